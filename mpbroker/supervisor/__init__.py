@@ -2,5 +2,5 @@
 
 from typing import Final
 
-# Set in the environment of a program that takes over from another: see takeover.py.
+# The environment variable of a program that takes over from another; see takeover.py.
 TAKEOVER_VARIABLE: Final = "_MPBROKER_TAKEOVER"

@@ -42,9 +42,13 @@ set_process_title = _setter()
 
 
 def become_child(title: str, memory: BrokerMemory) -> None:
-    """Die with the supervisor, ignore its signals, and show a title in ``ps``."""
+    """Make this process a child: it dies with the supervisor, ignores its signals.
+
+    Args:
+        title: shown by ``ps`` behind the broker's name.
+    """
     reset_in_child()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != memory.control.words[HEADER + HEADER_SUPERVISOR_PID]:
-        os._exit(0)  # it died before the kernel knew what we asked for
+        os._exit(0)  # the supervisor died before prctl() took effect
     set_process_title(f"mpbroker: {title}")

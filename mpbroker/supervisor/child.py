@@ -13,7 +13,7 @@ from mpbroker.ipc.layout import METRICS
 
 
 class Role(Enum):
-    """What a child is; the names are Kafka's thread names."""
+    """A child's task; the names are those of Kafka's threads."""
 
     ACCEPTOR = "acceptor"
     PROCESSOR = "processor"
@@ -21,7 +21,7 @@ class Role(Enum):
     COORDINATOR = "coordinator"
     HOUSEKEEPER = "housekeeper"
     KEEPER = "keeper"
-    EXPORTER = "exporter"  # only if metrics or a request log are wanted
+    EXPORTER = "exporter"  # only if the settings ask for metrics or a request log
 
 
 class ChildState(Enum):
@@ -29,10 +29,10 @@ class ChildState(Enum):
 
     STARTING = auto()  # forked, not yet serving
     READY = auto()  # serving
-    DRAINING = auto()  # told to end; it finishes what it has
-    BACKOFF = auto()  # dead; its successor comes at ``restart_at``
-    ENDED = auto()  # dead, as it was meant to be
-    FAILED = auto()  # dead, and starting it again cannot help
+    DRAINING = auto()  # told to end; it finishes the work that it has
+    BACKOFF = auto()  # dead; its successor is forked at ``restart_at``
+    ENDED = auto()  # dead, as intended
+    FAILED = auto()  # dead, and a restart cannot help
 
 
 class ChildEvent(Enum):
@@ -41,12 +41,12 @@ class ChildEvent(Enum):
     REPORTED_READY = auto()
     STOP_REQUESTED = auto()
     EXITED = auto()
-    EXITED_CONFIG = auto()  # EX_CONFIG: it cannot work as it is configured
+    EXITED_CONFIG = auto()  # EX_CONFIG: it cannot work with this configuration
     RESTARTED = auto()
 
 
 class IllegalTransitionError(MpbrokerError):
-    """An event that cannot happen in a child's state: our bug."""
+    """An event that cannot happen in a child's state: a bug of the supervisor."""
 
 
 S, E = ChildState, ChildEvent
@@ -70,45 +70,48 @@ TRANSITIONS: Final[Mapping[tuple[ChildState, ChildEvent], ChildState]] = {
 
 _FIRST_BACKOFF_S: Final = 0.02
 _LAST_BACKOFF_S: Final = 2.0
-# A child that served this long before it died is started again at once.
+# A child that lived this long before it died is restarted at once.
 _GOOD_LIFE_S: Final = 0.5
-# A keeper that lives so long has been left all sockets.
+# A keeper of this age has received duplicates of all sockets.
 KEEPER_FILLS_S: Final = 1.0
 
 
 class ChildRecord(NamedTuple):
-    """A child, for a program that takes over from the one that forked it."""
+    """A child, as described for a program that takes over from ours."""
 
     role: str
     number: int
     listener: int
-    pid: int  # 0: it is dead, and waits for its successor
+    pid: int  # 0: the process is dead; a successor is to be forked
     state: str
     restarts: int
     last_exit: str
 
 
 class Child:
-    """One child id: the process that has it now, and those that had it before."""
+    """One child id, and the process that has it now.
+
+    The id outlives the process: a successor has the same one.
+    """
 
     def __init__(
         self, role: Role, number: int, run: Callable[[], None], listener: int = -1
     ) -> None:
         self.role = role
-        self.number = number  # its id within the role; the listener's, of an acceptor
-        self.listener = listener  # the one it serves; -1: none in particular
+        self.number = number  # its id within the role; an acceptor has its listener's
+        self.listener = listener  # that it serves; -1: none in particular
         self.run = run
-        self.targets: frozenset[int] | None = None  # who gets its connections
-        self.dismissed = False  # killed on purpose: its end is no death to look into
-        self.replaced = False  # it shall retire when a successor is ready
-        self.killed_at = 0.0  # when it will be, if it has not retired by then; 0: not
+        self.targets: frozenset[int] | None = None  # processors for its connections
+        self.dismissed = False  # killed on purpose: its end is not counted as a death
+        self.replaced = False  # it retires as soon as a successor is ready
+        self.killed_at = 0.0  # deadline of its retirement, monotonic; 0: it has none
         self.state = ChildState.BACKOFF
         self.pid = 0
         self.pidfd = -1
         self.incarnation = 0
         self.restarts = 0
         self.failures = 0  # deaths in a row without a good life in between
-        self.crashes = 0  # those of them that were its own: nobody had killed it
+        self.crashes = 0  # among them, those not caused by SIGKILL
         self.started_at = 0.0
         self.restart_at = 0.0
         self.last_exit = ""
@@ -119,14 +122,14 @@ class Child:
 
     @property
     def age_s(self) -> float:
-        """How long the process that has the id now has lived."""
+        """The age of the process that has the id now."""
         return time.monotonic() - self.started_at
 
     def happens(self, event: ChildEvent) -> None:
         """Go to the next state.
 
         Raises:
-            IllegalTransitionError: the table does not have it.
+            IllegalTransitionError: the table has no such transition.
         """
         try:
             self.state = TRANSITIONS[self.state, event]
@@ -163,10 +166,10 @@ class Child:
             self.state = ChildState[record.state]
 
     def exited(self, status: int) -> None:
-        """Note the death of its process; reckon when a successor may start."""
+        """Note the death of its process; compute when a successor may start."""
         os.close(self.pidfd)
         self.pidfd = -1
-        if not self.dismissed:  # who was replaced has not failed
+        if not self.dismissed:  # a replaced process has not failed
             self.last_exit = explain_exit(status)
             self.restarts += 1
         config = os.WIFEXITED(status) and os.WEXITSTATUS(status) == os.EX_CONFIG
@@ -186,7 +189,7 @@ class Child:
 
 
 def count_of_role(words: memoryview, counts: int, role: Role) -> None:
-    """The supervisor: count what has happened to a process of a role.
+    """Count a start or a death of a process of a role, in shared memory.
 
     Args:
         counts: METRICS_STARTS or METRICS_DEATHS.
@@ -195,5 +198,5 @@ def count_of_role(words: memoryview, counts: int, role: Role) -> None:
 
 
 def is_kill(status: int) -> bool:
-    """Whether a process was killed by somebody: by SIGKILL."""
+    """Whether a wait status says that the process was ended by SIGKILL."""
     return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL

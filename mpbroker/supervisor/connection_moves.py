@@ -1,12 +1,12 @@
 """Move connections between processors: the supervisor's side.
 
-An order is three words in the giver's row and a ring of its bell; what is still to be
-moved can be read there at any time, so nobody waits for anybody. A processor that dies
-over an order leaves it to its successor. To retire one:
+An order is three words in the giving processor's row, and a ring of its doorbell. The
+row says at any time what is still to be moved, so no process waits for another. If a
+processor dies with an order, its successor carries it out. To retire a processor:
 
-    stop_accepting(memory, 3)                no new connections for it
-    move_connections(memory, 3, [0, 1])      all it has; its process ends when all are
-                                             gone and every request is answered
+    stop_accepting(memory, 3)                acceptors pass it over
+    move_connections(memory, 3, [0, 1])      all it has; its process ends when all have
+                                             moved and every request is answered
     ... its process ends with status 0; if it is killed instead while
     owned_connections(memory, 3) is not 0, start it again: it goes on moving
     rescue_connections(memory, [0, 1])       those that were given to it meanwhile
@@ -41,16 +41,16 @@ from mpbroker.supervisor.memory import BrokerMemory
 def move_connections(
     memory: BrokerMemory, source: int, targets: Iterable[int], count: int = ALL
 ) -> None:
-    """Tell a processor to give connections to others, in turn, as they fall idle.
+    """Tell a processor to give idle connections to other processors, in turn.
+
+    The last order counts. ``is_moved`` says when it has been carried out.
 
     Args:
         memory: the broker's.
-        source: who gives; alive, or started again soon.
-        targets: who may get some; those that serve the same listener do.
-        count: how many; ALL: every one, those that still come too, and then its
-            process ends.
-
-    The last order counts. ``is_moved`` says when it has been carried out.
+        source: the giving processor; alive, or to be restarted soon.
+        targets: may receive connections, if they serve the same listener.
+        count: how many; ALL: every one, also those that it still receives, and then
+            its process ends.
     """
     words, row = memory.control.words, processor_row(source)
     words[row + PROCESSOR_MOVE_TARGETS] = sum(1 << target for target in set(targets))
@@ -67,18 +67,18 @@ def is_moved(memory: BrokerMemory, source: int) -> bool:
 
 
 def forget_orders(memory: BrokerMemory, processor: int) -> None:
-    """Before an id is used again: its last owner's orders are no concern of it."""
+    """Mark a processor's orders as carried out, before its id is used again."""
     words, row = memory.control.words, processor_row(processor)
     words[row + PROCESSOR_MOVE_DONE] = words[row + PROCESSOR_MOVE_ORDER]
 
 
 def stop_accepting(memory: BrokerMemory, processor: int) -> None:
-    """Let acceptors, and processors that give connections away, pass it over."""
+    """Have acceptors and giving processors pass a processor over."""
     memory.control.words[processor_row(processor) + PROCESSOR_LISTENER] = 0
 
 
 def connection_counts(memory: BrokerMemory, processors: Iterable[int]) -> list[int]:
-    """How many connections each of them says it has."""
+    """Return how many connections each processor counts as its own."""
     words, word = (
         memory.control.words,
         PROCESSOR_COUNTERS + ProcessorCounter.CONNECTIONS,
@@ -87,7 +87,7 @@ def connection_counts(memory: BrokerMemory, processors: Iterable[int]) -> list[i
 
 
 def owned_connections(memory: BrokerMemory, processor: int) -> int:
-    """How many connections are a processor's, whether it lives and has them or not."""
+    """Return how many rows name a processor as owner, whether it lives or not."""
     words = memory.control.words
     return sum(
         words[connection_row(row) + CONNECTION_OWNER] == processor + 1
@@ -111,13 +111,13 @@ def rebalance(memory: BrokerMemory, processors: Iterable[int]) -> int:
 
 
 def rescue_connections(memory: BrokerMemory, processors: Iterable[int]) -> int:
-    """Give the connections of processors that are no more to those that are.
+    """Give the connections of retired processors to processors that serve.
 
-    Call it when a process has retired: another may have given it connections while it
-    went. Only such as wait for a request can be meant.
+    Call it when a processor has retired: another one may have given it connections
+    meanwhile. Such connections are waiting for a request.
 
     Returns:
-        How many; the keeper sends their sockets.
+        How many were given; the keeper sends their sockets.
     """
     words, targets = memory.control.words, list(processors)
     rescued = 0

@@ -1,9 +1,10 @@
-"""Open the listen sockets: the supervisor's, so that a backlog outlives an acceptor.
+"""Open the listen sockets.
 
-A socket that the service manager passed is used instead of a new one. It may be of a
-socket unit, which names it as it likes, or one that our predecessor left in the
-manager's store, under a name of ours: clients that dialled in between wait in its
-backlog, and none was refused.
+They are the supervisor's, so that a backlog outlives an acceptor. A socket that the
+service manager passed is used in place of a new one. Either a socket unit made it,
+which chooses its name; or the broker before us left it in the manager's store, under a
+name of ours. In the latter case clients that connected in between wait in its backlog,
+and none was refused.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ _LOG = get_logger(__name__)
 
 # Listener names have no colon, and neither may the names of stored descriptors.
 STORED_PREFIX: Final = "stored-"
-_SOCKET_MODE: Final = 0o660  # of a Unix socket: its user and group may come
+_SOCKET_MODE: Final = 0o660  # a Unix socket admits its user and group
 
 
 class AddressError(MpbrokerError):
-    """Nobody can listen there just now; the settings need not be wrong."""
+    """The address cannot be listened on now; the settings need not be wrong."""
 
 
 class Origin(Enum):
-    """Who made a listener's socket."""
+    """The maker of a listener's socket."""
 
-    BOUND = auto()  # we did
+    BOUND = auto()  # this broker
     PASSED = auto()  # a socket unit of the service manager
-    STORED = auto()  # the broker before us, which left it in the manager's store
+    STORED = auto()  # the broker before us, by way of the manager's store
 
 
 class Listener(NamedTuple):
@@ -55,17 +56,17 @@ class Listener(NamedTuple):
 
     @property
     def stored_name(self) -> str:
-        """What its socket is called in the service manager's store."""
+        """The name of its socket in the service manager's store."""
         return STORED_PREFIX + self.endpoint.listener_name
 
     @property
     def path(self) -> str | None:
-        """Where its Unix socket is; None: it is one of TCP."""
+        """The path of its Unix socket; None: it is a TCP socket."""
         return self.endpoint.path
 
     @property
     def address(self) -> str:
-        """What a client on this machine may dial."""
+        """An address that a client on this machine can connect to."""
         if self.path is not None:
             return self.endpoint.host
         host = self.endpoint.host
@@ -75,7 +76,7 @@ class Listener(NamedTuple):
 
     @property
     def told(self) -> str:
-        """What people are told: where it listens, be that on every address."""
+        """Where it listens, for people; the wildcard is shown as such."""
         address = self.address
         if self.endpoint.is_wildcard and self.path is None:
             is_ipv6 = self.sock.family == socket.AF_INET6
@@ -84,7 +85,7 @@ class Listener(NamedTuple):
 
     @staticmethod
     def state_of(those: Sequence[Listener]) -> dict[str, Any]:
-        """Return what the broker's state has of them: to be dialled, and to be read."""
+        """Return addresses for clients and for people, as the broker publishes them."""
         return {
             "listeners": {each.endpoint.listener_name: each.address for each in those},
             "serving": [each.told for each in those],
@@ -101,16 +102,16 @@ def open_listeners(
     receive_buffer_bytes: int,
     inherited: Sequence[InheritedSocket] = (),
 ) -> list[Listener]:
-    """Listen on all of them, or on none.
+    """Listen on all endpoints, or on none.
 
     Args:
-        endpoints: what is configured.
+        endpoints: as configured.
         backlog: socket.listen.backlog.size; a socket unit has its own Backlog=.
         receive_buffer_bytes: socket.receive.buffer.bytes; -1 leaves it to the system.
-        inherited: used where one fits; what is left over from the store is closed.
+        inherited: used where one fits; unused ones from the store are closed.
 
     Raises:
-        AddressError: one cannot be bound; it says which, why and what to do.
+        AddressError: one cannot be bound; the text says which, why and what to do.
         ConfigError: a socket unit passed a socket that no listener asks for.
     """
     opened: list[Listener] = []
@@ -151,7 +152,7 @@ def _origin_of(found: InheritedSocket) -> Origin:
 def _choose(
     endpoint: EndPoint, inherited: Sequence[InheritedSocket]
 ) -> InheritedSocket | None:
-    """The socket for a listener: by name, else by address, else from the store."""
+    """Return the socket for a listener: by name, else by address, else stored."""
     passed = [each for each in inherited if _origin_of(each) is Origin.PASSED]
     for each in passed:
         if each.name.upper() == endpoint.listener_name:
@@ -161,7 +162,7 @@ def _choose(
         if is_known and _is_at(each.sock, endpoint):
             return each
     for each in inherited:
-        # The settings may have changed since it was left there.
+        # Its address is compared: the settings may have changed since it was stored.
         if each.name == STORED_PREFIX + endpoint.listener_name and _is_at(
             each.sock, endpoint
         ):
@@ -170,7 +171,7 @@ def _choose(
 
 
 def _is_at(sock: socket.socket, endpoint: EndPoint) -> bool:
-    """Whether it listens where a listener is configured to."""
+    """Whether a socket listens where a listener is configured to listen."""
     if sock.family == socket.AF_UNIX or endpoint.path is not None:
         return bool(sock.getsockname() == endpoint.path)
     host, port = sock.getsockname()[:2]
@@ -188,12 +189,12 @@ def _is_at(sock: socket.socket, endpoint: EndPoint) -> bool:
             socket.AI_PASSIVE,
         )
     except OSError:
-        return False  # binding will say why
+        return False  # the attempt to bind reports the reason
     return any(address[0] == host for *_, address in found)
 
 
 def _as_passed(endpoint: EndPoint, sock: socket.socket) -> EndPoint:
-    """The endpoint as it is: of a socket found by name, the unit chose the address."""
+    """Return the endpoint with the address that its socket unit has chosen."""
     host, port = _where(sock)
     if host.startswith("unix:") and endpoint.security_protocol != "PLAINTEXT":
         raise ConfigError(
@@ -215,7 +216,10 @@ def _as_passed(endpoint: EndPoint, sock: socket.socket) -> EndPoint:
 def _refuse_unasked(
     spare: Sequence[InheritedSocket], endpoints: Sequence[EndPoint]
 ) -> None:
-    """Clients of a socket that nobody serves would wait for ever."""
+    """Raise ConfigError for a passed socket without a listener.
+
+    Its clients would wait for ever.
+    """
     for each in spare:
         if _origin_of(each) is Origin.PASSED:
             host, port = _where(each.sock)
@@ -236,9 +240,9 @@ def _where(sock: socket.socket) -> tuple[str, int]:
 
 
 def close_listeners(listeners: Sequence[Listener]) -> None:
-    """Listen no more; take away the files of Unix sockets that were made for it.
+    """Close the listeners, and remove the files of Unix sockets that this broker made.
 
-    Not those that others have put in their place since the sockets were closed.
+    A file stays if another process listens there by now.
     """
     for each in listeners:
         each.sock.close()
@@ -249,10 +253,10 @@ def close_listeners(listeners: Sequence[Listener]) -> None:
 
 
 def _bind_unix(endpoint: EndPoint, path: str) -> socket.socket:
-    """Listen at a path; what a dead broker left there goes, and nothing else.
+    """Bind a Unix socket at a path; the socket of a dead broker there is replaced.
 
     Raises:
-        AddressError: somebody listens there, or something else is there.
+        AddressError: another process listens there, or the file is not a socket.
     """
     told = f"listeners={endpoint.connection_string}"
     try:
@@ -266,13 +270,13 @@ def _bind_unix(endpoint: EndPoint, path: str) -> socket.socket:
                 f"{told}: another process listens there; stop it, or name another path"
             )
         os.unlink(path)
-        _LOG.info("%s: took away the socket that a dead process left", told)
+        _LOG.info("%s: removed the socket that a dead process left", told)
     except FileNotFoundError:
         pass
     except OSError as error:
         raise AddressError(f"{told}: cannot listen there: {error.strerror}") from None
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-    # The umask, and not a chmod after: never open to more than it should be.
+    # By umask and not by chmod afterwards: at no time may other users connect.
     before = os.umask(0o777 & ~_SOCKET_MODE)
     try:
         sock.bind(path)
@@ -304,7 +308,7 @@ def _bind(endpoint: EndPoint, receive_buffer_bytes: int) -> socket.socket:
     host = endpoint.host
     try:
         found = socket.getaddrinfo(
-            # As bytes where it may be: for a str the codec "idna" is imported (2.5 ms).
+            # As bytes where possible: for a str the codec "idna" is imported (2.5 ms).
             host.encode() if host.isascii() and host else host or None,
             endpoint.port,
             type=socket.SOCK_STREAM,

@@ -1,7 +1,7 @@
 """The supervisor's loop: descriptors, the clock, and processes for work that may block.
 
-Whoever has a part in the parent process hangs it in here: what is called must return at
-once, for while it runs nobody sees to the dead.
+Every part of the parent process registers its callbacks here. A callback must return at
+once: while it runs, no death is handled.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _T = TypeVar("_T")
 
 
 class Loop:
-    """One epoll, and what is to be called when.
+    """One epoll, timers, and callbacks for each turn.
 
     Attributes:
-        only_ours: descriptors that no child may hold: whoever reads the other end
-            waits for us.
+        only_ours: descriptors that a child closes after its fork: the reader of the
+            other end waits until all copies are closed.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Loop:
     def watch(self, fd: int, events: int, ready: Callable[[int], None]) -> None:
         """Call ``ready(events)`` in the loop whenever epoll reports the descriptor.
 
-        Watching it again changes the events and what is called.
+        Watching it again changes the events and the callback.
         """
         if fd in self._watched:
             self._epoll.modify(fd, events)
@@ -54,7 +54,7 @@ class Loop:
         self._watched[fd] = ready
 
     def unwatch(self, fd: int) -> None:
-        """Forget a descriptor; before it is closed."""
+        """Forget a descriptor. Call it before the descriptor is closed."""
         del self._watched[fd]
         self._epoll.unregister(fd)
 
@@ -75,7 +75,7 @@ class Loop:
     def each_turn(self, run: Callable[[], float | None]) -> None:
         """Call ``run()`` in every turn of the loop, before it waits.
 
-        It returns in how many seconds the next turn shall be at the latest, or None.
+        ``run()`` returns the seconds until the next turn at the latest, or None.
         """
         self._turns.append(run)
 
@@ -85,7 +85,8 @@ class Loop:
         """Run something in a process of its own, and then ``ended(wait status)``.
 
         Returns:
-            What kills it; None if it could not be started, which has ended it.
+            What kills the process. None: it could not be started; ``ended`` has been
+            called with a failure.
         """
 
         def begin() -> None:
@@ -113,22 +114,22 @@ class Loop:
 
     @property
     def asides(self) -> set[int]:
-        """Processes that run something aside."""
+        """Process ids of what ``fork_aside`` runs."""
         return set(self._asides)
 
     def kill_asides(self) -> None:
-        """Nobody waits for what they do any more."""
+        """Kill what ``fork_aside`` runs; its callbacks are not called."""
         for pid, pidfd in self._asides.items():
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
             os.waitpid(pid, 0)
 
     def close_ours(self) -> None:
-        """In a child: close what is only the supervisor's."""
+        """In a child: close the descriptors that only the supervisor may hold."""
         for fd in self.only_ours:
             os.close(fd)
 
     def run_turns(self) -> float:
-        """Call what is called in each turn; return how long to wait at most, s."""
+        """Call each turn's callbacks; return how long to wait at most, s."""
         waits = [
             wait for turn in self._turns if (wait := _unless_full(turn)) is not None
         ]
@@ -137,14 +138,14 @@ class Loop:
         return max(0.0, min([TICK_S, *waits]))
 
     def dispatch(self, timeout_s: float) -> None:
-        """Wait for descriptors and see to them; then to the clock."""
+        """Wait for descriptors and handle them; then run the tasks that are due."""
         for fd, events in self._epoll.poll(timeout_s):
             ready = self._watched.get(fd)
             if ready is not None:
                 ready(events)
         now = time.monotonic()
         if any(task.due <= now for task in self._tasks):
-            # What is due soon goes along: to wake up costs more than most tasks do.
+            # Tasks that are due soon run as well: a wake-up costs more than most tasks.
             for task in tuple(self._tasks):
                 if task.due - task.interval_s / 4 <= now:
                     task.due = now + task.interval_s
@@ -152,9 +153,9 @@ class Loop:
 
 
 def _unless_full(run: Callable[[], _T]) -> _T | None:
-    """Do what is done again and again; or not, while there is no descriptor for it.
+    """Run a repeated callback, and put it off if there is no descriptor left for it.
 
-    Whoever has taken them all gives some back, and nobody who is served must suffer.
+    The lack passes when connections close, and until then it must not end the broker.
     """
     try:
         return run()
@@ -166,7 +167,7 @@ def _unless_full(run: Callable[[], _T]) -> _T | None:
 
 
 class _Task:
-    """Something to be done again and again, and when next."""
+    """A callback that is repeated, and when it is due next."""
 
     __slots__ = ("due", "interval_s", "run")
 
@@ -177,15 +178,17 @@ class _Task:
 
 
 def fork(run: Callable[[], None]) -> int:
-    """Run something in a child; return its process id. A pidfd of it can be opened.
+    """Run something in a child; return its process id.
+
+    Afterwards the caller can open a pidfd of the child: there is a descriptor for it.
 
     Raises:
         OSError: too many processes or descriptors; there is no child.
     """
-    # The place of the pidfd, until then: better no child than one that nobody watches.
+    # Keeps the place of the pidfd: better no child than one that cannot be watched.
     place = os.pidfd_open(os.getpid())
-    # A signal for the child would be taken for one of its parent's, from its very first
-    # line until it has begun.
+    # Blocked until the child has begun: from its first line to there, a signal for the
+    # child would be written to its parent's wake-up descriptor.
     unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
     pid = -1
     try:
@@ -207,7 +210,7 @@ def _live(run: Callable[[], None], mask: Iterable[int]) -> NoReturn:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         run()
         status = 0
-    except BaseException as error:  # noqa: BLE001 - whatever ended it is told
+    except BaseException as error:  # noqa: BLE001 - every end is noted
         note_failure(error)
         _LOG.exception("a child process failed")
     finally:

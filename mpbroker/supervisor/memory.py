@@ -1,4 +1,4 @@
-"""What all processes of a broker share: made once, before the first fork."""
+"""BrokerMemory: all that a broker's processes share, made before the first fork."""
 
 import os
 import time
@@ -50,18 +50,18 @@ from mpbroker.network.connection_rows import is_open
 from mpbroker.network.moves.hand_over import KeeperLink
 from mpbroker.server.fetch.fetch_session import FetchSessions
 
-# What parts are called in a manifest.
+# Names of parts in a manifest.
 _LOG_LEVELS: Final = "log levels"
 _TRANSACTIONS: Final = "transactions"
 KEEPER_PAIR: Final = "keeper pair"
-CONTROL_PLANE_REQUESTS: Final = 20  # as in Kafka; more of them is not its purpose
+CONTROL_PLANE_REQUESTS: Final = 20  # as in Kafka
 
 
 class BrokerMemory:
     """Segments, rings, doorbells and hand-over sockets, for every id there can be.
 
-    All are made for the largest number of processes, so that growing a pool later
-    needs nothing that the processes already running do not have.
+    All are made for the largest number of processes. So a pool can grow without giving
+    anything new to the processes that run.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class BrokerMemory:
         queued_bytes_each: int = 0,
         parts: Parts | None = None,
     ) -> None:
-        """Make it, or attach what a program before us has made.
+        """Make the memory, or attach what the program before this one has made.
 
         Args:
             max_request_bytes: socket.request.max.bytes.
@@ -170,32 +170,35 @@ class BrokerMemory:
         words[HEADER + HEADER_MAGIC] = MAGIC
 
     def inherit_from(self, parts: Mapping[str, Sequence[int]]) -> None:
-        """Set what is set in the memory of a generation before us.
+        """Copy what must outlive memory of another layout.
 
         The levels of loggers, and whether partitions are closed.
+
+        Args:
+            parts: the descriptors of that memory, by name.
         """
         for fd in parts.get(_TRANSACTIONS, ()):
             TransactionTable(self.transactions).inherit(fd)
         for fd in parts.get(_LOG_LEVELS, ()):
             levels = levels_left_in(fd)
             if levels:
-                # What a damaged page seems to say may have no room.
+                # A damaged page may hold more than there is room for.
                 with suppress(ValueError):
                     self.log_levels.change(levels)
 
     @property
     def control_plane(self) -> int:
-        """The control plane's listener; -1: there is none."""
+        """The index of the control plane's listener; -1: there is no control plane."""
         return self.control.words[HEADER + HEADER_CONTROL_PLANE] - 1
 
     def ring_of(self, processor: int) -> RequestRing:
-        """Where a processor's requests wait for a handler."""
+        """Return the ring where a processor's requests wait for a handler."""
         serves = self.control.words[processor_row(processor) + PROCESSOR_SERVES] - 1
         is_control = serves == self.control_plane >= 0
         return self.control_ring if is_control else self.ring
 
     def put_back(self, slots: Sequence[int]) -> None:
-        """Redeliver requests, each on the ring it was on."""
+        """Redeliver requests, each on the ring that it came from."""
         for processor, of_one in groupby(
             sorted(slots, key=_processor_of), key=_processor_of
         ):
@@ -210,7 +213,10 @@ class BrokerMemory:
         self.control.words[HEADER + HEADER_PHASE] = phase
 
     def wake_everybody(self) -> None:
-        """After a death or a change of phase: no wake-up may have been lost."""
+        """Wake all processes, after a death or a change of phase.
+
+        A wake-up may have been lost with the dead process.
+        """
         self.ring.forget_sleepers()
         self.control_ring.forget_sleepers()
         for bell in (*self.handler_bells, *self.processor_bells):
@@ -227,7 +233,7 @@ def _processor_of(slot: int) -> int:
 def set_control_plane(
     memory: BrokerMemory, name: str | None, listeners: Sequence[str]
 ) -> None:
-    """Say which listener, by name, is the control plane's. Before the first fork."""
+    """Store which listener, by name, is the control plane's. Before the first fork."""
     if name is not None:
         number = listeners.index(name.upper())
         memory.control.words[HEADER + HEADER_CONTROL_PLANE] = number + 1

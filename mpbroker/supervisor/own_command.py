@@ -1,4 +1,4 @@
-"""How this program was started, for whoever starts it again."""
+"""The command that starts this program again."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ import sys
 
 
 def own_command() -> list[str]:
-    """The command line, but for what belongs to that one start: the same program."""
+    """Return the command line that starts the same program again.
+
+    Arguments that belong to one start alone (--ready-fd) are left out.
+    """
     return [sys.executable, *_arguments()]
 
 
 def installed_command() -> list[str]:
-    """The command that was typed, which may be another version by now.
+    """Return the command as it was typed; it may be another version by now.
 
-    A script is run as it is, by the Python that its first line names today: where each
-    version is installed with a Python of its own, ours would import ours once more.
+    A script is run by the Python that its first line names today. Where each version is
+    installed with a Python of its own, our Python would import our version again.
     """
     arguments = _arguments()
     if arguments and _is_script(arguments[0]):
@@ -31,7 +34,7 @@ def _is_script(path: str) -> bool:
             first = file.readline(256)
     except OSError:
         return False
-    # Which Python env finds may be another than the one it was given to by name.
+    # With "env" the Python that is found may differ from the one that ran us.
     return first.startswith(b"#!/") and b"/env " not in first
 
 

@@ -1,18 +1,18 @@
-"""The pools: how many handlers and processors there are, and the way to other numbers.
+"""Pools: start and retire handlers, processors and acceptors.
 
-A resize is no sequence of steps that a death could interrupt. There are the sizes that
-are wanted, and the children there are; ``step`` compares the two and does what can be
-done at once:
+A resize is not a sequence of steps that a death could interrupt. There are the wanted
+sizes and the existing children; ``step`` compares the two and does what can be done at
+once:
 
-    too few    start more, on the lowest spare ids, a few at a time
+    too few    start children on the lowest spare ids, a few at a time
     too many   retire those with the highest ids, as long as enough others serve
-    replaced   (``restart``) is one too many that must go, whatever its id
+    replaced   (``restart``) retire it, whatever its id, when a successor serves
 
-So the last of two resizes wins, wherever the first has got to, and a death on the way
-makes the way longer but no different. Retiring is an orderly end: a handler finishes
-its batch and puts back what it has parked, a processor gives its connections to the
-others, an acceptor leaves the backlog to its successor. The id is spare when the
-process has been reaped and what it left, if it was killed, has been repaired.
+So the last of two resizes wins, however far the first has come, and a death in between
+only makes it take longer. To retire is to end in order: a handler finishes its batch
+and puts its parked requests back, a processor gives its connections to the others, an
+acceptor leaves the backlog to its successor. An id is spare when its process has been
+reaped and, if it was killed, repaired after.
 """
 
 from __future__ import annotations
@@ -76,25 +76,25 @@ from mpbroker.supervisor.role_bodies import RoleBodies
 
 _LOG = get_logger(__name__)
 
-# A batch takes milliseconds, a slow disk perhaps seconds. Whoever takes longer is
-# killed: repair knows what to do with all that it had.
+# A batch takes milliseconds, a slow disk perhaps seconds. A process that takes longer
+# to retire is killed; the repair handles all that it had.
 _RETIRE_S: Final = 30.0
 _POLL_S: Final = 0.002
 _SLOW_POLL_S: Final = 0.1
 _SLOW_AFTER_S: Final = 1.0
-# So many start at a time: clients of a machine with few cores wait for them.
+# So many start at a time: on a machine with few cores clients wait meanwhile.
 AT_ONCE: Final = max(1, len(os.sched_getaffinity(0)) // 2)
 
 
 class PoolSizes(NamedTuple):
-    """How many processes there shall be."""
+    """The wanted numbers of processes."""
 
     handlers: int
     processors: tuple[int, ...]  # of each listener, by its number
 
 
 class ChildWords(NamedTuple):
-    """Where a child's row says who it is and whether it serves."""
+    """The words of a child's row with its process id, and whether it serves."""
 
     pid: int
     incarnation: int
@@ -102,7 +102,7 @@ class ChildWords(NamedTuple):
 
 
 def child_words(child: Child) -> ChildWords | None:
-    """The words of a processor's or handler's row; None: its role has no rows."""
+    """Return the words of a child's row; None: its role has no rows."""
     if child.role is Role.HANDLER:
         row = handler_row(child.number)
         return ChildWords(
@@ -120,19 +120,19 @@ class _Pool(NamedTuple):
     """Children that can do each other's work."""
 
     role: Role
-    listener: int  # -1: of no listener; a handler's: the control plane's
+    listener: int  # -1: none; handlers have one if it is the control plane's
 
     def has(self, child: Child) -> bool:
         return child.role is self.role and child.listener == self.listener
 
 
 class Pools:
-    """Starts and retires children until there are as many as are wanted.
+    """Starts and retires children until their numbers are as wanted.
 
     Args:
         children: of all roles; shared with the supervisor, which forks and reaps.
-        spawn: fork a child's process.
-        adopted: children of a program before us, to begin with.
+        spawn: forks a child's process.
+        adopted: children of the program before this one, to begin with.
     """
 
     def __init__(
@@ -157,11 +157,11 @@ class Pools:
             *(_Pool(Role.PROCESSOR, listener.number) for listener in listeners),
             *(_Pool(Role.ACCEPTOR, listener.number) for listener in listeners),
         ]
-        # The processors among which connections were evened out last.
+        # The processors among which connections were balanced last.
         self._balanced: dict[_Pool, frozenset[int]] = {}
         self._untidy: set[int] = set()  # retired handlers whose region is in use
         self.sizes = sizes
-        self.accepts = True  # whether there shall be acceptors
+        self.accepts = True  # whether acceptors are wanted
         for pool in self._pools:
             for record in adopted:
                 if pool == (Role(record.role), record.listener):
@@ -178,7 +178,7 @@ class Pools:
     # -- what is wanted ----------------------------------------------------------------
 
     def want(self, sizes: PoolSizes) -> None:
-        """Change the sizes; ``step`` sees to it."""
+        """Change the wanted sizes; ``step`` applies them."""
         if sizes != self.sizes:
             _LOG.info("resizing: %s", _change(self.sizes, sizes))
             self.sizes = sizes
@@ -201,18 +201,18 @@ class Pools:
         if pool.role is Role.ACCEPTOR:
             return int(self.accepts)
         if self._has_control_plane and pool.listener == self._memory.control_plane:
-            return 1  # and no resize is about it
+            return 1  # no resize applies to it
         if pool.role is Role.HANDLER:
             return self.sizes.handlers
         return self.sizes.processors[pool.listener]
 
     @property
     def settled(self) -> bool:
-        """There are as many as are wanted, all of them ready, and none retires."""
+        """Whether all numbers are as wanted, all children ready, and none retires."""
         return all(self._is_settled(pool) for pool in self._pools)
 
     def _numbers(self, pool: _Pool) -> frozenset[int] | None:
-        """The processors of a pool; None of another pool: nothing is to be balanced."""
+        """Return the ids of a pool's processors; None: the pool has none to balance."""
         if pool.role is not Role.PROCESSOR:
             return None
         return frozenset(child.number for child in self._members(pool))
@@ -232,7 +232,7 @@ class Pools:
         """Do what can be done now to come nearer to the wanted sizes.
 
         Returns:
-            Whether that was anything.
+            Whether anything has changed.
         """
         before = self._states()
         for pool in self._pools:
@@ -245,7 +245,7 @@ class Pools:
         return [(child.role, child.number, child.state) for child in self._children]
 
     def next_step_s(self) -> float | None:
-        """When to look again, in seconds; None: when something happens."""
+        """Return the seconds until the next look; None: only when something happens."""
         now = time.monotonic()
         waits = [
             _POLL_S if now - child.started_at < _SLOW_AFTER_S else _SLOW_POLL_S
@@ -278,8 +278,8 @@ class Pools:
         leaving = [child for child in staying if child.replaced] + lasting[wanted:]
         serving = sum(child.state is ChildState.READY for child in staying)
         for child in leaving:
-            # As many as are wanted serve all the time; but where no id is spare for a
-            # successor, one of them goes first.
+            # The wanted number serves all the time. Only where no id is spare for a
+            # successor, one of them retires first.
             if child.state is not ChildState.READY:
                 self._retire(child)
             elif serving > wanted or (
@@ -291,7 +291,7 @@ class Pools:
             self._open_and_move(pool)
 
     def _may_start(self) -> bool:
-        """Whether few enough are starting; one that takes long holds nobody up."""
+        """Whether another may start now; a child that starts slowly does not count."""
         now = time.monotonic()
         starting = sum(
             child.state is ChildState.STARTING
@@ -301,9 +301,9 @@ class Pools:
         return starting < AT_ONCE
 
     def _open_and_move(self, pool: _Pool) -> None:
-        """Let new processors have connections, and those that retire give theirs away.
+        """Give connections to new processors, and take them from those that retire.
 
-        Everything in here may be done again: after each change the last word counts.
+        All of it may be repeated: after each change the last order counts.
         """
         serving = frozenset(
             child.number
@@ -324,7 +324,7 @@ class Pools:
 
     def _add(self, pool: _Pool) -> Child | None:
         """Make a child on the lowest spare id; None if there is none."""
-        if pool.role is Role.ACCEPTOR:  # they share an id, their listener's
+        if pool.role is Role.ACCEPTOR:  # all have the same id, their listener's
             return self._make(pool, pool.listener)
         used = {child.number for child in self._children if child.role is pool.role}
         limit = MAX_HANDLERS if pool.role is Role.HANDLER else MAX_PROCESSORS
@@ -349,7 +349,8 @@ class Pools:
         child = Child(role, number, run, pool.listener)
         words = child_words(child)
         if words is not None:
-            # Whoever had the id before must not be taken for this one.
+            # From the row: READY holds the incarnation of the process that stored it,
+            # and that of an earlier owner of the id must not be taken for this child's.
             child.incarnation = self._words[words.incarnation]
         self._children.append(child)
         self._count_handlers()
@@ -361,17 +362,17 @@ class Pools:
             and child.state is ChildState.BACKOFF
             and owned_connections(self._memory, child.number)
         ):
-            return  # first it has to live once more, and to give those away
+            return  # first its successor has to give those connections away
         child.happens(ChildEvent.STOP_REQUESTED)
         if child.state is ChildState.ENDED:  # it was dead, and waited for a successor
             if child.role is Role.PROCESSOR:
-                stop_accepting(self._memory, child.number)  # if it had been ready
+                stop_accepting(self._memory, child.number)  # it may have been ready
             self.forget(child)
             return
         if child.role is Role.PROCESSOR:
-            # Its connections go as they are answered, and nobody is hurried; should it
-            # hang, its lease runs out. ``_open_and_move`` tells it where to, and after
-            # this store: no acceptor gives it new ones while it gives those away.
+            # Its connections move as they are answered, without a deadline; if it
+            # hangs, its lease runs out. ``_open_and_move`` gives the order after this
+            # store: no acceptor passes it new connections while it gives its own away.
             stop_accepting(self._memory, child.number)
             return
         child.killed_at = time.monotonic() + _RETIRE_S
@@ -400,7 +401,7 @@ class Pools:
                 signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
 
     def forget(self, child: Child, *, was_killed: bool = False) -> None:
-        """A child has retired, and nothing of it is left: its id is spare."""
+        """Remove a child that has retired and been repaired after: its id is spare."""
         self._children.remove(child)
         if (
             child.role is Role.PROCESSOR
@@ -420,7 +421,7 @@ class Pools:
             self._untidy.add(child.number)
         elif child.role is Role.PROCESSOR:
             forget_orders(self._memory, child.number)
-            if not was_killed:  # then handlers may still work on what it has received
+            if not was_killed:  # else handlers may still work on what it has received
                 self._give_back_processor(child.number)
             others = {
                 other.number
@@ -432,7 +433,7 @@ class Pools:
         _LOG.info("%s %d has retired", child.role.value, child.number)
 
     def _give_back_processor(self, processor: int) -> None:
-        """Nothing of a processor that has retired is in use: return its memory."""
+        """Return the memory of a retired processor, of which nothing is in use."""
         layout = self._memory.arena_layout
         first = layout.block(processor * SLOTS_PER_PROCESSOR)
         self._memory.arena.give_back(first, layout.processor_region_bytes)
@@ -456,17 +457,18 @@ class Pools:
                 self._untidy.discard(handler)
 
     def _go_on_moving(self, child: Child) -> None:
-        """A processor has died over its retirement: its successor retires instead."""
+        """Let a successor retire in place of a processor that died while retiring."""
         pool = _Pool(child.role, child.listener)
         successor = self._make(pool, child.number)
         successor.restarts, successor.failures = child.restarts, child.failures
         successor.crashes = child.crashes
-        # Not forked here: others may have died with it, and are repaired after first.
+        # Not forked here: other processes may have died with it, and their repair comes
+        # first.
         successor.restart_at = child.restart_at
         successor.replaced = True
 
     def _count_handlers(self) -> None:
-        """Tell the handlers among how many they share the requests."""
+        """Store among how many handlers the requests are shared."""
         active = sum(
             self._words[handler_row(handler) + HANDLER_ACTIVE] == HANDLER_ACTIVE_DATA
             for handler in range(MAX_HANDLERS)
@@ -475,12 +477,12 @@ class Pools:
 
 
 def _stays(child: Child) -> bool:
-    """Nobody has told it to retire yet."""
+    """Whether a child has not been told to retire."""
     return child.state is not ChildState.DRAINING
 
 
 def _change(old: PoolSizes, new: PoolSizes) -> str:
-    """Say what changes: "handlers 2 to 4"."""
+    """Return the changes as text: "handlers 2 to 4"."""
     parts = []
     if old.handlers != new.handlers:
         parts.append(f"handlers {old.handlers} to {new.handlers}")

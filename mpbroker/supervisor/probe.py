@@ -1,13 +1,12 @@
-"""A client inside the supervisor: does a request pass every stage, and come back?
+"""A client inside the supervisor that proves that requests pass every stage.
 
-Each listener that this host can reach is dialled and asked two things at once: which
-APIs there are, and the metadata of no topic. The answers have been through an acceptor,
-a processor, the request ring, a handler and the processor again. Nothing here blocks:
-the supervisor's loop reports what happens to the sockets.
+It connects to each listener that this host can reach, and sends two requests at once:
+ApiVersions, and Metadata of no topic. The answers have been through an acceptor, a
+processor, the request ring, a handler and the processor again. Nothing here blocks: the
+supervisor's loop reports what happens to the sockets.
 
-What is unreachable from here (an address that a firewall keeps to others) cannot be
-judged, and says nothing about the broker: it is told apart from what is reached and
-does not answer.
+A listener that this host cannot reach (a firewall may admit other hosts alone) says
+nothing about the broker. It is told apart from a listener that does not answer.
 """
 
 from __future__ import annotations
@@ -46,14 +45,14 @@ _UNREACHABLE: Final = {
     errno.EACCES,
     errno.EPERM,
     errno.EAFNOSUPPORT,
-    # It is we who have no descriptor left, and not those who serve.
+    # We have no descriptor left; the processes that serve may have some.
     errno.EMFILE,
     errno.ENFILE,
 }
 
 
 class Loop(Protocol):
-    """What of the supervisor's loop a probe needs."""
+    """The part of the supervisor's loop that a probe needs."""
 
     only_ours: set[int]
 
@@ -63,15 +62,15 @@ class Loop(Protocol):
 
 
 class Outcome(Enum):
-    """How a probe ended."""
+    """The result of a probe."""
 
     ANSWERED = auto()
-    UNREACHABLE = auto()  # no connection: from here there is no way to this address
-    FAILED = auto()  # no connection, or no right answer to our requests
+    UNREACHABLE = auto()  # no connection, as this host has no way to the address
+    FAILED = auto()  # no connection, or no correct answer to our requests
 
 
 class Target(NamedTuple):
-    """Where one listener is dialled from this host."""
+    """The address at which this host connects to a listener."""
 
     name: str
     family: int
@@ -79,7 +78,7 @@ class Target(NamedTuple):
 
 
 def targets_of(listeners: Sequence[Listener]) -> list[Target]:
-    """The listeners that a probe can talk to: those without TLS or SASL."""
+    """Return the targets of the listeners without TLS or SASL."""
     return [
         _target(listener)
         for listener in listeners
@@ -102,10 +101,10 @@ def _target(listener: Listener) -> Target:
 
 
 class Probe:
-    """One connection to one listener, from dialling to both answers.
+    """One connection to one listener, from the attempt to connect to both answers.
 
     Attributes:
-        outcome: None until it has ended.
+        outcome: None until the probe has ended.
         reason: why it did not succeed, for people.
     """
 
@@ -121,7 +120,7 @@ class Probe:
         self._sock: socket.socket | None = None
 
     def start(self) -> None:
-        """Dial; ``ended()`` is called at the end, which may be before this returns."""
+        """Connect; ``ended()`` is called at the end, perhaps before this returns."""
         try:
             self._dial()
         except OSError as error:
@@ -148,7 +147,7 @@ class Probe:
 
     def _ready(self, events: int) -> None:
         self._proceed()
-        # Out here: what is done then may fail as well, and is not the server's fault.
+        # Outside of _proceed(): an error in the callback is not the server's fault.
         if self.outcome is not None:
             self._ended()
 
@@ -172,7 +171,7 @@ class Probe:
             while (answer := self._decoder.next_frame()) is not None:
                 self._take(answer)
         except BlockingIOError:
-            return  # reported for nothing
+            return  # a spurious event
         except ProtocolError as error:
             self._end(Outcome.FAILED, str(error))
         except OSError as error:
@@ -195,12 +194,12 @@ class Probe:
         self._end(outcome, error.strerror or str(error))
 
     def give_up(self, was_reached: bool) -> None:
-        """End it, because it has taken too long.
+        """End the probe, because it has taken too long.
 
         Args:
-            was_reached: whether another probe has ever come through to this listener.
-                Then a connection that is not made has found the backlog full; else
-                something in between swallows what is sent.
+            was_reached: whether an earlier probe has reached this listener. Then an
+                unfinished connection means that the backlog is full; otherwise, that
+                something in between drops the packets.
         """
         if self._connected:
             self._end(Outcome.FAILED, "waited in vain for an answer")
@@ -222,10 +221,10 @@ class Probe:
 
 
 class Round:
-    """A probe of each target at once.
+    """A probe of each target, all at the same time.
 
     Args:
-        targets: whom to ask; with none of them the round ends as it begins.
+        targets: without any, the round ends as soon as it begins.
         loop: reports what happens to the sockets.
         ended: called once, with the round, when the last probe has ended.
     """
@@ -238,7 +237,7 @@ class Round:
         self._running = 1 + len(self.probes)  # one is start() itself
 
     def start(self) -> None:
-        """Dial all."""
+        """Start all probes."""
         for probe in self.probes:
             probe.start()
         self._one_ended()
@@ -249,21 +248,21 @@ class Round:
             self._ended(self)
 
     def give_up(self, reached: Container[str]) -> None:
-        """End what still waits; see `Probe.give_up`.
+        """End the probes that still wait; see `Probe.give_up`.
 
         Args:
-            reached: names of the listeners that any probe has ever come through to.
+            reached: names of the listeners that an earlier probe has reached.
         """
         for probe in self.probes:
             if probe.outcome is None:
                 probe.give_up(probe.target.name in reached)
 
     def names(self, outcome: Outcome) -> list[str]:
-        """The listeners whose probes ended so."""
+        """Return the names of the listeners whose probes ended in this way."""
         return [each.target.name for each in self.probes if each.outcome is outcome]
 
     def explain(self, outcome: Outcome) -> str:
-        """Say why, of every probe that ended so."""
+        """Return the reasons of all probes that ended in this way, as one text."""
         return "; ".join(
             f"{each.target.name}: {each.reason}"
             for each in self.probes

@@ -1,7 +1,7 @@
 """RoleBodies: what the children of a supervisor run.
 
-The supervisor forks children and knows nothing of what they do; the composition root
-(`mpbroker.broker.roles`) has the bodies.
+The supervisor forks children and does not know what they do. The bodies are in the
+composition root, `mpbroker.broker.roles`.
 """
 
 from collections.abc import Mapping

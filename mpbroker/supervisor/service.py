@@ -1,13 +1,13 @@
 """Service: prove that the broker serves, and tell the service manager how it is.
 
-The broker is ready when a request has been through every stage of every listener that
-this host can reach, and not when its processes say so. Under a watchdog such a request
-is made twice in its interval, and it alone feeds it: a broker that is alive and answers
-nobody is restarted.
+The broker is ready when a request has passed every stage of every listener that this
+host can reach, not when its processes report ready. Under a watchdog such a request is
+made twice in the watchdog's interval, and only its answer feeds the watchdog: a broker
+that lives and does not answer is restarted.
 
-Two things are not taken for a wedged broker. An address that cannot be reached from
-this host says nothing about it. And a handler in uninterruptible sleep waits for its
-disk: a restart would lose what it has done and wait for the same disk.
+Two cases are not taken for a hung broker. An address that this host cannot reach says
+nothing about the broker. And a handler in uninterruptible sleep waits for its disk: a
+restart would lose its work and wait for the same disk.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from typing import Protocol  # such a class takes its time to make
 
     class Loop(probe.Loop, Protocol):
-        """What is used of the supervisor."""
+        """The part of the supervisor that is needed here."""
 
         failed: bool
 
@@ -42,18 +42,19 @@ _T = TypeVar("_T")
 
 _TICK_S: Final = 1.0
 _STATUS_S: Final = 2.0
-# What a start or a stop may take from one tick to the next before it counts as hung.
-# The supervisor itself gives neither for ever.
+# The extension of the manager's timeout that each tick of a start or a stop asks for.
+# The supervisor has limits of its own for both.
 _EXTENSION_S: Final = 30.0
 _FIRST_ANSWER_S: Final = 60.0
 _ROUND_S: Final = 5.0
-# Redialled at once so often, because a process died under the request; then each tick.
+# A failed request is repeated at once so often, as a process may have died under it;
+# then once a tick.
 _QUICK_RETRIES: Final = 3
 
 
 class _State(Enum):
-    STARTING = auto()  # not all processes are there
-    PROVING = auto()  # all are there; no request has come through yet
+    STARTING = auto()  # not all processes serve
+    PROVING = auto()  # all serve; no request has come through yet
     SERVING = auto()
     STOPPING = auto()
 
@@ -62,14 +63,14 @@ class Service:
     """One broker, as its service manager sees it.
 
     Args:
-        manager: hears of it, if it is there.
+        manager: is told of the states, if there is one.
         loop: the supervisor.
-        listeners: what is probed.
+        listeners: are probed.
         serving: called once, in the loop, when a request has come through.
-        describe: a few words on how busy the broker is.
-        handlers: process ids of the handlers, which may be waiting for a disk.
-        is_accepting: False while new connections are refused on purpose.
-        stored_names: what the manager's store held for us when we started.
+        describe: returns a few words on how busy the broker is.
+        handlers: returns the process ids of the handlers, which may wait for a disk.
+        is_accepting: returns False while new connections are refused on purpose.
+        stored_names: names of the sockets in the manager's store at our start.
     """
 
     def __init__(
@@ -103,10 +104,11 @@ class Service:
         self._status = ""
 
     def begin(self) -> None:
-        """Dial; before the children are forked, so that they find somebody waiting."""
+        """Send the first request, which waits for the children to serve it."""
         watchdog_s = self._manager.watchdog_s
         if watchdog_s:
-            # The manager aborts what it takes for hung: say then where that was.
+            # The manager aborts a process that it takes for hung; faulthandler then
+            # writes where it was.
             faulthandler.enable()
         self._loop.every(
             min(_TICK_S, watchdog_s / 8) if watchdog_s else _TICK_S, self._tick
@@ -114,19 +116,19 @@ class Service:
         self._ask()
 
     def all_started(self) -> None:
-        """All processes are there: ready, as soon as the request has come through."""
+        """Note that all processes serve: ready, once the request has come through."""
         self._state = _State.PROVING
         self._look()
 
     def stopping(self) -> None:
-        """Say that the broker stops; more time is asked for while it takes longer."""
+        """Tell the manager that the broker stops; each tick asks for more time."""
         self._state = _State.STOPPING
         self._manager.tell("STOPPING=1", "STATUS=Stopping", wait=True)
         if self._round is not None:
             self._round.give_up(self._reached)
 
     def reload(self, run: Callable[[], _T]) -> _T:
-        """Let the manager know that ``run()`` reloads, and when that has ended."""
+        """Tell the manager that ``run()`` reloads, and when that has ended."""
         self._manager.reloading()
         try:
             return run()
@@ -137,7 +139,7 @@ class Service:
 
     def _ask(self) -> None:
         self._round_began = time.monotonic()
-        # A broker that drains serves who is there; nobody new can ask how it does.
+        # A broker that drains refuses new connections, also from its own probe.
         targets = self._targets if self._is_accepting() else ()
         self._round = Round(targets, self._loop, self._answered)
         self._round.start()
@@ -191,14 +193,14 @@ class Service:
             self._fill_store()
 
     def _fill_store(self) -> None:
-        """Leave our sockets with the manager, and no others."""
+        """Leave our sockets, and only those, in the manager's store."""
         used = {
             each.stored_name for each in self._listeners if each.origin is Origin.STORED
         }
         for name in self._stored_names - used:
-            self._manager.forget(name)  # or it would listen there for ever
+            self._manager.forget(name)  # or the manager would listen there for ever
         for listener in self._listeners:
-            # Of a Unix socket the file goes with us: it would be unreachable there.
+            # Not a Unix socket: we remove its file, and it would be unreachable.
             if listener.origin is Origin.BOUND and listener.path is None:
                 self._manager.keep(listener.stored_name, listener.sock.fileno())
 
@@ -217,7 +219,7 @@ class Service:
             self._wait_for_start(now)
 
     def _patience_s(self) -> float:
-        """How long a request may take; more than one fits into the watchdog's time."""
+        """How long a request may take; several fit into the watchdog's interval."""
         if self._state is _State.SERVING and self._manager.watchdog_s:
             return self._manager.watchdog_s / 4
         return _ROUND_S

@@ -1,8 +1,8 @@
 """Signals become bytes on a socket pair; all else runs in the loop.
 
-A signal handler may interrupt any line, one that holds a shared mutex too. So none of
-ours does anything: Python writes the signal's number to the wake-up descriptor, and
-the supervisor reads it when it is ready to act.
+A signal handler may interrupt any line, also one that holds a shared mutex. So ours do
+nothing: Python writes the signal's number to the wake-up descriptor, and the supervisor
+reads it when it is ready to act.
 
 Source: signal.set_wakeup_fd; signal(7); wait(2), "NOTES" on SIGCHLD.
 """
@@ -18,11 +18,11 @@ HANDLED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:
-    """Be called; the wake-up descriptor has the number."""
+    """Do nothing; Python has written the number to the wake-up descriptor."""
 
 
 class SignalSocket:
-    """Readable when a signal has come. A process has one."""
+    """A descriptor that is readable when a signal has come. A process has one."""
 
     _current: "ClassVar[SignalSocket | None]" = None
 
@@ -33,27 +33,29 @@ class SignalSocket:
         signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
         for number in HANDLED:
             signal.signal(number, _ignore)
-        # Whoever started us may ignore it, and that is inherited: the kernel would reap
-        # our children itself, and nobody could ask how they ended.
+        # An ignored SIGCHLD is inherited from the program that started us: the kernel
+        # would then reap our children itself, and their exit status would be lost.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         SignalSocket._current = self
-        # A program before us may have left them blocked, so that none was lost.
+        # The program before this one has blocked them over the exec, so that none was
+        # lost.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
 
     def fileno(self) -> int:
         return self._receiver.fileno()
 
     def take(self) -> list[int]:
-        """The numbers that have come since the last call."""
+        """Return the numbers of the signals that have come since the last call."""
         with contextlib.suppress(BlockingIOError):
             return list(self._receiver.recv(64))
         return []
 
     @classmethod
     def give_back(cls) -> None:
-        """Let the kernel have again what has come and was not taken.
+        """Raise again the signals that have come and were not taken.
 
-        They must be blocked: so they wait for the program that we are about to become.
+        They must be blocked: so they stay pending for the program that this process is
+        about to execute.
         """
         if cls._current is not None:
             for number in cls._current.take():
@@ -61,10 +63,10 @@ class SignalSocket:
                     os.kill(os.getpid(), number)
 
     def close(self) -> None:
-        """Hear no more: who ends is not to be ended by another's impatience.
+        """Ignore all signals from here on: a broker that ends is not to be killed.
 
-        Python gives signals that it has handlers for back to the kernel when it ends,
-        and SIGTERM would then be the exit status of a broker that has stopped.
+        Python restores the default action of handled signals when it ends. A second
+        SIGTERM would then be the exit status of a broker that has stopped in order.
         """
         for number in HANDLED:
             signal.signal(number, signal.SIG_IGN)
@@ -75,10 +77,10 @@ class SignalSocket:
 
 
 def reset_in_child() -> None:
-    """Children follow the phase in shared memory, and SIGKILL; nothing else.
+    """Ignore the supervisor's signals, right after a fork.
 
-    A Ctrl-C reaches the whole foreground group: the supervisor sees to the order in
-    which its children end.
+    A Ctrl-C reaches the whole foreground group, but the supervisor decides in which
+    order its children end: they follow the phase in shared memory, and SIGKILL.
     """
     signal.set_wakeup_fd(-1)
     for number in HANDLED:

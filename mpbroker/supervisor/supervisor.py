@@ -1,7 +1,7 @@
 """Supervisor: spawn, reap, repair, restart with backoff, drain, stop.
 
 It owns the listen sockets, the segments and the children, and serves no client. The
-order of a stop is Kafka's: acceptors and processors first (what is in flight is
+order of a stop is Kafka's: acceptors and processors first (requests in flight are
 answered), then handlers, then the logs.
 """
 
@@ -49,17 +49,17 @@ _LOG = get_logger(__name__)
 
 _READY_POLL_S: Final = 0.002
 _READY_TIMEOUT_S: Final = 60.0
-# So long the requests in flight may take at a stop; then their connections are closed.
+# At a stop, requests in flight may take so long; then their connections are closed.
 _DRAIN_S: Final = 10.0
 _STOP_S: Final = 20.0
-# What handlers still execute when that time is over, nobody is there to be told of. A
-# wedged one must not hold up the stop: they are killed, as at any other time.
+# Requests still executed after that time have no client left to be answered. A handler
+# that hangs must not hold up the stop: it is killed, as at any other time.
 _UNHEARD_S: Final = 2.0
-# Deaths in a row without half a second of life: something is wrong for good.
+# So many deaths in a row, each within half a second: a restart does not help.
 _MAX_CRASHES: Final = 10
 _FORK_RETRY_S: Final = 1.0
 _IN_POOLS: Final = (Role.HANDLER, Role.PROCESSOR, Role.ACCEPTOR)
-# Started with the first answer, or after so long if there is none.
+# Started with the first answer, or after _LATER_S if there is none.
 _LATER: Final = (Role.COORDINATOR, Role.HOUSEKEEPER, Role.EXPORTER)
 _LATER_S: Final = 1.0
 
@@ -96,16 +96,16 @@ class Supervisor(Loop):
         self.is_running = False
         self.has_started_all = False
         self.failed = False
-        # Told of every death that nobody asked for, before it is repaired.
+        # Called with each child that died unasked, before the repair.
         self.on_death: Callable[[Child], None] = _nothing_more
-        # Called before every repair, also of those that were asked to end.
+        # Called before every repair, also after a death that was asked for.
         self.before_repair: Callable[[], None] = _nothing_to_do
         self.on_hangup: Callable[[], None] = _ignore_hangup
         self.children: list[Child] = []
-        # Clients' sockets, by cookie: while a new generation of children is tried.
+        # Clients' sockets by cookie, while a new generation of children is proved.
         self.sockets_kept: dict[int, KeptSocket] = {}
         self._upgrade: Upgrade | None = None
-        self._renewal: Renewal | None = None  # what is left of the one before us
+        self._renewal: Renewal | None = None  # after a takeover
         self.make_upgrade: Callable[[], Upgrade] | None = None
         self._telemetry: Telemetry | None = None
         self._pools = Pools(
@@ -130,7 +130,7 @@ class Supervisor(Loop):
         self.children.append(Child(role, number, run))
 
     def _adopt(self, records: Sequence[ChildRecord]) -> None:
-        """Go on with the children of the program before us."""
+        """Go on with the children of the program before this one."""
         for child in self.children:
             of_child = (child.role.value, child.number, child.listener)
             for record in records:
@@ -146,7 +146,7 @@ class Supervisor(Loop):
     # -- start -----------------------------------------------------------------------
 
     def fork_pools(self) -> None:
-        """Fork whoever answers clients, and do not wait."""
+        """Fork acceptors, processors and handlers, and do not wait for them."""
         for child in self.children:
             if child.role in _IN_POOLS and not child.is_alive:
                 self._spawn(child)
@@ -155,20 +155,20 @@ class Supervisor(Loop):
         """In a child: close what is only the supervisor's."""
         super().close_ours()
         if self._telemetry is not None:
-            # The first children were forked before it was there: all are alike.
+            # The first children were forked before it existed: so none has it.
             self._telemetry.unmap()
 
     def start(self) -> bool:
-        """Fork the others and wait until all serve; False if they do not.
+        """Fork the other children and wait until all serve; False if they do not.
 
-        Coordinator and housekeeper come later: no first answer waits for what they
-        import. What a group asks meanwhile waits on the coordinator's lane.
+        Coordinator, housekeeper and exporter are forked later: no first answer waits
+        for what they import. Requests of groups wait on the coordinator's lane.
         """
         from mpbroker.ipc.named_segment import Telemetry, remove_leftovers
 
         remove_leftovers()
         self._telemetry = Telemetry()
-        # Who takes over from another generation waits for the keeper's sockets.
+        # The keeper first: the processors of a new generation wait for its sockets.
         for child in sorted(self.children, key=lambda c: c.role is not Role.KEEPER):
             if child.is_alive:
                 continue
@@ -192,7 +192,7 @@ class Supervisor(Loop):
         return True
 
     def start_rest(self) -> None:
-        """Fork those whom ``start`` has left for later, unless they are there."""
+        """Fork the children that ``start`` has left for later."""
         for child in self.children:
             if child.role in _LATER and child.incarnation == 0 and not child.is_alive:
                 self._spawn(child)
@@ -222,7 +222,7 @@ class Supervisor(Loop):
         if row is not None:
             self._words[row.pid] = pid
         else:
-            child.happens(ChildEvent.REPORTED_READY)  # its backlog is served already
+            child.happens(ChildEvent.REPORTED_READY)  # no request waits for its start
 
     def _run(self, child: Child) -> None:
         """In the child."""
@@ -232,7 +232,7 @@ class Supervisor(Loop):
         child.run()
 
     def _box(self, child: Child) -> BlackBox:
-        """A dead child's: nobody else writes it then."""
+        """Return the black box of a dead child, which has no other writer then."""
         number = box_number(child.role.value, child.number)
         return BlackBox(self._memory.boxes.words, number)
 
@@ -269,7 +269,7 @@ class Supervisor(Loop):
             self._turn(min(self.run_turns(), self._until_due()))
 
     def _until_due(self) -> float:
-        """Seconds until a child is due though nothing happens."""
+        """Return the seconds until a child is due, if nothing happens before."""
         now = time.monotonic()
         waits = [
             max(0.0, child.restart_at - now)
@@ -283,10 +283,11 @@ class Supervisor(Loop):
 
     def _turn(self, timeout_s: float) -> None:
         self.dispatch(timeout_s)
-        # Who dies meanwhile goes first: others wait for what it held, and had in hand.
+        # A death meanwhile is repaired first: processes wait for the locks that the
+        # dead one held, and clients for the requests that it had.
         while (child := self._next_due()) is not None:
             self._spawn(child)
-            self._publish()  # one without a row is ready, and never says so
+            self._publish()  # a child without a row is ready at once
             self.dispatch(0.0)
 
     def _next_due(self) -> Child | None:
@@ -354,7 +355,7 @@ class Supervisor(Loop):
             )
             self.failed = True
         elif child.restart_at <= time.monotonic():
-            return  # its successor comes when all who died with it have been seen to
+            return  # forked and published when all other deaths have been repaired
         self._publish()
 
     # -- resize ------------------------------------------------------------------------
@@ -362,15 +363,15 @@ class Supervisor(Loop):
     def resize(
         self, handlers: int | None = None, processors: int | None = None
     ) -> None:
-        """Change how many handlers there are, and processors of each listener.
+        """Change the number of handlers, and of processors of each listener.
 
-        Returns at once; ``resizing`` says whether it is still under way. The same as
-        setting num.io.threads and num.network.threads of this broker with
-        IncrementalAlterConfigs: it holds from now on, whatever the broker is started
-        with, until it is set or deleted there.
+        Returns at once; ``resizing`` says whether it is still under way. It is the same
+        as setting num.io.threads and num.network.threads of this broker with
+        IncrementalAlterConfigs: the sizes stay until they are changed there, also over
+        a restart with other settings.
 
         Raises:
-            MpbrokerError: no such size is possible; nothing is changed.
+            MpbrokerError: such a size is not possible; nothing is changed.
         """
         if self._stopping or self._ending:
             raise MpbrokerError("the broker is stopping: nothing is resized any more")
@@ -378,7 +379,7 @@ class Supervisor(Loop):
         self._write_configs()
 
     def _write_configs(self) -> None:
-        """Keep what was asked for, so that it holds after the next start too."""
+        """Write the wanted sizes to the metadata log, so that a restart keeps them."""
         texts = self._settings.to_write()
         if texts:
             self.fork_aside(
@@ -391,7 +392,7 @@ class Supervisor(Loop):
 
     @property
     def resizing(self) -> bool:
-        """Whether processes still start or retire, or will, whatever the reason."""
+        """Whether processes still start or retire, or are about to."""
         return (
             not self._pools.settled
             or self._settings.sizes() != self._pools.sizes
@@ -399,9 +400,9 @@ class Supervisor(Loop):
         )
 
     def restart(self, role: Role, number: int) -> None:
-        """Replace one process by a successor, which is ready before it retires.
+        """Replace a process by a successor, which serves before the process retires.
 
-        A successor has an id of its own where two at a time cannot have the same.
+        The successor has an id of its own, unless both can have the same id.
 
         Raises:
             MpbrokerError: there is no such process, or its role cannot be restarted.
@@ -414,7 +415,7 @@ class Supervisor(Loop):
         self._pools.replace(role, number)
 
     def renew(self, child: Child) -> None:
-        """Replace a process by a successor with its id, which carries its work on."""
+        """Kill a process; its successor has the same id and carries its work on."""
         if not child.is_alive:
             return
         child.dismissed = True
@@ -429,7 +430,7 @@ class Supervisor(Loop):
 
     @property
     def is_quiet(self) -> bool:
-        """No process starts, retires, or runs aside; the keeper has all sockets."""
+        """Whether no process starts, retires or runs aside; the keeper is complete."""
         if any(
             child.role is Role.KEEPER and child.age_s < KEEPER_FILLS_S
             for child in self.children
@@ -443,13 +444,13 @@ class Supervisor(Loop):
         )
 
     def upgrade(self, command: Sequence[str] | None = None) -> None:
-        """Replace the whole broker by another version of itself; returns at once.
+        """Begin to replace the whole broker by another version; return at once.
 
         Args:
-            command: how to start it; as this one was started, if None.
+            command: starts the other version; None: the command of this one.
 
         Raises:
-            MpbrokerError: it cannot begin; what goes wrong later is published.
+            MpbrokerError: it cannot begin; a later failure is published.
         """
         if self.make_upgrade is None or self._stopping or self._ending:
             raise MpbrokerError("the broker is starting or stopping; try again later")
@@ -461,15 +462,17 @@ class Supervisor(Loop):
         self._upgrade.begin(command)
 
     def say_of_upgrade(self, text: str) -> None:
-        """Publish how far an upgrade is, or how the last one ended."""
+        """Publish the progress of an upgrade, or the result of the last one."""
         self._identity |= {"upgrade": text, "upgrade_at": time.time()}
         self._publish()
 
     def renew_all(self, done: Callable[[str], None], *, are_ours: bool) -> None:
-        """After a takeover: replace all children; ``done(why not)`` at the end.
+        """Replace all children after a takeover.
 
         Args:
-            are_ours: they are a new generation: they only have to prove themselves.
+            done: called at the end, with the reason if it failed, else with "".
+            are_ours: the children are a new generation, which this program has forked;
+                they only have to prove themselves.
         """
         from mpbroker.network.connection_rows import is_held, live_rows
         from mpbroker.supervisor.upgrade.renewal import Renewal
@@ -488,17 +491,17 @@ class Supervisor(Loop):
         self.each_turn(renewal.turn)
 
     def request_stop(self) -> None:
-        """Stop the broker in order, as SIGTERM does, when the loop gets there."""
+        """Stop the broker in order, as SIGTERM does, in the loop's next turn."""
         self._stopping = True
 
     # -- stop --------------------------------------------------------------------------
 
     def is_accepting(self) -> bool:
-        """Whether new connections are accepted, or would be but for a death."""
+        """Whether new connections are wanted; an acceptor may be dead meanwhile."""
         return self._pools.accepts
 
     def stop_accepting(self) -> None:
-        """Refuse new connections from here on; those there are go on."""
+        """Refuse new connections from here on; present ones go on."""
         self._pools.accepts = False
         if self._upgrade is not None:  # the next program would accept again
             self._upgrade.give_up("the broker drains")
@@ -509,8 +512,8 @@ class Supervisor(Loop):
                     child.dismissed = True
                     signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
         for listener in self._listeners:
-            # Not close: every child has the socket, and its backlog would fill up.
-            # That of a socket unit is not ours to end; who dials it waits for the next.
+            # Not close(): every child has the socket, and its backlog would fill up. A
+            # socket unit's socket stays open: its clients wait for the next broker.
             if listener.origin is not Origin.PASSED:
                 listener.sock.shutdown(socket.SHUT_RDWR)
 
@@ -534,7 +537,14 @@ class Supervisor(Loop):
         self._signals.close()
 
     def _end(self, phase: Phase, limits_s: Mapping[Role, float]) -> bool:
-        """End children of some roles, in so many seconds; whether none was killed."""
+        """Change the phase and await the end of some roles' children.
+
+        Args:
+            limits_s: how long the children of each role may take; then they are killed.
+
+        Returns:
+            Whether none had to be killed.
+        """
         ending = [child for child in self.children if child.role in limits_s]
         for child in ending:
             if child.state is not ChildState.DRAINING:
@@ -587,16 +597,16 @@ class Supervisor(Loop):
 
 
 def _nothing_more(child: Child) -> None:
-    """The log line is enough."""
+    """Do nothing: the death has been logged."""
 
 
 def _nothing_to_do() -> None:
-    """Nobody is in the way of a repair."""
+    """There is no other process to stop before a repair."""
 
 
 def _look_in_the_next_turn(_: int) -> None:
-    """Being woken is enough."""
+    """Do nothing: the loop's next turn reads what has changed."""
 
 
 def _ignore_hangup() -> None:
-    """A terminal that is gone is no reason to end."""
+    """Do nothing: a lost terminal does not end the broker."""

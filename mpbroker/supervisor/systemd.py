@@ -1,6 +1,6 @@
-"""The service manager that started us: what it passes in, and what it is told.
+"""The service manager: the sockets that it passes to us, and the states that we send.
 
-No library: the protocol is datagrams of ``NAME=value`` lines to one Unix socket.
+No library is used: the protocol is datagrams of ``NAME=value`` lines to a Unix socket.
 
 Source: sd_notify(3), sd_listen_fds(3), sd_watchdog_enabled(3).
 """
@@ -18,19 +18,20 @@ from typing import Final, NamedTuple
 from mpbroker.base.config_def import ConfigError
 
 _FIRST_FD: Final = 3  # SD_LISTEN_FDS_START
-# What a manager may be behind with before it is taken for hung, and not waited for.
+# A manager that does not read for so long is taken for hung, and not waited for.
 _PATIENCE_S: Final = 1.0
 _USEC: Final = 1_000_000
 
 
 class ServiceManager:
-    """The receiver of our states; if nobody asked for them, they go nowhere.
+    """The receiver of our states; without NOTIFY_SOCKET they are dropped.
 
-    It is never waited for longer than a second, and its absence is no error: a broker
-    must not fail, or hang, because whoever watches it does.
+    No call waits longer than a second, and a missing manager is not an error: a broker
+    must not fail or hang because its manager does.
 
     Attributes:
-        watchdog_s: WATCHDOG=1 is expected at least this often; 0.0: it is not.
+        watchdog_s: WATCHDOG=1 is expected at least this often; 0.0: there is no
+            watchdog.
     """
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
@@ -39,17 +40,17 @@ class ServiceManager:
 
     @property
     def is_there(self) -> bool:
-        """Whether anybody listens to our states."""
+        """Whether there is a manager that receives our states."""
         return self._address is not None
 
     def tell(self, *states: str, fds: Sequence[int] = (), wait: bool = False) -> bool:
         """Send states such as ``READY=1``; return whether they were taken.
 
         Args:
-            states: sent together: they are seen together.
-            fds: descriptors that go with them; the manager gets duplicates.
-            wait: up to a second while the manager is behind. What is said again soon
-                does not wait.
+            states: sent in one datagram, so that they are seen together.
+            fds: descriptors to send with them; the manager receives duplicates.
+            wait: wait up to a second while the manager is behind. Not for states that
+                are repeated soon.
         """
         if self._address is None:
             return False
@@ -69,36 +70,36 @@ class ServiceManager:
         return False
 
     def reloading(self) -> None:
-        """Say that a reload begins; READY=1 ends it."""
+        """Tell the manager that a reload begins; READY=1 ends it."""
         now_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         self.tell("RELOADING=1", f"MONOTONIC_USEC={now_us}", wait=True)
 
     def extend_timeout(self, seconds: float, *states: str) -> None:
-        """Ask for patience: this many seconds from now, and then ask again."""
+        """Extend the manager's timeout to this many seconds from now."""
         self.tell(f"EXTEND_TIMEOUT_USEC={int(seconds * _USEC)}", *states)
 
     def keep(self, name: str, fd: int) -> bool:
-        """Put a duplicate into the manager's store, for our successor.
+        """Put a duplicate of a descriptor into the manager's store, for a successor.
 
-        The same socket may be put there again; the manager has it once.
+        A socket that is put there again is stored once.
         """
         return self.tell("FDSTORE=1", f"FDNAME={name}", fds=[fd], wait=True)
 
     def forget(self, name: str) -> bool:
-        """Take descriptors of this name out of the manager's store."""
+        """Remove descriptors of this name from the manager's store."""
         return self.tell("FDSTOREREMOVE=1", f"FDNAME={name}", wait=True)
 
 
 def _socket_address(text: str) -> str | None:
-    """A path, or the name of an abstract socket behind an @."""
+    """Return the address of a path, or of an abstract socket (@NAME)."""
     if text.startswith("@"):
         return "\0" + text[1:]
     return text if text.startswith("/") else None
 
 
 def _watchdog_s(environ: Mapping[str, str]) -> float:
-    # The variables are inherited by whatever we start, and by what started us if it
-    # is not the service's main process: the process id says who is meant.
+    # Any process may have inherited the variables from the service's main process: the
+    # process id in WATCHDOG_PID says which one is meant.
     pid = environ.get("WATCHDOG_PID", "")
     text = environ.get("WATCHDOG_USEC", "")
     if (pid and pid != str(os.getpid())) or not (text.isascii() and text.isdigit()):
@@ -107,7 +108,7 @@ def _watchdog_s(environ: Mapping[str, str]) -> float:
 
 
 class InheritedSocket(NamedTuple):
-    """One listening socket that the service manager passed, and what it calls it."""
+    """A listening socket that the service manager passed, and its name there."""
 
     name: str  # FileDescriptorName= of a socket unit, or FDNAME= of our own store
     sock: socket.socket
@@ -116,19 +117,19 @@ class InheritedSocket(NamedTuple):
 def take_inherited_sockets(
     environ: MutableMapping[str, str] = os.environ,
 ) -> list[InheritedSocket]:
-    """Return the sockets passed by LISTEN_FDS, each now ours to close.
+    """Return the sockets passed by LISTEN_FDS; the caller closes them.
 
-    The variables are removed, so that no process we start takes them for its own.
+    The variables are removed, so that no process that we start applies them to itself.
 
     Raises:
-        ConfigError: a descriptor is not a listening TCP socket, or is not there.
+        ConfigError: a descriptor is not a listening socket, or not open.
     """
     pid = environ.pop("LISTEN_PID", "")
     count = environ.pop("LISTEN_FDS", "")
     names = environ.pop("LISTEN_FDNAMES", "").split(":")
     if pid != str(os.getpid()) or not (count.isascii() and count.isdigit()):
         return []
-    # Bounded by what can be open, not by what the variable claims.
+    # Bounded by the descriptors that can be open, not by the variable's number.
     end = _FIRST_FD + min(int(count), os.sysconf("SC_OPEN_MAX"))
     taken: list[InheritedSocket] = []
     try:
