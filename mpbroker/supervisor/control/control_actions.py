@@ -1,4 +1,4 @@
-"""ControlActions: the commands that change something."""
+"""ControlActions: the commands of ``ctl`` that change something."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _SIGNALS: Final = {
 
 
 class ControlActions:
-    """What ``ctl`` may do to a broker.
+    """Carries out what ``ctl`` may do to a broker.
 
     Args:
-        config: as it was started.
-        supervisor: does it.
-        view: for the black boxes, where faults are injected.
+        config: the settings of the start.
+        supervisor: carries out most of it.
+        view: has the black boxes, where faults are injected.
         use: gives other settings to processes that are started from now on.
     """
 
@@ -58,7 +58,7 @@ class ControlActions:
         self._looked_empty = False
 
     def commands(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
-        """The commands by name."""
+        """Return the commands by name."""
         return {
             "resize": self._resize,
             "restart": self._restart,
@@ -109,7 +109,7 @@ class ControlActions:
         self._supervisor.request_stop()
 
     def _drain(self, arguments: dict[str, Any]) -> None:
-        """Take no new connections; stop when the last one has gone, or it is time."""
+        """Refuse new connections; stop without the last one, or when time is up."""
         patience_s = integer(arguments, "for_s", 0, _MAX_DRAIN_S, 0)
         first = not self._drain_until
         self._drain_until = time.monotonic() + patience_s
@@ -123,7 +123,8 @@ class ControlActions:
         connections = sum(
             each["connections"] + each["on_their_way"] for each in processors
         )
-        # Twice in a row: one that was just accepted is seen by the second look.
+        # Twice in a row: a connection that was just accepted is seen by the second
+        # look.
         looked_empty, self._looked_empty = self._looked_empty, not connections
         is_empty = looked_empty and not connections
         if is_empty or time.monotonic() >= self._drain_until:

@@ -1,7 +1,7 @@
-"""ControlCommands: what each command of the control socket does.
+"""ControlCommands: carry out the commands of the control socket.
 
-They run in the supervisor's loop, so none waits: what takes time is begun here, and
-whoever asked looks at ``status`` until it is done.
+They run in the supervisor's loop, so none of them waits: a command that takes time only
+begins it, and the client asks for ``status`` until it is done.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from mpbroker.supervisor.child import Child, Role
 _LOG = get_logger(__name__)
 
 _MAX_CONNECTIONS_AN_ANSWER: Final = 2000
-# A disk may take a hundred thousand along; an answer holds 4 MiB.
+# One failed disk may take a hundred thousand partitions; an answer holds 4 MiB.
 _MAX_OFFLINE_NAMED: Final = 1000
 _LOOK_EVERY_S: Final = 1.0
 _CLOCK_JUMP_S: Final = 0.5
 _KEPT_JUMPS: Final = 100
-# With more partitions than this a look takes milliseconds: less often then.
+# With more partitions than this a look takes milliseconds, and is made less often.
 _MANY_ROWS: Final = 20_000
 _LOOK_AT_MANY_S: Final = 10.0
 _CLOSED_LONG_S: Final = 5.0
@@ -35,7 +35,7 @@ _CLOSED_AGAIN_S: Final = 60.0
 
 
 class ControlError(MpbrokerError):
-    """A command that cannot be carried out; the text says why."""
+    """A command that cannot be carried out; the text gives the reason."""
 
 
 class Sources(NamedTuple):
@@ -92,10 +92,10 @@ class ControlCommands:
         }
 
     def execute(self, name: str, arguments: dict[str, Any]) -> Any:
-        """Carry a command out; return what msgpack can say.
+        """Carry out a command; return a result that msgpack can encode.
 
         Raises:
-            MpbrokerError: it cannot be done; the text is for the user.
+            MpbrokerError: it cannot be carried out; the text is for the user.
         """
         command = self._commands.get(name)
         if command is None:
@@ -104,7 +104,7 @@ class ControlCommands:
         return command(arguments)
 
     def look(self) -> None:
-        """From time to time: note since when partitions have had unsynced records."""
+        """Note since when partitions have unsynced records; call it every second."""
         now = time.monotonic()
         self._watch_clock(time.time() - now)
         self._watch_closed()
@@ -123,24 +123,25 @@ class ControlCommands:
         }
 
     def _watch_closed(self) -> None:
-        """Say it again and again, but ever less often, while partitions are closed."""
+        """Warn while partitions are closed, again and again but ever less often."""
         closed = self._sources.closed()
         if closed is not None and closed.for_s >= self._say_closed_s:
             self._say_closed_s = closed.for_s + min(closed.for_s, _CLOSED_AGAIN_S)
             _LOG.warning(
-                "%s; see above what it has read and met. If it hangs, on a disk, say,"
-                " kill it (SIGKILL): after three all partitions are opened without",
+                "%s; see above what it has read and met. If it hangs, on a disk for"
+                " example, kill it (SIGKILL): after three attempts all partitions are"
+                " opened without",
                 closed,
             )
 
     def _watch_clock(self, ahead_s: float) -> None:
-        """Note jumps of the wall clock: it runs evenly beside the monotonic one."""
+        """Note jumps of the wall clock against the monotonic clock."""
         jump = ahead_s - self._clock_ahead_s
         self._clock_ahead_s = ahead_s
         if abs(jump) > _CLOCK_JUMP_S:
             self._clock_jumps.append(round(jump, 3))
 
-    # -- what it answers ---------------------------------------------------------------
+    # -- answers -----------------------------------------------------------------------
 
     def _figures(self, arguments: dict[str, Any]) -> dict[str, Any]:
         return self._sources.view.figures() | {
@@ -209,7 +210,7 @@ class ControlCommands:
 
 
 def describe_child(child: Child, now: float) -> dict[str, Any]:
-    """One process as ``status`` shows it."""
+    """Return a process as ``status`` shows it."""
     return {
         "role": child.role.value,
         "id": child.number,
@@ -234,7 +235,7 @@ def integer(
     """Read a whole number.
 
     Raises:
-        ControlError: it is missing, no number, or out of bounds.
+        ControlError: it is missing, not a number, or out of bounds.
     """
     value = arguments.get(name, default)
     if not isinstance(value, int) or isinstance(value, bool):
@@ -245,7 +246,7 @@ def integer(
 
 
 def role_and_number(arguments: Mapping[str, Any]) -> tuple[Role, int]:
-    """Read which process is meant.
+    """Read the role and the id of a process.
 
     Raises:
         ControlError: there is no such role, or no number.

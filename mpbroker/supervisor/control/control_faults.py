@@ -1,7 +1,7 @@
 """Faults that ``ctl inject`` turns on, where a broker was started with --enable-inject.
 
-They stand in for the parts they derive from; a broker without --enable-inject has
-none of them, and pays nothing. What is to go wrong is in the process's black box.
+Each class takes the place of its base class. A broker without --enable-inject has none
+of them, and pays nothing. The fault to simulate is in the process's black box.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mpbroker.storage.log.disk_sync import DiskSync, SyncDone
 
 
 class SlowDispatcher(RequestDispatcher):
-    """Takes its time over every request, as a disk that hangs would make it."""
+    """Delays every request, as a slow disk would."""
 
     def dispatch(self, request: Request) -> Answer:
         delay_ns = own_box().fault(Fault.SLOW_NS)
@@ -27,7 +27,7 @@ class SlowDispatcher(RequestDispatcher):
 
 
 class FailingSync(DiskSync):
-    """Syncs as ever, and says that the disk has failed."""
+    """Syncs as usual, and reports that the disk has failed."""
 
     def finished(self) -> list[SyncDone]:
         error = own_box().fault(Fault.SYNC_ERRNO)
@@ -43,7 +43,7 @@ class FailingSync(DiskSync):
 
 
 class FullRing(RequestRing):
-    """Has no room for anything."""
+    """Reports that it has no room."""
 
     def put(self, slots: Sequence[int]) -> int:
         return 0 if own_box().fault(Fault.FULL_RING) else super().put(slots)

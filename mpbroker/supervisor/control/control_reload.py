@@ -1,8 +1,8 @@
 """Reload: read the configuration again, and apply what can change while serving.
 
-That is what a dynamic config could change too (config/broker_key.py), and goes the same
-way, but for the pools' sizes, which are a resize. What the whole broker is built on
-waits for the next start.
+Those are the keys that a dynamic config can change as well (config/broker_key.py), and
+they are applied in the same way; the pools' sizes are applied as a resize. All other
+changes wait for the next start.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Listed = list[dict[str, Any]]
 
 
 class Reload:
-    """What ``ctl reload`` does.
+    """Carries out ``ctl reload``.
 
     Args:
-        config: as the broker was started.
-        supervisor: resizes and replaces.
+        config: the settings of the start.
+        supervisor: resizes the pools and replaces processes.
         use: makes the broker use other settings.
     """
 
@@ -42,7 +42,7 @@ class Reload:
         self._use = use
 
     def run(self, arguments: dict[str, Any]) -> dict[str, Listed]:
-        """Read, compare, apply; return what was applied and what waits for a start.
+        """Read, compare, apply; return the applied changes and those that wait.
 
         Raises:
             ConfigError: the new settings are wrong; nothing is changed.

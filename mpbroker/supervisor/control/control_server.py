@@ -1,12 +1,12 @@
 """ControlServer: the Unix socket of ``mpbroker ctl``, in the supervisor's loop.
 
-The supervisor must never wait for whoever is at the other end. Sockets do not block;
-what a client may have in memory here is bounded (one request, one answer); while its
-answer is not out it is not read; and who sends half a request, or nothing, is closed
-after a while. Whatever goes wrong ends one session and nothing else.
+The supervisor must never wait for a client. Sockets do not block. A client has at most
+one request and one answer in memory here. It is not read while its answer is not sent.
+A client that sends half a request, or nothing, is disconnected after a while. A failure
+ends one session and nothing else.
 
-The socket's file is 0660, and the kernel is asked who connected all the same: a file's
-mode is easily changed, and a directory on its way may be anybody's.
+The socket's file has the mode 0660. In addition the kernel is asked for the peer's user
+and groups: a file's mode is easily changed, and another user may own a directory above.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Execute = Callable[[str, dict[str, Any]], Any]
 
 
 class Loop(Protocol):
-    """What is used of the supervisor."""
+    """The part of the supervisor that is needed here."""
 
     only_ours: set[int]
 
@@ -63,10 +63,10 @@ class ControlServer:
     """Serve requests one after another, to several clients at once.
 
     Args:
-        loop: calls us when there is something to do.
-        path: of the socket's file.
-        execute: carries a command out. It must not block; a MpbrokerError becomes the
-            answer, anything else is logged too.
+        loop: calls back when there is something to do.
+        path: the path of the socket's file.
+        execute: carries out a command. It must not block. A MpbrokerError becomes the
+            answer; any other error is logged, too.
     """
 
     def __init__(self, loop: Loop, path: str, execute: Execute) -> None:
@@ -78,7 +78,7 @@ class ControlServer:
         self._listener, found = _listen(path)
         self._file = (found.st_dev, found.st_ino)
         self._group = found.st_gid
-        # A child that held a session would keep it open when we close it.
+        # A child with a copy of a session would keep it open when we close it.
         loop.only_ours.add(self._listener.fileno())
         loop.watch(self._listener.fileno(), select.EPOLLIN, self._accept)
         loop.every(_LOOK_S, self._close_the_silent)
@@ -98,16 +98,16 @@ class ControlServer:
         except FileNotFoundError:
             pass
         except OSError as error:
-            _LOG.warning("%s stays behind: %s", self.path, error.strerror)
+            _LOG.warning("%s cannot be removed: %s", self.path, error.strerror)
 
     def _accept(self, events: int) -> None:
         try:
             sock, _ = self._listener.accept()
         except BlockingIOError:
-            return  # it has gone
+            return  # the client has disconnected
         except OSError as error:
-            # Out of descriptors: who waits is reported again and again, so look away
-            # for a second.
+            # Out of descriptors: epoll would report the waiting client again and again,
+            # so the listener is not watched for a second.
             _LOG.warning("control socket: cannot accept: %s", error.strerror)
             self._loop.unwatch(self._listener.fileno())
             self._looks_away = True
@@ -136,7 +136,7 @@ class ControlServer:
         self._loop.watch(session.fd, events, lambda found: self._ready(session, found))
 
     def _ready(self, session: _Session, events: int) -> None:
-        """Do one thing for a client: the others, and the children, wait meanwhile."""
+        """Serve one step of a session; other clients and deaths wait meanwhile."""
         try:
             if session.unsent:
                 session.send()
@@ -150,15 +150,15 @@ class ControlServer:
                         self._close(session)
                         return
                     self._answer(session, request)
-            # Writable is what a socket is at once: the next request's turn.
+            # A socket is writable at once, so a buffered request is served next turn.
             more = session.unsent or session.reader.has_frame
             self._watch(session, select.EPOLLOUT if more else select.EPOLLIN)
         except ControlProtocolError as error:
             self._refuse(session, str(error))
         except OSError:
             self._close(session)
-        except Exception:  # noqa: BLE001 - whatever it is, the loop goes on
-            # Nothing that a client sends may end the broker.
+        except Exception:  # noqa: BLE001 - the loop goes on
+            # No bytes that a client sends may end the broker.
             _LOG.exception("control socket: a session failed; this is a bug")
             self._close(session)
 
@@ -170,14 +170,14 @@ class ControlServer:
             answer = {"ok": True, "result": self._execute(name, arguments)}
         except MpbrokerError as error:
             answer = {"ok": False, "error": str(error)}
-        except Exception as error:  # noqa: BLE001 - likewise
+        except Exception as error:  # noqa: BLE001 - the loop goes on
             _LOG.exception("control socket: %s failed; this is a bug", name)
             answer = {"ok": False, "error": f"{name} failed: {error!r}; see the log"}
         session.unsent = memoryview(encode_frame(answer))
         session.send()
 
     def _refuse(self, session: _Session, reason: str) -> None:
-        """Say why, if that can be said at once, and close."""
+        """Send the reason, if that does not block, and close the session."""
         session.unsent = memoryview(encode_frame({"ok": False, "error": reason}))
         try:
             session.send()
@@ -224,7 +224,7 @@ class _Session:
         return _IDLE_S if self.reader.is_empty else _HALF_A_REQUEST_S
 
     def receive(self) -> bool:
-        """Take what has come; False at the end of the stream."""
+        """Receive bytes; return False at the end of the stream."""
         try:
             data = self.sock.recv(_READ_BYTES)
         except BlockingIOError:
@@ -236,9 +236,9 @@ class _Session:
         return bool(data)
 
     def has_given_up(self) -> bool:
-        """Whether the client has gone: what it asked for is not wanted any more.
+        """Whether the client has disconnected, so that its request is void.
 
-        A supervisor that was stopped finds requests of long ago when it goes on.
+        A supervisor that was stopped finds old requests when it is continued.
         """
         try:
             return not self.sock.recv(1, socket.MSG_PEEK)
@@ -246,7 +246,7 @@ class _Session:
             return False
 
     def send(self) -> None:
-        """Send what there is room for."""
+        """Send as much as there is room for."""
         try:
             sent = self.sock.send(self.unsent, socket.MSG_NOSIGNAL)
         except BlockingIOError:
@@ -257,17 +257,17 @@ class _Session:
 
 
 def _listen(path: str) -> tuple[socket.socket, os.stat_result]:
-    """Make the socket; what a dead broker left there is removed, a live one's is not.
+    """Make the socket; replace the socket of a dead broker, but not of a living one.
 
     Raises:
-        ControlSocketError: a live broker's, or another file, is there; or it cannot be
-            made.
+        ControlSocketError: a living broker's socket, or another file, is there; or the
+            socket cannot be made.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
         with socket_address(path) as address:
             _remove_leftover(path, address)
-            # The umask, and not a chmod after: never open to more than it should be.
+            # By umask and not by chmod afterwards: at no time may other users connect.
             before = os.umask(0o777 & ~_MODE)
             try:
                 sock.bind(address)
@@ -293,7 +293,7 @@ def _remove_leftover(path: str, address: str) -> None:
         return
     if not stat.S_ISSOCK(found.st_mode):
         raise ControlSocketError(
-            f"control.socket.path={path}: there is something that is no socket;"
+            f"control.socket.path={path}: the file there is not a socket;"
             " remove it, or name another place"
         )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -301,12 +301,12 @@ def _remove_leftover(path: str, address: str) -> None:
         try:
             probe.connect(address)
         except ConnectionRefusedError:
-            os.unlink(address)  # nobody has it open any more
+            os.unlink(address)  # no process has it open
             return
         except FileNotFoundError:
             return
         except (BlockingIOError, TimeoutError):
-            pass  # its backlog is full: alive, if not well
+            pass  # its backlog is full: a living process has it
         else:
             pid = peer_of(probe).pid
             raise ControlSocketError(

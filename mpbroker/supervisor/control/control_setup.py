@@ -1,4 +1,4 @@
-"""Compose the control socket of one broker: where it is, what it reads and does."""
+"""Compose the control socket of one broker."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ _LOOK_S: Final = 1.0
 
 
 class BrokerControl:
-    """The control socket, and what it needs to know from the start on.
+    """The control socket and its commands.
 
-    The commands are built when the first one comes, or the first process dies: a
-    start does not pay for them.
+    The commands are built when the first one comes, or the first process dies, so that
+    a start does not pay for them.
 
     Args:
         use: gives other settings to processes that are started from now on.
-        has_news: whether a setting has changed that its readers are still to be told.
-        reloading: told of a reload by being asked to run it.
+        has_news: says whether a setting has changed that is still to be applied.
+        reloading: runs a reload, and tells the service manager of it.
     """
 
     def __init__(
@@ -63,8 +63,8 @@ class BrokerControl:
                 supervisor, path, self._execute
             )
         except ControlSocketError as error:
-            # Where nobody has asked for it, it is no reason not to serve: the file
-            # system of a data directory may know no sockets.
+            # The file system of a data directory may not support sockets. Without a
+            # setting that asks for the socket the broker serves all the same.
             if config.control_socket_path is not None:
                 raise
             _LOG.warning("mpbroker ctl cannot reach this broker: %s", error)
@@ -89,7 +89,7 @@ class BrokerControl:
         return self._reloading(run) if name == "reload" else run()
 
     def hang_up(self) -> None:
-        """Reload, as SIGHUP asks."""
+        """Reload the configuration, as SIGHUP asks."""
         try:
             self._execute("reload", {})
         except MpbrokerError as error:
@@ -100,12 +100,12 @@ class BrokerControl:
             deaths = self._built().deaths
             deaths.record(child.role.value, child.number, child.pid, child.last_exit)
             self._identity["deaths"] = deaths.published()
-        except Exception:  # noqa: BLE001 - evidence, for which no repair must wait
+        except Exception:  # noqa: BLE001 - the repair must follow in any case
             _LOG.exception("the black box of the dead cannot be read; this is a bug")
 
     def _look(self) -> None:
         if not self._supervisor.has_started_all:
-            return  # a start that takes long is not to take longer by what that imports
+            return  # its imports would make a slow start slower
         try:
             self._built().look()
         except MpbrokerError as error:
@@ -141,7 +141,7 @@ class BrokerControl:
         return self._commands
 
     def _resizing(self) -> bool:
-        # Whoever was told that a config is set may ask before the loop's next turn.
+        # A client that has set a config may ask before the loop's next turn.
         return self._has_news() or self._supervisor.resizing
 
     def _rows(self) -> int:
@@ -154,7 +154,7 @@ class BrokerControl:
 
 
 def control_socket_path(config: BrokerConfig, environ: Mapping[str, str]) -> str:
-    """Where the socket of a broker with these settings is."""
+    """Return the path of the control socket of a broker with these settings."""
     if config.control_socket_path is not None:
         return os.path.abspath(os.path.expanduser(config.control_socket_path))
     return default_socket_path(config.log_dirs[0], environ.get("RUNTIME_DIRECTORY", ""))

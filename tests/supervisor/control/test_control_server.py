@@ -325,7 +325,7 @@ def test_a_living_brokers_socket_is_left_alone(server):
 def test_a_file_that_is_no_socket_is_left_alone(tmp_path):
     path = tmp_path / "control.sock"
     path.write_text("precious")
-    with pytest.raises(ControlSocketError, match="no socket"):
+    with pytest.raises(ControlSocketError, match="is not a socket"):
         ControlServer(Loop(), str(path), lambda name, arguments: None)
     assert path.read_text() == "precious"
 
