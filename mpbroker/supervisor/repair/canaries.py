@@ -1,12 +1,12 @@
-"""Canaries: fences between the blocks of shared memory, and what is done if one fell.
+"""Canaries: detect damage of shared memory, and start the broker again.
 
-A store that went astray, ours or a library's, does not say so. Between the blocks of
-the control segment, and before the entries of every ring, lies a word that nobody ever
-writes; the supervisor looks at all of them before each repair, and every few seconds.
-If one has changed, nothing in these segments can be trusted, a lock least of all: the
-children are killed where they are, and the supervisor executes itself anew. It keeps
-its process id and the listening sockets, so that nobody is refused; all else it makes
-afresh, as after a crash. The log is the only truth, and it is in files.
+A stray store, by our code or a library's, raises no error. So between the blocks of the
+control segment, and before the entries of every ring, lies a word that no code writes.
+The supervisor compares all of them before each repair, and every few seconds. If one
+has changed, no word of these segments can be trusted, least of all a lock: the children
+are killed wherever they are, and the supervisor executes itself again. It keeps its
+process id and the listening sockets, so that no client is refused; all else is made
+anew, as after a crash. The log is the only truth, and it is in files.
 
 Source: LISTEN_FDS as in sd_listen_fds(3).
 """
@@ -47,7 +47,7 @@ class Owner(Protocol):
     on_death: Callable[[Child], None]
 
     def every(self, interval_s: float, run: Callable[[], None]) -> None:
-        """Call ``run()`` again and again."""
+        """Call ``run()`` at intervals."""
 
 
 class Canaries:
@@ -62,20 +62,20 @@ class Canaries:
         self._fences = fences()
 
     def begin(self) -> None:
-        """Put the fences up; look at intervals, and before every repair."""
+        """Store the fences; check them at intervals, and before every repair."""
         for word in self._fences:
             self._words[word] = FENCE
         owner, then = self._owner, self._owner.on_death
 
         def on_death(child: Child) -> None:
-            self.check()  # first of all: what else looks at this memory may trip
+            self.check()  # first: all other code trusts this memory
             then(child)
 
         owner.on_death = on_death
         owner.every(INTERVAL_S, self.check)
 
     def check(self) -> None:
-        """Return if all is well; else this process starts again."""
+        """Return if the memory is intact; otherwise start this process again."""
         found = self.damage()
         if found:
             _LOG.critical(
@@ -87,7 +87,7 @@ class Canaries:
             self._start_again()
 
     def damage(self) -> str:
-        """What is not as it must be; nothing if all is well."""
+        """Return what is damaged; "": nothing is."""
         words = self._words
         for word in self._fences:
             if words[word] != FENCE:
@@ -109,7 +109,8 @@ class Canaries:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(child.pid, 0)
         pid = os.getpid()
-        # The name would be our own, and not that of a dead broker.
+        # By hand: the name has our process id, so the new program would not remove it
+        # as a dead broker's.
         with contextlib.suppress(posix_ipc.ExistentialError):
             posix_ipc.unlink_shared_memory(f"/mpbroker-{pid}-{start_time(pid)}")
         environ = dict(os.environ)
@@ -118,7 +119,7 @@ class Canaries:
         environ["LISTEN_FDNAMES"] = ":".join(
             each.stored_name for each in self._listeners
         )
-        # First out of the way, or one would be overwritten by another.
+        # First to numbers beyond, or dup2() could overwrite one that is still needed.
         beyond = _FIRST_FD + len(self._listeners)
         fds = [
             fcntl.fcntl(each.sock.fileno(), fcntl.F_DUPFD_CLOEXEC, beyond)
@@ -126,7 +127,7 @@ class Canaries:
         ]
         for number, fd in enumerate(fds):
             os.dup2(fd, _FIRST_FD + number, inheritable=True)
-        # In the background it is already, if that is where it was sent.
+        # A broker with --daemon is in the background already.
         command = [each for each in own_command() if each != "--daemon"]
         shut_down()
         os.execve(command[0], command, environ)

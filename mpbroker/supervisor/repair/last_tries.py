@@ -1,29 +1,29 @@
-"""Tell a request that ends handlers from one that was only there when they were killed.
+"""Tell a request that ends handlers from one that is only executed when they die.
 
-How a handler died does not say it: the kernel kills whoever needs too much memory with
-the signal that an operator kills with. But what a request does it does every time, and
-while nobody else dies. So the try that decides is made in peace. A request that two
-handlers did not survive, the last of them killed, is held until nobody has been killed
-for a while; and if another process is killed during that try or just after it, it is
-made again, a few times.
+The kind of death does not tell: the kernel ends a process that needs too much memory by
+the same signal that an operator uses, SIGKILL. But a guilty request ends its handler
+every time, also while no other process dies. So the decisive try is made in quiet. When
+two handlers have died with a request, the second by SIGKILL, the request is held until
+no process has been killed for a while, and then tried for the last time. If another
+process is killed during that try or just after it, the try is repeated, a few times.
 
-An exit or any other signal comes from inside, and such a death counts at once.
+An exit or any other signal comes from within the handler; such a death counts at once.
 """
 
 import math
 from collections.abc import Set
 from typing import Final
 
-# Whoever kills all handlers, one after the other, has done it by then.
+# An operator's script that kills all handlers, one by one, has ended by then.
 QUIET_S: Final = 0.1
-# A client shall not wait for ever because somebody kills for ever.
+# A bound for the client's wait, if processes are killed all the time.
 LONGEST_HOLD_S: Final = 0.5
 MAX_EXCUSED: Final = 4
 _LOOK_S: Final = 0.001
 
 
 class LastTries:
-    """Requests, by slot, that may end one more handler and no second. Times in s."""
+    """Requests, by slot, whose next death of a handler is their last. Times in s."""
 
     def __init__(self) -> None:
         self._held: dict[int, float] = {}  # since when
@@ -33,28 +33,28 @@ class LastTries:
 
     @property
     def held(self) -> Set[int]:
-        """Those that nobody executes: they wait for peace, or for a verdict."""
+        """The slots that no handler executes now: they wait for quiet, or a verdict."""
         return self._held.keys()
 
     def note_kill(self, now: float) -> None:
-        """A process was killed, and no request is known to be the reason."""
+        """Note that a process was killed, and no request is known to be the reason."""
         self._killed_at = now
 
     def is_begun(self, slot: int) -> bool:
-        """Whether its last try was made."""
+        """Whether a request's last try has been made."""
         return slot in self._begun
 
     def hold(self, slot: int, now: float) -> None:
-        """Keep it for its last try; if that was begun, for what becomes of it."""
+        """Keep a request until its last try; if that was made, until the verdict."""
         self._held[slot] = now
 
     def forget(self, slot: int) -> None:
-        """What is known is of an earlier request, or of no use any more."""
+        """Forget what is known of a slot: it was of an earlier request."""
         self._begun.pop(slot, None)
         self._excused.pop(slot, None)
 
     def due(self, now: float) -> tuple[list[int], list[int]]:
-        """Return those to be tried, and those to be given up; they are held no more."""
+        """Return the slots to be tried now and those to give up; release both."""
         tried, given_up = [], []
         for slot, since in list(self._held.items()):
             if slot in self._begun:
@@ -72,7 +72,7 @@ class LastTries:
         return waited >= QUIET_S or now - since >= LONGEST_HOLD_S
 
     def _is_excused(self, slot: int) -> bool:
-        """Whether others were killed too; then its last try is still to be made."""
+        """Whether other processes were killed, too; then the last try is repeated."""
         excused = self._excused.get(slot, 0)
         if self._killed_at < self._begun[slot] or excused == MAX_EXCUSED:
             return False
@@ -81,13 +81,13 @@ class LastTries:
         return True
 
     def take_all(self) -> list[int]:
-        """Hold none any more; return those that were."""
+        """Return all held slots and release them."""
         slots = list(self._held)
         self._held.clear()
         return slots
 
     def due_in(self, now: float) -> float | None:
-        """In how many seconds to look again; None: none is held."""
+        """Return in how many seconds to look again; None: no slot is held."""
         if not self._held:
             return None
         since = min(self._held.values())

@@ -1,16 +1,17 @@
-"""Leases: a process that lives and does nothing any more is replaced.
+"""Leases: replace a process that lives and makes no progress.
 
-Every process shows from outside that it moves, and costs nothing by it: the words that
-a handler or a processor stores in each of its turns, or each second, change. One that
-stays silent for a whole lease is wedged, and killed; its death is then repaired like
-any other. What is told apart:
+Progress can be seen from outside, at no cost: a handler and a processor store certain
+words in each turn, or each second. A process whose words have not changed for a whole
+lease hangs. It is killed, and its death is repaired like any other. These are told
+apart:
 
-    stopped (SIGSTOP)          it holds what it holds, perhaps a lock: killed at once
-    traced (a debugger)        somebody looks at it: left alone
-    in the disk's hands        a slow disk is no reason; a successor would wait as well
-    silent otherwise           an endless loop, or a wait that has no end: killed
+    stopped (SIGSTOP)          it may hold a lock: killed at the second look
+    traced (by a debugger)     left alone
+    waiting for a disk         left alone: a successor would wait for the same disk
+    silent otherwise           an endless loop, or a wait without an end: killed
 
-Samples are counted and not seconds, so that a machine that stood still ends nobody.
+Samples are counted and not seconds, so that no process is killed because the machine
+stood still.
 
 Source: proc_pid_stat(5), proc_pid_syscall(5).
 """
@@ -41,14 +42,14 @@ from mpbroker.supervisor.child import Child, Role
 _LOG = get_logger(__name__)
 
 INTERVAL_S: Final = 1.0
-# The longest that a sound handler computes without a word: a request of 100 MB whose
-# records it looks at, or a log that it is the first to touch after a crash. Each log
-# of a request that touches many is a word (HANDLER_STEPS).
+# A healthy handler is silent for longest when it reads the records of a 100 MB request,
+# or recovers a log after a crash. A request that touches many logs stores a word for
+# each (HANDLER_STEPS).
 LEASE_SAMPLES: Final = 30
-# Two: a stop that is over at once, as of a whole process group, ends nobody.
+# Two: a stop that is over at once, as of a whole process group, kills no process.
 STOPPED_SAMPLES: Final = 2
-# A process that waits in one of these waits for a file system that does not sleep
-# uninterruptibly (NFS, FUSE). By number, as the kernel gives them.
+# A process that sleeps in one of these system calls waits for a file system whose waits
+# can be interrupted (NFS, FUSE). By number, as the kernel shows them.
 _DISK_CALLS: Final = {
     # read, write, open, fsync, fdatasync, pread64, pwrite64, preadv, pwritev, openat...
     "x86_64": {"0", "1", "2", "74", "75", "76", "77", "17", "18", "40", "82", "87"}
@@ -70,11 +71,11 @@ class ChildrenOwner(Protocol):
         """Processes that run something aside."""
 
     def every(self, interval_s: float, run: Callable[[], None]) -> None:
-        """Call ``run()`` again and again."""
+        """Call ``run()`` at intervals."""
 
 
 class _Lease:
-    """What is known of one process."""
+    """The samples of one process."""
 
     __slots__ = ("pid", "pulse", "silent", "stopped", "waits_for_disk")
 
@@ -87,7 +88,7 @@ class _Lease:
 
 
 class Leases:
-    """Looks after all children of a supervisor, from ``begin`` on."""
+    """Watches all children of a supervisor, from ``begin`` on."""
 
     def __init__(self, owner: ChildrenOwner, words: memoryview) -> None:
         self._owner = owner
@@ -96,12 +97,12 @@ class Leases:
         self._stopped_asides: set[int] = set()
 
     def begin(self) -> None:
-        """Look at intervals, and before every repair."""
+        """Check at intervals; kill stopped processes before every repair."""
         self._owner.before_repair = self.kill_stopped
         self._owner.every(INTERVAL_S, self.check)
 
     def check(self) -> None:
-        """Look at every child; kill those whose lease has run out."""
+        """Sample every child; kill those whose lease has run out."""
         seen = {}
         is_one_stopped = may_one_be_stopped()
         for child in self._owner.children:
@@ -120,7 +121,7 @@ class Leases:
         self._stopped_asides = stopped
 
     def kill_stopped(self) -> None:
-        """End whoever is stopped right now: it may hold a lock that a repair needs."""
+        """Kill each process that is stopped now: it may hold a lock of the repair."""
         if not may_one_be_stopped():
             return
         for child in self._owner.children:
@@ -160,7 +161,7 @@ class Leases:
                 _kill(child, f"has not moved in {LEASE_SAMPLES * INTERVAL_S:.0f} s")
 
     def _pulse(self, child: Child) -> Sequence[int] | None:
-        """Words that change while it moves; None of a role that has none."""
+        """Return words that change with progress; None: the role has no such words."""
         words = self._words
         if child.role is Role.HANDLER:
             row = handler_row(child.number)
@@ -184,20 +185,20 @@ class Leases:
 
 
 def may_one_be_stopped() -> bool:
-    """Whether to look at each of our children; one system call, as it is asked often.
+    """Whether a child may be stopped: one system call, since it is asked often.
 
-    It stays so for as long as the child is stopped: nobody takes its status away.
+    True for as long as a child is stopped: WNOWAIT leaves its status there.
     Source: waitid(2), WNOWAIT.
     """
     options = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
     try:
         return os.waitid(os.P_ALL, 0, options) is not None
     except ChildProcessError:
-        return False  # there are none
+        return False  # no children
 
 
 def _waits_in_file_call(pid: int) -> bool:
-    """Whether it is asleep in a system call on files; False where none may ask."""
+    """Whether a process sleeps in a system call on files; False: /proc is hidden."""
     try:
         with open(f"/proc/{pid}/syscall") as file:
             return file.read().partition(" ")[0] in _DISK
@@ -219,13 +220,14 @@ def _kill(child: Child, why: str) -> None:
 
 def _kill_aside(pid: int) -> None:
     _LOG.error("process %d, which does something aside, is stopped: it is killed", pid)
-    os.kill(pid, signal.SIGKILL)  # not reaped yet, so it is nobody else's number
+    os.kill(pid, signal.SIGKILL)  # not reaped yet, so the number is still its own
 
 
 def _wake_guard(acceptor: Child) -> None:
-    """Whoever has stopped both shall have the guard end too, after its duty.
+    """Continue the guard of a stopped acceptor, which was stopped with it.
 
-    Before the acceptor is killed: until then the number is its child's.
+    It does its duty when the acceptor dies, and ends. Before the acceptor is killed:
+    until then its child cannot have been reaped, and the number is the guard's.
     """
     with contextlib.suppress(OSError):
         with open(f"/proc/{acceptor.pid}/task/{acceptor.pid}/children") as file:

@@ -1,10 +1,9 @@
-"""Quarantine: what becomes of a request that no handler has survived.
+"""Quarantine: keep and answer a request with which several handlers have died.
 
-Its bytes are kept in a file for a look, and its client is answered an error, by a
-process made for that alone: whatever it was in the request that ended the handlers may
-end this one too, or keep it for ever; then the connection is closed. Files are named
-by time, hold the frame as it came (so that it can be sent again), and are few: the
-oldest make room.
+Its bytes are kept in a file for inspection, and its client is answered with an error.
+A process of its own does both: the request may end that process, too, or make it hang;
+then the connection is closed. The files are named by time and hold the frame as it
+came, so that it can be sent again. They are few: the oldest are removed.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class Quarantine:
     Args:
         owner: the supervisor.
         memory: where the requests are.
-        directory: a log directory; the quarantine is a folder in it.
+        directory: a log directory, in which the quarantine is a folder.
     """
 
     def __init__(self, owner: Owner, memory: BrokerMemory, directory: str) -> None:
@@ -73,7 +72,7 @@ class Quarantine:
         self._directory = directory
 
     def begin(self) -> None:
-        """Be called for every condemned request from now on."""
+        """Take every request that is condemned from now on."""
         self._owner.repair.on_quarantine = self._take
 
     def _take(self, slot: int) -> None:
@@ -122,17 +121,17 @@ class Quarantine:
 def keep_frame(folder: Path, frame: memoryview) -> Path:
     """Write a frame, with its size before it, to a file of its own; return its path.
 
-    What is longer than MAX_FILE_BYTES is cut; of more than MAX_FILES the oldest go.
+    A frame longer than MAX_FILE_BYTES is cut. The newest MAX_FILES files stay.
 
     Raises:
-        OSError: it cannot be written; no part of it is left.
+        OSError: the file cannot be written; no part of it is left.
     """
     folder.mkdir(mode=0o700, exist_ok=True)
     path = folder / f"{time.time_ns():020}.request"
     new = path.with_suffix(".new")
     try:
         with new.open("wb") as file:
-            os.fchmod(file.fileno(), 0o600)  # it may hold anybody's records
+            os.fchmod(file.fileno(), 0o600)  # it may hold a client's records
             file.write(len(frame).to_bytes(4, "big"))
             file.write(frame[: MAX_FILE_BYTES - 4])
         new.rename(path)
@@ -146,7 +145,7 @@ def keep_frame(folder: Path, frame: memoryview) -> Path:
 
 
 def answer_to(frame: memoryview) -> bytes | None:
-    """The framed answer that says UNKNOWN_SERVER_ERROR; None: the API has none."""
+    """Return a framed answer with UNKNOWN_SERVER_ERROR; None: the API has none."""
     try:
         header = parse_request_header(frame)
         request = Request(
@@ -171,7 +170,7 @@ def answer_to(frame: memoryview) -> bytes | None:
 
 
 def _refused_produce(request: Request) -> bytes | None:
-    """An error for every partition; what was appended before it is told is there."""
+    """Return an error for every partition, though some may have been appended."""
     from mpbroker.protocol.messages.produce import (
         PartitionProduceResponse,
         ProduceRequest,

@@ -1,9 +1,9 @@
 """Repair shared memory after a death, before the successor is forked.
 
-Only the supervisor decides what becomes of a dead process's slots, and it repairs one
+Only the supervisor decides what happens to a dead process's slots, and it repairs one
 death at a time. The order matters: partition locks are taken over and their intents
 settled before any request is put back, or the next append would make a batch that was
-never written look committed. After every repair everybody is woken.
+never written look committed. After every repair all processes are woken.
 
 No repair can be cut short and then gone on with: a supervisor that is killed takes its
 children and the shared memory along. So the order of stores in here matters to the
@@ -53,28 +53,34 @@ from mpbroker.supervisor.repair.last_tries import LastTries
 
 _LOG = get_logger(__name__)
 
-# A request that its third handler did not survive is not tried again.
+# A request with which a third handler has died is not tried again.
 MAX_RETRIES: Final = 2
 _INTENT_ROW_MASK: Final = 0xFFFF_FFFF
 _KEEP_GENERATION: Final = ~(STATE_MASK | STATE_HANDLER_MASK)
 
 
 class _Fate(Enum):
-    """What becomes of a request whose handler is dead."""
+    """The decision about a request whose handler is dead."""
 
     AGAIN = auto()  # another handler executes it
-    HELD = auto()  # the same, but later
-    GUILTY = auto()  # it is what ended the handler
+    HELD = auto()  # another handler executes it later
+    GUILTY = auto()  # the request has ended the handler
 
 
 class Repair:
-    """What is done about the dead."""
+    """Repairs shared memory after deaths.
+
+    Attributes:
+        quarantined: how many requests are not tried again.
+        on_quarantine: called with the slot of each such request, to answer it.
+    """
 
     def __init__(self, memory: BrokerMemory) -> None:
         self._memory = memory
         self._words = memory.control.words
         self.quarantined = 0
-        # Slots that are with neither handlers nor processors: they are being answered.
+        # Slots in quarantine until they are answered: neither handlers nor processors
+        # have them.
         self._condemned: set[int] = set()
         self._last_tries = LastTries()
         self.on_quarantine: Callable[[int], None] = self.close_condemned
@@ -87,9 +93,9 @@ class Repair:
         Args:
             handler: its id.
             partition_rows: how many rows of the partition table are in use.
-            was_killed: by SIGKILL, perhaps from outside; else it ended from within,
-                and if it was at no request, any that it had parked or taken may be
-                what ended it.
+            was_killed: it was ended by SIGKILL, perhaps from outside. Otherwise it
+                ended from within; if it executed no request then, any request that it
+                had parked or taken may be the reason.
         """
         # First: a take that was not committed. Its slots are marked as the dead
         # handler's and are still on the ring; taken for orphans they would be put there
@@ -119,7 +125,7 @@ class Repair:
             self._memory.put_back(slots)
 
     def _fate(self, slot: int, suspects: set[int], was_killed: bool) -> _Fate:
-        """What becomes of an orphan; see last_tries.py."""
+        """Decide what happens to an orphan; see last_tries.py."""
         if slot not in suspects:
             return _Fate.AGAIN
         retries = slot_row(slot) + SLOT_RETRIES
@@ -128,7 +134,7 @@ class Repair:
         was_last = self._words[retries] == MAX_RETRIES
         if was_last and may_hold and tries.is_begun(slot):
             tries.hold(slot, now)
-            return _Fate.GUILTY  # unless others turn out to die as well
+            return _Fate.GUILTY  # unless other processes turn out to die as well
         tries.forget(slot)
         # Before the slot is put back: from then on its next handler may die of it.
         self._words[retries] += 1
@@ -141,9 +147,10 @@ class Repair:
         return _Fate.AGAIN
 
     def look_at_held(self) -> float | None:
-        """Try requests for the last time, or give them up; return when to look again.
+        """Try held requests for the last time, or give them up.
 
-        In seconds; None: there is no such request.
+        Returns:
+            Seconds until the next look; None: no request is held.
         """
         now = time.monotonic()
         tried, given_up = self._last_tries.due(now)
@@ -154,12 +161,12 @@ class Repair:
         return self._last_tries.due_in(now)
 
     def hold_no_more(self) -> None:
-        """Put all requests back that are held; the broker stops."""
+        """Put all held requests back, because the broker stops."""
         self._redeliver(self._last_tries.take_all())
 
     @property
     def is_at_rest(self) -> bool:
-        """Every request is with a processor or a handler."""
+        """Whether every request is with a processor or a handler."""
         return not self._condemned and not self._last_tries.held
 
     def after_coordinator(
@@ -171,9 +178,9 @@ class Repair:
     ) -> None:
         """Put the dead coordinator's requests back: handlers forward them again.
 
-        Every one may be executed twice. What it wrote to its log is found there by its
-        successor, and what it did not write has not happened; a commit is the same
-        commit again, and a member whose generation is gone is told to rejoin.
+        Each may be executed twice. Its successor reads what is in the log; what is not
+        in the log has not happened. A repeated commit is the same commit, and a member
+        of an old generation is told to rejoin.
         """
         if was_dismissed:
             TransactionTable(self._memory.transactions).forget_try()
@@ -181,7 +188,7 @@ class Repair:
 
     def _orphans_of(self, handler: int) -> list[int]:
         """Slots that the dead handler had claimed or parked and not answered."""
-        # On the coordinator's lane they are the coordinator's, or are still to be.
+        # A slot on the coordinator's lane is, or is about to be, the coordinator's.
         answered = self._condemned | set(self._memory.lane.waiting())
         answered |= self._last_tries.held
         for ring in self._memory.responses:
@@ -202,10 +209,11 @@ class Repair:
     def _suspects(
         self, handler: int, waiting: list[int], orphans: list[int]
     ) -> set[int]:
-        """The orphans that may have killed it: the one it was executing, or who waited.
+        """Return the orphans that may have ended the handler.
 
-        The others were taken in the same batch, or wait; a poisonous request must not
-        take its neighbours along.
+        The one that it was executing; if it was executing none, those in ``waiting``.
+        The others were only taken in the same batch, or parked: they must not be given
+        up because of their neighbour.
         """
         busy_word = handler_row(handler) + HANDLER_BUSY_SLOT
         busy = self._words[busy_word] - 1
@@ -220,9 +228,9 @@ class Repair:
         return slots
 
     def _release_syncs(self, handler: int, partition_rows: int) -> None:
-        """A sync whose owner died: whoever needs it starts another."""
+        """Release the syncs of a dead owner: a handler that needs one starts it."""
         table = self._memory.table
-        words = table.row(0).words  # those of all rows; most are nothing to us
+        words = table.row(0).words  # of all rows: a row object each would be slow
         for index in range(partition_rows):
             owner = index * ROW_WORDS + ROW_SYNC_OWNER
             if words[owner] == handler + 1:
@@ -230,7 +238,7 @@ class Repair:
                     words[owner] = 0
 
     def _quarantine(self, slot: int) -> None:
-        """A request that keeps killing handlers: somebody else answers it."""
+        """Take a request that has ended several handlers out of circulation."""
         self.quarantined += 1
         self._condemned.add(slot)
         _LOG.error(
@@ -259,11 +267,11 @@ class Repair:
         self.answer_condemned(slot, (ResponseKind.CLOSE, 0, 0))
 
     def after_processor(self, processor: int) -> None:
-        """Free what none of a dead processor's connections has.
+        """Free the slots of a dead processor that none of its connections has.
 
-        Its connections live on: their rows say where they were, the keeper has their
-        sockets. Answers stay on the response ring. What handlers work on for
-        connections that are gone stays reserved until they answer.
+        Its connections live on: their rows say how far they are, the keeper has their
+        sockets. Answers stay on the response ring. Slots of closed connections that
+        handlers still work on stay reserved until they are answered.
         """
         self._last_tries.note_kill(time.monotonic())
         slots = slots_in_use(self._words, processor)
