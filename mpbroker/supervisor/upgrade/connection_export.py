@@ -1,10 +1,10 @@
 """Describe connections so that another layout of shared memory can carry them on.
 
-Read when no process uses them any more: acceptors, processors and handlers have ended.
-A record says where a connection is in its two streams and what is under way, and names
-bytes as ranges of the arena, which goes along as it is. It knows no row, slot or
-block: those are what may differ. The kernel goes on counting both streams, so whoever
-makes rows of it resumes at the byte, as after a death (see succession.py).
+This runs when no process uses them any more: acceptors, processors and handlers have
+ended. A record says where a connection is in its two streams and what is under way. It
+names bytes as ranges of the arena, which is handed over as it is, and it has no row,
+slot or block: those may differ between layouts. The kernel goes on counting both
+streams, so a connection resumes at the byte, as after a death (see succession.py).
 """
 
 import socket
@@ -44,25 +44,25 @@ _PARTS: Final = int(ResponseKind.PARTS)
 
 
 class KeptSocket(NamedTuple):
-    """A client's socket, and for whom it was when it had no row yet."""
+    """A client's socket, and its processor if it had no row yet."""
 
     fd: int
-    processor: int  # HAS_ROW: it had one
+    processor: int  # HAS_ROW: it had a row
     listener: int
     sequence: int
 
 
 class RequestRecord(NamedTuple):
-    """The first frame of the unconsumed bytes, when it is whole and muted."""
+    """The first frame of the unconsumed bytes, if it is complete and muted."""
 
     frame_bytes: int  # with its size field
     received_ns: int
-    deadline_ns: int  # of one that was parked; 0: never was
-    progress: list[int]  # a word a partition that is done: base offset, or -1 - error
+    deadline_ns: int  # of a parked request; 0: it was never parked
+    progress: list[int]  # for each partition done: base offset, or -1 - error
 
 
 class AnswerRecord(NamedTuple):
-    """What the processor was to send, from its first byte on."""
+    """The answer that the processor was to send, from its first byte."""
 
     kind: int  # ResponseKind
     # Ranges of the arena, (offset, length), and of files, (path, inode, position,
@@ -71,7 +71,7 @@ class AnswerRecord(NamedTuple):
 
 
 class ConnectionRecord(NamedTuple):
-    """One connection, whatever the layout."""
+    """One connection, without anything of a layout."""
 
     fd: int
     listener: int
@@ -80,13 +80,13 @@ class ConnectionRecord(NamedTuple):
     active_ns: int
     base: int  # bytes of the client's stream that are consumed
     sent: int  # bytes of all answers but the one under way
-    received: tuple[int, int]  # range of the arena: what is not yet consumed
-    request: RequestRecord | None = None  # it is with the handlers, or answered
-    answer: AnswerRecord | None = None  # of which the kernel knows how much is out
+    received: tuple[int, int]  # range of the arena: bytes not yet consumed
+    request: RequestRecord | None = None  # with the handlers, or answered
+    answer: AnswerRecord | None = None  # the kernel knows how much of it is sent
 
     @classmethod
     def of(cls, values: list) -> "ConnectionRecord":  # type: ignore[type-arg]
-        """Return what was packed as a list of lists."""
+        """Return the record that was packed as a list of lists."""
         record = cls(*values)
         request, answer = record.request, record.answer
         return record._replace(
@@ -101,11 +101,11 @@ def export_connections(
     sockets: Mapping[int, KeptSocket],
     answered: Collection[int],
 ) -> Iterator[ConnectionRecord]:
-    """Describe all connections that can be carried on; the others are left out.
+    """Describe all connections that can be carried on; leave the others out.
 
     Args:
         words: the control segment.
-        sockets: all there are, by cookie.
+        sockets: all clients' sockets, by cookie.
         answered: slots whose answers wait on a response ring.
     """
     in_rows = set()
@@ -114,7 +114,8 @@ def export_connections(
         in_rows.add(cookie)
         kept = sockets.get(cookie)
         counts = None
-        # Who has authenticated does so again: numbers of principals are the layout's.
+        # A client that has authenticated must reconnect: numbers of principals belong
+        # to the layout.
         if kept is not None and security_of(words, row) == ConnectionSecurity.NONE:
             counts = _counts(kept.fd)
         if kept is not None and counts is not None:
@@ -125,7 +126,7 @@ def export_connections(
         if cookie in in_rows or kept.processor == HAS_ROW:
             continue
         if _counts(kept.fd) is not None:
-            # Accepted, and nobody has read from it yet.
+            # Accepted, and not read from yet.
             yield ConnectionRecord(
                 kept.fd, kept.listener, kept.sequence, 0, 0, 0, 0, (0, 0)
             )
@@ -135,7 +136,7 @@ def _counts(fd: int) -> StreamCounts | None:
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=fd)
     try:
         return stream_counts(sock)
-    except OSError:  # no TCP
+    except OSError:  # not a TCP socket
         return None
     finally:
         sock.detach()

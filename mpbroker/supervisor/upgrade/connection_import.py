@@ -1,9 +1,9 @@
-"""Make rows, slots and answers of connections that another layout described.
+"""Make rows, slots and answers of connections that were described for another layout.
 
-Done before the first child is forked, so nobody looks on. What is left is what a dead
-processor would have left: its successor finds rows that it owns, asks the keeper for
-the sockets and carries on (see succession.py). Requests in hand are returned to be
-published before anything new.
+This runs before the first child is forked, so no process reads them meanwhile. The
+result is what a dead processor would have left: its successor finds rows that it owns,
+asks the keeper for the sockets and carries on (see succession.py). Requests in hand are
+returned, to be published before anything new.
 """
 
 import socket
@@ -71,7 +71,7 @@ ReadRange = Callable[[int, int], bytes]
 
 
 class _Home:
-    """What one processor that is still to be forked has to give."""
+    """The rows, slots and extents of a processor that is not forked yet."""
 
     def __init__(self, processor: int, control: Segment, layout: ArenaLayout) -> None:
         self.rows = ConnectionRows(processor, control)
@@ -82,12 +82,12 @@ class _Home:
 
 
 class ConnectionImport:
-    """Puts records into fresh segments.
+    """Puts records into new segments.
 
     Args:
-        processors: ids by listener, those that will be forked.
-        handlers: ids likewise; answers go into their regions.
-        read: of the arena that the records name.
+        processors: ids of the processors that will be forked, by listener.
+        handlers: ids of the handlers that will be forked; answers go to their regions.
+        read: reads the arena that the records name.
 
     Attributes:
         in_hand: slots of requests to be published.
@@ -114,7 +114,7 @@ class ConnectionImport:
         self.in_hand: list[int] = []
 
     def add(self, record: ConnectionRecord, now_ns: int) -> bool:
-        """Make a connection this layout's; False: it cannot be, and is closed."""
+        """Put a connection into this layout; False: impossible, and it is closed."""
         homes = self._homes.get(record.listener, [])
         sock = socket.socket(fileno=record.fd)
         try:
@@ -148,7 +148,7 @@ class ConnectionImport:
                 record.sequence,
                 now_ns,
             )
-        except OSError:  # it has gone meanwhile
+        except OSError:  # the client has disconnected meanwhile
             home.rows.release(row)
             return False
         words, word = self._words, home.rows.word(row)
@@ -159,7 +159,7 @@ class ConnectionImport:
         return True
 
     def _fill(self, home: _Home, row: int, record: ConnectionRecord) -> bool:
-        """Put what has been received, and what is under way, into a slot."""
+        """Put the received bytes, and the request under way, into a slot."""
         offset, length = record.received
         if not length:
             return True
@@ -200,7 +200,7 @@ class ConnectionImport:
         return True
 
     def _frame_bytes(self, record: ConnectionRecord) -> int:
-        """How long the first frame is, of which there are four bytes at least."""
+        """Return the length of the first frame, of which the size has been received."""
         if record.request is not None:
             return record.request.frame_bytes
         size = self._read(record.received[0], _SIZE)
@@ -209,7 +209,7 @@ class ConnectionImport:
     def _place(
         self, home: _Home, record: ConnectionRecord, block: int
     ) -> tuple[int, int] | None:
-        """Where the bytes go, and the extent if it is one; None: there is no room."""
+        """Return a place for the bytes, and its extent if it is one; None: no room."""
         length = record.received[1]
         if length <= REQUEST_PART_BYTES:
             return block, 0
@@ -278,7 +278,7 @@ class ConnectionImport:
         return True
 
     def _answer_extent(self, slot: int, length: int) -> int | None:
-        """Room in a handler's region, which reserves it when it starts."""
+        """Return room in a handler's region; the handler reserves it when it starts."""
         for _ in self._answers:
             region: ExtentAllocator = self._answers.pop(0)
             self._answers.append(region)

@@ -1,26 +1,27 @@
 """A second generation: hand all connections over to a layout that is not ours.
 
-Processes of two layouts cannot share segments, and so not a connection either. So all
-children end, in an order in which nothing is half done; what they have left is
-described without rows and slots (connection_export.py), by somebody who knows
-the old layout; and the next program makes segments of its own of it, and forks children
-that find what they would find after a death (connection_import.py). So that
-nobody waits for the next program to start, the children serve until it says that it
-has, and a copy of the program before it, the leaver, is there to end them:
+Processes of two layouts cannot share segments, and so they cannot share a connection.
+So all children end, in an order that leaves nothing half done. A process that knows the
+old layout describes the connections without rows and slots (connection_export.py). From
+that the new program makes segments of its own, and forks children that find what they
+would find after a death (connection_import.py). Clients must not wait for the start of
+the new program: the children serve until it is ready, and then a copy of the old
+program, the leaver, ends them:
 
-    supervisor   forks the leaver, and becomes the new program
-    program      makes its segments, and says that it is ready
+    supervisor   forks the leaver, and executes the new program
+    program      makes its segments, and reports that it is ready
     leaver       tells acceptors and handlers to retire: they answer what they have
                  taken and put back the rest
-    leaver       has the keeper give it all sockets
+    leaver       asks the keeper for all sockets
     leaver       kills processors, coordinator and housekeeper: their rows, their logs
-                 and the kernel say where they were
-    leaver       describes the connections, hands all over
+                 and the kernel say how far they were
+    leaver       describes the connections, and sends all to the program
     program      makes rows and slots; kills the keeper; forks
 
-Until the keeper is killed nothing is lost: the new program can become the old one as
-ever, which finds dead children, and forks others over the same memory. After that it
-goes back by doing the same once more.
+Until the keeper is killed nothing is lost: the new program can become the old one,
+    which
+finds dead children and forks others over the same memory. After that, the way back is
+the same procedure in the other direction.
 """
 
 from __future__ import annotations
@@ -65,9 +66,9 @@ if TYPE_CHECKING:
 
 _LOG = get_logger(__name__)
 
-# So long requests that are being executed may take; nobody is answered meanwhile. On a
-# machine that stands still at times a second is nothing, and giving up costs a pause as
-# well.
+# Requests that are being executed may take so long; no client is answered meanwhile. It
+# is generous: on a busy machine a second passes easily, and a failed upgrade is a pause
+# for clients as well.
 _RETIRE_S: Final = 10.0
 _KILL_S: Final = 10.0
 _COLLECT_S: Final = 2.0
@@ -76,14 +77,15 @@ _KILLED: Final = tuple(role for role in Role if role not in (*_RETIRING, Role.KE
 
 
 class GenerationError(MpbrokerError):
-    """The children could not be stopped in order; they are started again."""
+    """The children could not be ended in order; they are started again."""
 
 
 class Leaver:
     """Ends a generation of children, in a process of its own.
 
     Args:
-        by_force: who does not retire in time is killed, since there is no way on.
+        by_force: kill a child that does not retire in time, since there is no other
+            way.
     """
 
     def __init__(
@@ -102,10 +104,10 @@ class Leaver:
         self._by_force = by_force
 
     def fork(self) -> tuple[socket.socket, int]:
-        """Start it; return how to reach it, and its process id.
+        """Fork the leaver; return a socket to it, and its process id.
 
         Raises:
-            GenerationError: it cannot be started, or would not find all sockets.
+            GenerationError: it cannot be forked, or would not find all sockets.
         """
         for child in self._of(Role.KEEPER):
             if child.age_s < KEEPER_FILLS_S and not self._by_force:
@@ -126,21 +128,22 @@ class Leaver:
         return ours, pid
 
     def _run(self, link: socket.socket) -> None:
-        # The control socket, for one, must be nobody's when its successor is made.
+        # The control socket, for example, must be closed in every process before the
+        # new program makes another at its path.
         wanted = {child.pidfd for child in self._supervisor.children}
         wanted.update(kept.fd for kept in self._sockets.values())
         for fd in self._supervisor.only_ours - wanted:
             os.close(fd)
         become_child("leaver", self._memory)
         if not link.recv(16):
-            return  # nobody wants to know
+            return  # the new program has failed: there is nothing to do
         try:
             records = self._export()
         except (GenerationError, OSError) as error:
-            self._let_them_live()
+            self._take_orders_back()
             link.send(msgpack.packb([str(error), 0]))
             return
-        self._let_them_live()
+        self._take_orders_back()
         self._send(link, records)
 
     def _send(self, link: socket.socket, records: list[ConnectionRecord]) -> None:
@@ -158,7 +161,7 @@ class Leaver:
         """End all children but the keeper, and describe their connections.
 
         Raises:
-            GenerationError: it took too long.
+            GenerationError: the children did not end in time.
         """
         started = time.monotonic()
         # Whatever fails from here on, the old program comes back to memory that is
@@ -199,7 +202,7 @@ class Leaver:
         return self._registry.row_count
 
     def _logs(self) -> list[tuple[str, int, int, int]]:
-        """Topic, partition, log start and log end of all that were used."""
+        """Return topic, partition, log start and log end of all loaded partitions."""
         found = []
         for index in range(self._rows()):
             row = self._memory.table.row(index)
@@ -215,8 +218,8 @@ class Leaver:
                 )
         return found
 
-    def _let_them_live(self) -> None:
-        """Whoever is forked over this memory again shall not retire at once."""
+    def _take_orders_back(self) -> None:
+        """Take the orders to retire back, for children forked here later."""
         for child in self._of(*_RETIRING):
             if child.role is Role.HANDLER:
                 active = (
@@ -256,10 +259,10 @@ class Leaver:
                 signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
         late = self._wait(children, _KILL_S)
         if late:
-            raise GenerationError(f"{len(late)} processes do not die: a disk hangs")
+            raise GenerationError(f"{len(late)} processes do not end: a disk hangs")
 
     def _wait(self, children: Iterable[Child], patience_s: float) -> list[Child]:
-        """Return the children that have not ended in time. Their parent reaps them."""
+        """Return the children that have not ended in time. Their parent reaps."""
         waiting = {child.pidfd: child for child in children if child.is_alive}
         poll = select.poll()
         for pidfd in waiting:
@@ -275,10 +278,10 @@ class Leaver:
         return list(waiting.values())
 
     def _collect(self) -> None:
-        """Have the keeper give us all sockets, but for those that we have.
+        """Ask the keeper for all sockets that we do not have yet.
 
         Raises:
-            GenerationError: it does not.
+            GenerationError: it does not send them.
         """
         memory, (keeper,) = self._memory, self._of(Role.KEEPER)
         try:
@@ -287,5 +290,5 @@ class Leaver:
         except OSError as error:
             if not self._by_force:
                 raise GenerationError(
-                    f"the keeper does not give its sockets: {error}"
+                    f"the keeper does not send its sockets: {error}"
                 ) from error

@@ -1,8 +1,9 @@
-"""Take the sockets that a keeper holds, while it lives: to have them when it does not.
+"""Take the sockets that a keeper holds, before it is ended on purpose.
 
-A keeper that is killed takes its duplicates along. Until the processors have left
-others with its successor, a processor that dies too takes its connections along; so who
-ends a keeper, or the processors beside it, has the sockets from it first.
+The duplicates of a keeper that is killed are closed. Until the processors have left
+other duplicates with its successor, the death of a processor would close its
+connections. So before a keeper, or the processors beside it, are ended, the sockets are
+taken from it.
 """
 
 from __future__ import annotations
@@ -25,23 +26,23 @@ from mpbroker.supervisor.upgrade.connection_export import KeptSocket
 
 _LOG = get_logger(__name__)
 
-# The supervisor sees to nobody meanwhile. It is a matter of milliseconds.
+# The supervisor handles no death meanwhile. It is a matter of milliseconds.
 _PATIENCE_S: Final = 1.0
-# Who dies closes what it has, and has ended a moment later.
+# A process that dies closes its descriptors first, and has ended a moment later.
 _LAST_BREATH_S: Final = 0.1
 
 
 def sockets_of_keeper(
     memory: BrokerMemory, pidfd: int, patience_s: float
 ) -> Iterator[tuple[int, KeptSocket]]:
-    """Have the keeper send duplicates of all it has, with their cookies.
+    """Ask the keeper for duplicates of all its sockets; yield them with their cookies.
 
     Args:
-        pidfd: the keeper's; -1: there is none.
-        patience_s: for each message; one has up to MAX_SOCKETS of them.
+        pidfd: the keeper's; -1: there is no keeper now.
+        patience_s: for each message, which has up to MAX_SOCKETS sockets.
 
     Raises:
-        OSError: it has not sent all; those that came are the caller's to close.
+        OSError: it has not sent all; the caller closes those that it got.
     """
     if pidfd < 0:
         raise OSError("there is none just now")
@@ -65,7 +66,8 @@ def sockets_of_keeper(
                 cookie = cookie_of(fd)
                 cookies.add(cookie)
                 yield cookie, KeptSocket(fd, *KEEP.unpack(message))
-    # Its end looks like that too. Who closes just now has a row, and is with nobody.
+    # The keeper's death looks like the end of its answer. A connection without a socket
+    # is no proof of it: one that is being closed has a row, and its socket is gone.
     if _lacks(memory, cookies) and _has_ended(pidfd, _LAST_BREATH_S):
         raise OSError("it has died")
 
@@ -93,7 +95,7 @@ def _has_ended(pidfd: int, patience_s: float) -> bool:
 
 
 def leave_with_successor(memory: BrokerMemory, pidfd: int) -> None:
-    """Kill the keeper; its successor finds what it held with what is left with it.
+    """Kill the keeper, and leave its sockets in the queue that its successor reads.
 
     Args:
         pidfd: the keeper's; it is reaped as after any death.
@@ -103,8 +105,8 @@ def leave_with_successor(memory: BrokerMemory, pidfd: int) -> None:
     try:
         for _, each in sockets_of_keeper(memory, pidfd, _PATIENCE_S):
             kept.append(each)
-    except OSError as error:  # the processors have them, unless one dies just now
-        _LOG.warning("the keeper does not give its sockets: %s", error)
+    except OSError as error:  # the processors have them, too, unless one dies now
+        _LOG.warning("the keeper does not send its sockets: %s", error)
     signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     # The successor reads the same queue: a keeper that is not dead yet would take from
     # it what is left there, and die with it.
@@ -126,5 +128,5 @@ def _leave(memory: BrokerMemory, kept: list[KeptSocket]) -> None:
         for first in range(0, len(with_rows), MAX_SOCKETS):
             batch = with_rows[first : first + MAX_SOCKETS]
             send_fds(sender, KEEP.pack(HAS_ROW, -1, 0), batch)
-    except OSError as error:  # more than fit there: the processors leave the others
+    except OSError as error:  # the queue is full: the processors leave the others
         _LOG.warning("not all sockets are left with the next keeper: %s", error)

@@ -1,9 +1,8 @@
 """Manifest: all that one program of a supervisor leaves to the next.
 
-Descriptors, children, identity; a msgpack map in a memfd.
-
-Where memory is laid out in another way, the manifest names somebody too who can end the
-children and describe what they leave: see generation.py.
+It holds descriptors, children and the broker's identity, as a msgpack map in a memfd.
+For a program with another layout of memory it names the leaver as well, a process that
+ends the children and describes what they leave: see generation.py.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ class TakeoverError(MpbrokerError):
 
 
 class Manifest(NamedTuple):
-    """All that is left to the next program."""
+    """What one program leaves to the next."""
 
     layout: int
     version: str
-    command: list[str]  # that the next program goes back to, if it cannot go on
-    going_back: str  # why this one could not; "": it goes forward
+    command: list[str]  # starts this program, if the next one has to go back
+    going_back: str  # the reason of a program that goes back; "": it goes forward
     parts: dict[str, list[int]]
     max_request_bytes: int
     queued_bytes_each: int
@@ -47,8 +46,8 @@ class Manifest(NamedTuple):
     directories: list[tuple[str, int, bool]]  # those in use: path, lock, clean
     children: list[tuple[Any, ...]]
     started: float
-    # To a new generation: a socket to the leaver, and its process id. -1: none, memory
-    # is shared.
+    # For a new generation: a socket to the leaver, and its process id. -1: there is
+    # none, and memory is shared.
     generation: int = -1
     leaver: int = 0
 
@@ -64,25 +63,25 @@ class Manifest(NamedTuple):
 
     @property
     def is_generation(self) -> bool:
-        """Whether memory and children are not for the next program."""
+        """Whether the next program shares neither memory nor children."""
         return self.generation >= 0
 
     def untouched(self, command: list[str], going_back: str) -> Manifest:
-        """What was left to us, for the program before us, if we have begun nothing."""
+        """Return this manifest for the way back, if we have changed nothing yet."""
         self.dismiss_leaver()
         return self._replace(
             command=command, going_back=going_back, generation=-1, leaver=0
         )
 
     def dismiss_leaver(self) -> None:
-        """It is not needed, or has done what it could."""
+        """Kill the leaver: it is not needed, or has done its work."""
         if self.leaver:
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 os.kill(self.leaver, signal.SIGKILL)
                 os.waitpid(self.leaver, 0)
 
     def write(self) -> int:
-        """Return a memfd that holds it; the caller's to close."""
+        """Return a memfd with the manifest; the caller closes it."""
         fd = os.memfd_create("mpbroker-takeover", os.MFD_CLOEXEC)
         data = msgpack.packb(self._asdict())
         os.pwrite(fd, data, 0)
@@ -93,14 +92,14 @@ class Manifest(NamedTuple):
         """Read what ``write`` wrote.
 
         Raises:
-            TakeoverError: a program of another version wrote it, and it is not known.
+            TakeoverError: another version has written a manifest that we do not know.
         """
         data = os.pread(fd, os.fstat(fd).st_size, 0)
         try:
             return cls(**msgpack.unpackb(data, use_list=True))
         except (TypeError, ValueError) as error:
             raise TakeoverError(
-                f"the running version hands over in a way that is not known here:"
+                f"the running version writes a manifest that is not known here:"
                 f" {error}; restart the service instead"
             ) from error
 
@@ -123,7 +122,7 @@ class Manifest(NamedTuple):
                 )
 
     def changed_layout(self, config: BrokerConfig) -> str:
-        """Why a program with this config needs memory of its own; "": it does not."""
+        """Return why this config needs memory of its own; "": it does not."""
         if self.layout != LAYOUT_VERSION:
             return f"layout of shared memory {self.layout} to {LAYOUT_VERSION}"
         here, there = (
@@ -137,7 +136,7 @@ class Manifest(NamedTuple):
             )
         return ""
 
-    # -- what it stands for ------------------------------------------------------------
+    # -- the objects that it describes -------------------------------------------------
 
     def memory(self, config: BrokerConfig) -> BrokerMemory:
         return BrokerMemory(
@@ -149,7 +148,7 @@ class Manifest(NamedTuple):
 
     def open_directories(self) -> list[LogDirectory]:
         return [
-            # What another generation has written is not as it was at a clean stop.
+            # Another generation has written to them since the clean stop.
             LogDirectory.taken_over(path, fd, clean=clean and not self.is_generation)
             for path, fd, clean in self.directories
         ]
@@ -166,6 +165,6 @@ class Manifest(NamedTuple):
         return [ChildRecord(*record) for record in self.children]
 
     def keep_private(self) -> None:
-        """Let no program that we start have any of the descriptors."""
+        """Keep the descriptors from programs that we start."""
         for fd in self.fds:
             os.set_inheritable(fd, False)

@@ -1,6 +1,6 @@
-"""The beginning of a generation: what the one before it has left becomes ours.
+"""Begin a generation of children with what the generation before it has left.
 
-See generation.py for the whole, and who does what.
+See generation.py for the whole procedure.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 _LOG = get_logger(__name__)
 
-# The leaver gives up before that.
+# Longer than the leaver takes before it gives up.
 _LEAVE_S: Final = 20.0
-# So long new children may take to serve, until the program before us is back.
+# New children may take so long to serve; then this program goes back.
 _SERVE_S: Final = 10.0
 _LOOK_S: Final = 0.02
 _MAX_FAILURES: Final = 3
@@ -41,7 +41,7 @@ _HEAD_BYTES: Final = 4096
 
 
 class Left(NamedTuple):
-    """What a generation has left; its children are dead, but for the keeper."""
+    """What a generation has left. Its children are dead, except the keeper."""
 
     records: list[ConnectionRecord]
     arena_fd: int  # holds the bytes that the records name
@@ -49,10 +49,10 @@ class Left(NamedTuple):
 
 
 def take_over_from(before: Manifest) -> Left:
-    """Have the leaver end the generation before us, and take what it has left.
+    """Let the leaver end the generation before ours; return what that has left.
 
     Raises:
-        TakeoverError: it could not; that generation can go on.
+        TakeoverError: it could not be ended; the old program can go on with it.
     """
     with socket.socket(fileno=before.generation) as link:
         link.settimeout(_LEAVE_S)
@@ -91,9 +91,11 @@ def take_over_from(before: Manifest) -> Left:
 def give_back(
     before: Manifest, left: Left, command: list[str], going_back: str
 ) -> Manifest:
-    """What was left to us, for the program before us: also if its keeper has died.
+    """Return the manifest for the way back, before our connections have begun.
 
-    The next one of its finds the sockets with what is left with it.
+    The sockets are left in the queue of the old keeper: if that has died by now, the
+        next
+    one finds them there.
     """
     fds = [each.fd for each in left.records]
     sender = os.dup(before.parts[KEEPER_PAIR][0])
@@ -105,20 +107,25 @@ def give_back(
 
 
 class NextGeneration:
-    """From what was left to children that serve."""
+    """Makes connections ours, and watches until the children serve them.
+
+    Attributes:
+        sockets: duplicates of the clients' sockets, by cookie. We keep them until all
+            is
+            proved: there may be a way back.
+    """
 
     def __init__(self, supervisor: Parent, memory: BrokerMemory) -> None:
         self._supervisor = supervisor
         self._memory = memory
-        # They stay ours too until all is proved: there may be a way back.
-        self.sockets: dict[int, KeptSocket] = {}  # by cookie
+        self.sockets: dict[int, KeptSocket] = {}
         self._begun = 0.0
 
     def begin(self, left: Left) -> None:
-        """Make connections ours, before the first fork.
+        """Make the connections ours, before the first fork.
 
         Raises:
-            TakeoverError: they are too many.
+            TakeoverError: there are too many.
         """
         started = time.monotonic()
         numbers: dict[int, list[int]] = {}
@@ -160,7 +167,7 @@ class NextGeneration:
         )
 
     def _keep(self, fds: Sequence[int]) -> None:
-        """Leave a duplicate of each with the keeper, which is still to be forked."""
+        """Leave a duplicate of each socket for our keeper, which is not forked yet."""
         sender = self._memory.keeper_pair[0]
         for first in range(0, len(fds), MAX_SOCKETS):
             batch = list(fds[first : first + MAX_SOCKETS])
@@ -175,7 +182,7 @@ class NextGeneration:
             self._supervisor.only_ours.add(fd)
 
     def _watch_start(self) -> None:
-        """Raise TakeoverError if the first children do not work."""
+        """Raise TakeoverError if the first children do not come to serve."""
         if not self._begun:
             return
         children = self._supervisor.children
@@ -192,18 +199,18 @@ class NextGeneration:
             raise TakeoverError("its processes did not all serve in time")
 
     def forget_sockets(self) -> None:
-        """All is proved: the keeper alone has duplicates."""
+        """Close our duplicates, when all is proved; the keeper has its own."""
         for kept in self.sockets.values():
             self._supervisor.only_ours.discard(kept.fd)
             os.close(kept.fd)
-        self.sockets.clear()  # the supervisor has this very dict
+        self.sockets.clear()  # the same dict is the supervisor's sockets_kept
 
 
 def bury(before: Manifest, ours: Mapping[str, Sequence[int]]) -> None:
-    """Let go of the generation before us: from here on there is no way back to it.
+    """Kill what is left of the old generation: from here on it cannot come back.
 
     Args:
-        ours: descriptors by name, of which some may have been its.
+        ours: our descriptors by name; some may have been inherited from it.
     """
     for record in before.records():
         if record.pid:

@@ -20,31 +20,32 @@ _RENEWAL_S: Final = 60.0  # for each step
 _PROOF_S: Final = 10.0
 _OWING_S: Final = 5.0
 _LOOK_S: Final = 0.02
-# A new child that dies so often does not work, whatever killed it.
+# A new child that dies so often does not work, whatever the cause of its deaths.
 _MAX_FAILURES: Final = 3
-# They come after those that have successors beside them.
+# Roles with a single process; they come after those whose successors serve first.
 _ALONE: Final = (Role.COORDINATOR, Role.HOUSEKEEPER, Role.KEEPER, Role.EXPORTER)
 
 
 class Loop(probe.Loop, Protocol):
-    """What is used of the supervisor."""
+    """The part of the supervisor that is needed here."""
 
     def is_accepting(self) -> bool: ...
 
 
 class Renewal:
-    """After a takeover: replace the children, one after another, and prove the result.
+    """Replaces the children of the old program, one after another; proves the result.
 
-    A broker that drains meanwhile can be proved no more, and does not go back either:
-    its sockets listen no more, and it will stop.
+    If the broker begins to drain meanwhile, its sockets do not listen any more. Then
+    the result cannot be proved, and there is no way back either: the broker is
+    stopping.
 
     Args:
-        children: of the program before us; replaced by ours.
-        are_ours: they are not: there is only the proof to be had.
-        kill: end a process that has no other beside it; its successor carries on.
-        done: told of the end; why this program does not work, or "" if it does.
-        keeper_owes: whether there are sockets that only the keeper has, of a processor
-            that died: not the moment to replace it.
+        children: all children; those of the old program are replaced.
+        are_ours: none is the old program's: only the proof is made.
+        kill: ends a process of a role that has only one; its successor carries on.
+        done: called at the end with the reason if this program does not work, or "".
+        keeper_owes: says whether the keeper alone has the sockets of some connections,
+            because their processor has died: then it cannot be replaced yet.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Renewal:
     ) -> None:
         self._loop = loop
         self._keeper_owes = keeper_owes
-        self._owed_until = 0.0  # 0: nobody has looked yet
+        self._owed_until = 0.0  # deadline of _must_keep(); 0: not looked yet
         self._children = children
         self._listeners = listeners
         self._kill = kill
@@ -80,7 +81,7 @@ class Renewal:
         self.is_done = False
 
     def turn(self) -> float | None:
-        """Do what is due; return in how many seconds to come again."""
+        """Do what is due; return in how many seconds to call again."""
         if self.is_done:
             return None
         try:
@@ -109,7 +110,7 @@ class Renewal:
             self._next()
 
     def _is_quiet(self) -> bool:
-        """All processes are ours, but for processors that clients still hold up."""
+        """Whether all processes are ours; processors may still wait for clients."""
         return all(
             child.role is Role.PROCESSOR
             if child.state is ChildState.DRAINING
@@ -122,7 +123,7 @@ class Renewal:
         if self._beside:
             few, self._beside = self._beside[:AT_ONCE], self._beside[AT_ONCE:]
             for child in few:
-                # A resize may have retired it meanwhile.
+                # A resize may have retired the child meanwhile.
                 if child in self._children and child.state is not ChildState.DRAINING:
                     child.replaced = True
             return
@@ -139,7 +140,7 @@ class Renewal:
         self._round.start()
 
     def _must_keep(self) -> bool:
-        """Let the keeper pay what it owes; not for ever, as a client may be stuck."""
+        """Whether to let the keeper hand out sockets first; at most for _OWING_S."""
         now = time.monotonic()
         self._owed_until = self._owed_until or now + _OWING_S
         return now < self._owed_until and self._keeper_owes()

@@ -14,11 +14,11 @@ from mpbroker.supervisor.upgrade.takeover import VARIABLE, environment_of_takeov
 
 
 class UpgradeError(MpbrokerError):
-    """The broker was not replaced; it goes on as it was."""
+    """The broker was not replaced; it goes on as before."""
 
 
 def replace_program(command: Sequence[str], manifest: Manifest) -> None:
-    """Become another program, which takes over. Returns only by an exception.
+    """Execute another program, which takes over. Returns only by an exception.
 
     Raises:
         UpgradeError: there is no such program, or no room; nothing has changed.
@@ -56,7 +56,7 @@ def replace_program(command: Sequence[str], manifest: Manifest) -> None:
 
 
 def _forget_generation(manifest: Manifest) -> None:
-    """The leaver has nobody to leave to."""
+    """End the leaver of a manifest that no program reads."""
     if manifest.is_generation:
         os.close(manifest.generation)
         manifest.dismiss_leaver()

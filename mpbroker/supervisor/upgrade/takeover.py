@@ -1,7 +1,7 @@
 """Tell the next program, by an environment variable, that it is to take over.
 
 An upgrade replaces the program and not the process (see upgrade.py). The variable names
-the descriptor of the manifest, and whether the next program shall only try itself:
+the descriptor of the manifest, and whether the next program only tries itself:
 
     _MPBROKER_TAKEOVER=trial:<manifest>:<directory>:<descriptor for the reason>
     _MPBROKER_TAKEOVER=takeover:<manifest>
@@ -30,7 +30,7 @@ class Takeover(NamedTuple):
 
     manifest: Manifest
     trial_directory: str  # "": no trial
-    reason_fd: int  # of a trial: gets the reason why we cannot
+    reason_fd: int  # in a trial: receives the reason if we cannot take over
 
     @property
     def is_trial(self) -> bool:
@@ -46,10 +46,10 @@ class Takeover(NamedTuple):
 
 
 def takeover(environ: MutableMapping[str, str] = os.environ) -> Takeover | None:
-    """Return what the program before us has left, if there was one.
+    """Read what the program before this one has left; None: there was none.
 
     Raises:
-        TakeoverError: it cannot be read.
+        TakeoverError: its manifest cannot be read.
     """
     text = environ.pop(VARIABLE, "")
     if not text:

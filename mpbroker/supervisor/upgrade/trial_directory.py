@@ -1,7 +1,8 @@
-"""Where a newcomer tries itself: a directory that does not outlive its maker for long.
+"""The directory of a trial, which is removed even if its maker is killed.
 
-The supervisor that makes it holds a lock of it, and removes it in the end. If that was
-killed the lock is free, and whoever makes the next one, or starts next, removes it.
+The supervisor that makes it holds a lock on it, and removes it in the end. If the
+supervisor is killed, the lock is free: the next one that starts, or makes such a
+directory, removes it.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ _OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class TrialDirectory:
-    """Made, and locked until it is removed.
+    """A directory that is locked until it is removed.
 
     Attributes:
-        lock_fd: not for children: whoever has it holds the lock.
+        lock_fd: holds the lock; children must close it.
 
     Raises:
-        OSError: there is no place for it.
+        OSError: it cannot be made.
     """
 
     def __init__(self) -> None:
         lock_fd: int | None = None
-        while lock_fd is None:  # somebody may take it for one that was left
+        while lock_fd is None:  # before the lock another broker may remove it
             parent = next(iter(_parents()), "/tmp")
             self.path = os.path.join(parent, _PREFIX + os.urandom(6).hex())
             os.mkdir(self.path, 0o700)
@@ -44,12 +45,12 @@ class TrialDirectory:
 
 
 def remove_left_directories() -> None:
-    """Remove those whose makers have died."""
+    """Remove trial directories whose makers have died."""
     for path in _found():
         try:
             lock_fd = _lock(path)
         except OSError:
-            continue  # another user's, or nothing that we make
+            continue  # another user's, or not a directory
         if lock_fd is not None:
             _remove(path, lock_fd)
             _LOG.info("removed %s, which a dead broker has left", path)
@@ -57,23 +58,26 @@ def remove_left_directories() -> None:
 
 def _found() -> Iterator[str]:
     for parent in _parents():
-        with suppress(PermissionError):  # that we may write, and not list
+        with suppress(PermissionError):  # a directory that we may write but not list
             for name in os.listdir(parent):
                 if name.startswith(_PREFIX):
                     yield os.path.join(parent, name)
 
 
 def _parents() -> list[str]:
-    """Where one may be, the place for the next first. As tempfile, which is large."""
+    """Return the directories to use, the preferred one first.
+
+    As tempfile.gettempdir(), whose module is large.
+    """
     named = dict.fromkeys((os.environ.get("TMPDIR", ""), "/tmp", "/var/tmp"))
     return [each for each in named if os.access(each, os.W_OK | os.X_OK)]
 
 
 def _lock(path: str) -> int | None:
-    """Lock a directory of ours; None: somebody has it, or it is gone.
+    """Lock a directory of ours; None: another process has the lock, or it is gone.
 
     Raises:
-        OSError: that cannot be.
+        OSError: it cannot be opened or locked.
     """
     fd = -1
     try:

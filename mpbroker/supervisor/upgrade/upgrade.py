@@ -1,24 +1,24 @@
 """Replace the whole broker by another version of itself, with its clients connected.
 
-The supervisor replaces its program (execve) and not itself: it keeps its process id,
-so its children stay its children, the service manager need not be told, and at no time
-do two supervisors repair the same memory. The steps, and who does them:
+The supervisor replaces its program (execve) and not itself. It keeps its process id: so
+its children stay its children, the service manager need not be told, and there are
+never two supervisors that repair the same memory. The steps, and what does each:
 
     trial     the new program in a process   reads the settings, attaches the memory;
               of its own                     then is a broker with data of its own until
                                              a request has come through
     exec      the supervisor                 hands over: see takeover.py
-    renewal   the new program                replaces child after child by its own
+    renewal   the new program                replaces one child after another
     proof     the new program                sends a request through every stage
 
-Where the new program lays memory out in another way the children cannot stay: when it
-is ready they all end, and connections go on in a second generation of them. See
+If the new program has another layout of memory, the children cannot stay. When it is
+ready they all end, and the connections go on in a second generation of children: see
 generation.py.
 
 A trial that fails has changed nothing. A new program that fails later goes back: it
-replaces itself by the old one in the same way, with the reason, and that renews the
-children once more. Children serve all the time; what they cannot do for themselves, to
-be repaired when they die, waits the tenth of a second that a program takes to start.
+replaces itself by the old one in the same way, with the reason, and the old program
+renews the children once more. Children serve all the time. Only a repair after a death
+waits the tenth of a second that a program takes to start.
 """
 
 from __future__ import annotations
@@ -52,26 +52,26 @@ from mpbroker.supervisor.upgrade.trial_directory import (
 _LOG = get_logger(__name__)
 
 _TRIAL_S: Final = 120.0
-# The trial must not take the processor from those who serve.
+# The trial must not take CPU time from the processes that serve.
 _TRIAL_NICENESS: Final = 5
-# So long other changes of processes may take before the program is replaced.
+# After the trial, other changes of processes (a resize) may take so long to end.
 _QUIET_S: Final = 60.0
 _LOOK_S: Final = 0.02
 _REASON_BYTES: Final = 4096
 
 
 class Upgrade:
-    """From the order to replace the broker to the end of this program.
+    """An upgrade, from the order to the end of this program.
 
     Args:
-        fork_aside: run something in a process of its own, then call back with its wait
-            status; returns what kills it, or None if there can be none.
-        manifest: describe the broker as it is now, for the next program.
-        leave: the same for one that cannot share memory; raises UpgradeError if that
-            cannot be.
-        say: publish how it goes.
-        is_quiet: whether no process starts or retires, for whatever reason.
-        only_ours: descriptors that no child shall have.
+        fork_aside: runs something in a process of its own, then calls back with its
+            wait status; returns what kills it, None if it cannot be started.
+        manifest: describes the broker as it is now, for the next program.
+        leave: does the same for a program that cannot share memory; raises UpgradeError
+            if that is impossible.
+        say: publishes the progress.
+        is_quiet: says whether no process starts or retires.
+        only_ours: descriptors that children close.
     """
 
     def __init__(
@@ -96,19 +96,19 @@ class Upgrade:
         self._deadline = 0.0
         self._directory: TrialDirectory | None = None
         self._reason_fd = -1
-        self._given_up = ""  # why it shall not go on
-        self._is_tried = False  # the trial has succeeded: it is time to go
-        self._new_generation = ""  # why it needs memory of its own
+        self._given_up = ""  # why the upgrade is not to go on
+        self._is_tried = False  # the trial has succeeded
+        self._new_generation = ""  # why the new program needs memory of its own
 
     @property
     def is_under_way(self) -> bool:
         return bool(self._command)
 
     def begin(self, command: Sequence[str] | None) -> None:
-        """Let the new program try itself.
+        """Begin with the trial of the new program.
 
         Raises:
-            UpgradeError: one is under way already, or there is no such program.
+            UpgradeError: an upgrade is under way already, or there is no such program.
         """
         if self.is_under_way:
             raise UpgradeError("an upgrade is under way; wait for its end")
@@ -118,7 +118,7 @@ class Upgrade:
             raise UpgradeError(f"{missing}: there is no such program")
         _LOG.info("upgrade: trying %s", " ".join(self._command))
         self._given_up = ""
-        self._say("trying the newcomer")  # what is said after that is how it ended
+        self._say("trying the newcomer")  # whatever is said next is the result
         try:
             self._begin_trial()
         except OSError as error:
@@ -126,7 +126,7 @@ class Upgrade:
             raise UpgradeError(f"the newcomer cannot be tried: {error}") from error
 
     def _begin_trial(self) -> None:
-        """Fork it.
+        """Fork the trial.
 
         Raises:
             OSError: there is no room for it; nothing is left of it.
@@ -147,7 +147,7 @@ class Upgrade:
             self._kill = self._fork_aside(run, self._ended)
 
     def give_up(self, reason: str) -> None:
-        """Replace nothing, if that was to be; the broker has something else to do."""
+        """End an upgrade that is under way, because the broker drains or stops."""
         if self._kill is not None:
             self._given_up = reason
             self._kill()
@@ -157,14 +157,14 @@ class Upgrade:
     def _become_trial(
         self, manifest: Manifest, fd: int, directory: str, reason_fd: int
     ) -> None:
-        """In a process of its own: become the new program."""
+        """In the trial's process: execute the new program."""
         for each in (*manifest.fds, fd, reason_fd):
             os.set_inheritable(each, True)
         environ = {
             **os.environ,
             VARIABLE: environment_of_trial(fd, directory, reason_fd),
         }
-        # It must not speak for the service.
+        # The trial must not send states in the service's name.
         for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"):
             environ.pop(name, None)
         for number in HANDLED:
@@ -181,10 +181,10 @@ class Upgrade:
     def _ended(self, status: int) -> None:
         try:
             reason = os.read(self._reason_fd, _REASON_BYTES).decode(errors="replace")
-        except BlockingIOError:  # somebody of its own still has the other end
+        except BlockingIOError:  # a process that it has started has the other end
             reason = ""
         assert self._directory is not None
-        # Any program may end well, as one that was named by mistake does.
+        # Exit status 0 alone proves nothing: any program may end with it.
         has_served = os.path.exists(f"{self._directory.path}/{FILE_NAME}")
         self._close_trial()
         self._kill = None
@@ -200,18 +200,18 @@ class Upgrade:
                 self._say(f"handing over to a new generation: {self._new_generation}")
             self._deadline = time.monotonic() + _QUIET_S
             return
-        remove_leftovers()  # it may have been killed
+        remove_leftovers()  # a killed trial leaves its named segment
         self._failed(self._given_up or reason or _explain(status))
 
     def _failed(self, reason: str) -> None:
-        """The broker goes on as it is."""
+        """Publish the reason; the broker goes on as it is."""
         _LOG.error("upgrade: failed, and nothing has changed: %s", reason)
         self._say(f"failed, and nothing has changed: {reason}")
         self._command = []
         self._is_tried = False
 
     def turn(self) -> float | None:
-        """Do what is due; return in how many seconds to come again."""
+        """Do what is due; return in how many seconds to call again."""
         if self._kill is not None and time.monotonic() >= self._deadline:
             self._deadline = time.monotonic() + _TRIAL_S
             self._kill()
@@ -223,8 +223,8 @@ class Upgrade:
                 self._failed(str(error))
         elif self._is_tried and time.monotonic() >= self._deadline:
             self._failed(
-                "processes start or retire all the time; wait for the resize, or see"
-                " why they die"
+                "processes start or retire all the time; wait for the end of the"
+                " resize, or find out why they die"
             )
         return _LOOK_S if self.is_under_way else None
 
@@ -236,7 +236,7 @@ class Upgrade:
         self._directory = None
 
     def close(self) -> None:
-        """The broker stops; a trial has been killed."""
+        """Clean up when the broker stops; the trial has been killed."""
         if self._directory is not None:
             self._close_trial()
             remove_leftovers()

@@ -98,7 +98,7 @@ def test_a_keeper_that_dies_before_it_has_handed_over_takes_nobody_along(broker)
         wait_until(lambda: "mpbroker: leave" in broker.processes().values())
         kill(broker, "keeper")  # while the newcomer starts: nobody can replace it now
         said = wait_for_end(broker, "done", "failed, and was undone")
-        why = "the keeper does not give its sockets: it has died"
+        why = "the keeper does not send its sockets: it has died"
         assert said == f"failed, and was undone: {why}"
         for sock in socks:
             assert api_versions(sock)
