@@ -21,7 +21,76 @@ if TYPE_CHECKING:
 # For the other commands; MPBROKER_ otherwise begins the settings of a broker.
 BOOTSTRAP_VARIABLE: Final = "MPBROKER_BOOTSTRAP"
 
-SERVE_HELP: Final = f"""\
+
+class ServeOption:
+    """An option of `serve`: a row of the table that parser, help and completion read.
+
+    Args:
+        names: its spellings; the last is the one that errors name.
+        value: what its value is called; None: it has none.
+        help: what it does.
+    """
+
+    __slots__ = ("help", "names", "value")
+
+    def __init__(self, *names: str, value: str | None = None, help: str) -> None:
+        self.names = names
+        self.value = value
+        self.help = help
+
+
+OPTIONS: Final = (
+    ServeOption(
+        "-c",
+        "--config",
+        value="FILE",
+        help="read settings from FILE: TOML if it ends in .toml, otherwise Java"
+        " properties (a Kafka server.properties)",
+    ),
+    ServeOption(
+        "--override",
+        value="KEY=VALUE",
+        help="the same as KEY=VALUE, as kafka-server-start.sh spells it",
+    ),
+    ServeOption(
+        "--daemon",
+        help="go to the background; exits 0 only once the broker is ready to answer"
+        " clients, and 1 with the reason if it cannot start; its log is mpbroker.log in"
+        " the first of log.dirs",
+    ),
+    ServeOption(
+        "--pid-file", value="FILE", help="write the supervisor's process id to FILE"
+    ),
+    ServeOption(
+        "--enable-inject",
+        help="let `mpbroker ctl inject` make things fail, for tests; it is"
+        " control.inject.enable=true",
+    ),
+    ServeOption(
+        "--ready-fd",
+        value="N",
+        help="write a line to file descriptor N, and close it, once the broker is ready"
+        " to answer clients",
+    ),
+    ServeOption("-h", "--help", help="show this"),
+)
+_OPTIONS: Final = {name: option for option in OPTIONS for name in option.names}
+
+
+def serve_help() -> str:
+    """Return what `mpbroker serve --help` shows."""
+    import textwrap  # for people only: no start should load it
+
+    options = "\n".join(
+        textwrap.fill(
+            f"  {_spelling(option):<20}  {option.help}",
+            79,
+            subsequent_indent=" " * 24,
+            break_on_hyphens=False,
+        )
+        for option in OPTIONS
+    )
+    return f"""\
 Usage: mpbroker serve [OPTIONS] [KEY=VALUE]...
 
 Run a broker in the foreground until SIGTERM or SIGINT.
@@ -36,18 +105,14 @@ here wins over the environment, which wins over the file.
 `mpbroker config list` names every setting, `mpbroker config explain KEY` describes one.
 
 Options:
-  -c, --config FILE  read settings from FILE: TOML if it ends in .toml, otherwise
-                     Java properties (a Kafka server.properties)
-  --daemon           go to the background; exits 0 only once the broker is ready
-                     to answer clients, and 1 with the reason if it cannot start;
-                     its log is mpbroker.log in the first of log.dirs
-  --pid-file FILE    write the supervisor's process id to FILE
-  --enable-inject    let `mpbroker ctl inject` make things fail, for tests
-  --ready-fd N       write a line to file descriptor N, and close it, once the broker
-                     is ready to answer clients
-  -h, --help         show this
+{options}
 
 {EXIT_CODE_HELP}"""
+
+
+def _spelling(option: ServeOption) -> str:
+    names = ", ".join(option.names)
+    return names if option.value is None else f"{names} {option.value}"
 
 
 class ServeArguments(NamedTuple):
@@ -61,15 +126,6 @@ class ServeArguments(NamedTuple):
     help: bool
 
 
-_VALUE_OPTIONS: Final = {
-    "-c": "--config",
-    "--config": "--config",
-    "--pid-file": "--pid-file",
-    "--ready-fd": "--ready-fd",
-    "--override": "--override",  # as kafka-server-start.sh spells key=value
-}
-
-
 def parse_serve_arguments(arguments: Sequence[str]) -> ServeArguments:
     """Read the arguments after `serve`.
 
@@ -80,33 +136,32 @@ def parse_serve_arguments(arguments: Sequence[str]) -> ServeArguments:
     overrides: dict[str, str] = {}
     options: dict[str, str] = {}
     flags: set[str] = set()
-    rest = list(arguments)
-    rest.reverse()
+    rest = list(reversed(arguments))
     while rest:
         argument = rest.pop()
-        if argument == "--enable-inject":
-            _add_override(overrides, "control.inject.enable=true")
-            continue
-        if argument in ("-h", "--help", "--daemon"):
-            flags.add("--help" if argument == "-h" else argument)
-            continue
-        name, equals, value = argument.partition("=")
-        if not name.startswith("-"):
+        if not argument.startswith("-"):
             _add_override(overrides, argument)
             continue
-        if name not in _VALUE_OPTIONS:
+        name, equals, value = argument.partition("=")
+        option = _OPTIONS.get(name)
+        if option is None or (option.value is None and equals):
             raise _usage(f"no such option: {name}")
-        option = _VALUE_OPTIONS[name]
+        if option.value is None:
+            flags.add(option.names[-1])
+            continue
         if not equals:
             if not rest:
                 raise _usage(f"{name} needs a value")
             value = rest.pop()
-        if option == "--override":
+        name = option.names[-1]
+        if name == "--override":
             _add_override(overrides, value)
-            continue
-        if option in options:
-            raise _usage(f"{option} is given twice")
-        options[option] = value
+        elif name in options:
+            raise _usage(f"{name} is given twice")
+        else:
+            options[name] = value
+    if "--enable-inject" in flags:
+        _add_override(overrides, "control.inject.enable=true")
     return ServeArguments(
         overrides=overrides,
         config_file=_path(options, "--config"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import click
 from click.shell_completion import CompletionItem
 
-from mpbroker.cli.serve import SERVE_HELP
+from mpbroker.cli.serve import OPTIONS, ServeOption, serve_help
 
 
 def complete_setting(
@@ -24,14 +24,22 @@ def complete_setting(
     ]
 
 
-@click.command("serve", add_help_option=False)
-@click.option("-c", "--config", type=click.Path())
-@click.option("--pid-file", type=click.Path())
-@click.option("--ready-fd", type=int)
-@click.option("--daemon", is_flag=True)
-@click.option("--enable-inject", is_flag=True)
-@click.option("-h", "--help", is_flag=True)
-@click.argument("settings", nargs=-1, shell_complete=complete_setting)
-def command(**_: object) -> None:
-    """Run a broker."""
-    click.echo(SERVE_HELP, nl=False)
+def _option(option: ServeOption) -> click.Option:
+    kind = click.Path() if option.value == "FILE" else str
+    return click.Option(option.names, type=kind, is_flag=option.value is None)
+
+
+def _help(**_: object) -> None:
+    click.echo(serve_help(), nl=False)
+
+
+command = click.Command(
+    "serve",
+    callback=_help,
+    params=[
+        *map(_option, OPTIONS),
+        click.Argument(["settings"], nargs=-1, shell_complete=complete_setting),
+    ],
+    help="Run a broker.",
+    add_help_option=False,
+)

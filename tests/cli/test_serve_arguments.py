@@ -9,7 +9,8 @@ import pytest
 
 from mpbroker.cli import main
 from mpbroker.cli.exit_codes import CliError, ExitCode
-from mpbroker.cli.serve import parse_serve_arguments
+from mpbroker.cli.serve import OPTIONS, parse_serve_arguments
+from mpbroker.cli.serve_command import command
 
 
 def test_settings_are_cut_at_the_first_equals_sign_only():
@@ -54,6 +55,7 @@ def test_options_and_settings_may_be_mixed_in_any_order():
         (["--config"], "--config needs a value"),
         (["--config="], "--config needs a file name"),
         (["-c", "a", "--config", "b"], "--config is given twice"),
+        (["-c", "a", "-c", "a"], "--config is given twice"),
         (["--ready-fd", "one"], "not a file descriptor number"),
         (["--ready-fd", "-1"], "not a file descriptor number"),
         (["--ready-fd", "9999"], "no such open file descriptor"),
@@ -74,8 +76,25 @@ def test_a_wrong_command_line_is_a_usage_error_that_says_what_is_wrong(
 def test_serve_help_names_every_option_and_exit_code(capsys):
     assert main(["serve", "--help"]) == ExitCode.OK
     text = capsys.readouterr().out
-    for word in ("--config", "--daemon", "--pid-file", "--ready-fd", "69"):
-        assert word in text
+    assert max(map(len, text.splitlines())) < 90
+    for option in OPTIONS:
+        assert ", ".join(option.names) in text
+    for code in ExitCode:
+        assert f"\n  {code:<3} " in text
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.names[-1])
+def test_every_option_of_the_table_is_parsed_and_offered_by_completion(option):
+    for name in option.names:
+        if option.value is None:
+            assert parse_serve_arguments([name]) != parse_serve_arguments([])
+            with pytest.raises(CliError, match="no such option"):
+                parse_serve_arguments([f"{name}=x"])
+        else:
+            with pytest.raises(CliError, match=f"{name} needs a value"):
+                parse_serve_arguments([name])
+    (known,) = [each for each in command.params if option.names[-1] in each.opts]
+    assert (known.opts, known.is_flag) == (list(option.names), option.value is None)
 
 
 def test_a_usage_error_is_one_line_on_stderr_and_exit_code_2(capsys):
