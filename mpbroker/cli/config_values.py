@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, TypeVar
+from functools import wraps
+from typing import Any, Final, NamedTuple
 
 import click
 
@@ -32,7 +33,6 @@ _SOURCES: Final = {
     8: "group",
 }
 _DEFAULT: Final = 5
-_F = TypeVar("_F", bound=Callable[..., object])
 
 
 def complete_key(ctx: click.Context, param: click.Parameter, text: str) -> list[str]:
@@ -52,61 +52,67 @@ def _complete_change(
     return [f"{name}=" for name in complete_key(ctx, param, text)]
 
 
-def _resource_options(function: _F) -> _F:
-    for option in (
-        click.option(
-            "--topic",
-            metavar="NAME",
-            help="Of a topic.",
-            shell_complete=complete_topic,
-        ),
-        click.option("--group", metavar="ID", help="Of a consumer group."),
-        click.option(
-            "--client-metrics",
-            metavar="NAME",
-            help="Of a subscription to clients' metrics.",
-        ),
-        click.option("--all-brokers", is_flag=True, help="Of all brokers together."),
-        click.option("--loggers", is_flag=True, help="Levels of the broker's loggers."),
-    ):
-        function = option(function)
-    return function
+class _Choice(NamedTuple):
+    """The resource that the command line names; the broker itself if it names none."""
 
+    topic: str | None
+    group: str | None
+    client_metrics: str | None
+    all_brokers: bool
+    loggers: bool
 
-def _resource(
-    cluster: Cluster,
-    topic: str | None,
-    group: str | None,
-    client_metrics: str | None,
-    all_brokers: bool,
-    loggers: bool,
-) -> ConfigResource:
-    if topic is not None:
-        return ConfigResource(ConfigResourceType.TOPIC, topic)
-    if group is not None:
-        return ConfigResource(ConfigResourceType.GROUP, group)
-    if client_metrics is not None:
-        return ConfigResource(ConfigResourceType.CLIENT_METRICS, client_metrics)
-    if all_brokers:
-        return ConfigResource(ConfigResourceType.BROKER, "")
-    kind = ConfigResourceType.BROKER_LOGGER if loggers else ConfigResourceType.BROKER
-    return ConfigResource(kind, str(cluster.metadata([]).controller_id))
+    def check(self) -> None:
+        """Raise CliError if more than one resource is named."""
+        named = (self.topic, self.group, self.client_metrics)
+        chosen = sum(name is not None for name in named)
+        if chosen + self.all_brokers + self.loggers > 1:
+            raise CliError(
+                "--topic, --group, --client-metrics, --all-brokers and --loggers"
+                " exclude one another",
+                ExitCode.USAGE,
+            )
 
-
-def _check_one(
-    topic: str | None,
-    group: str | None,
-    client_metrics: str | None,
-    all_brokers: bool,
-    loggers: bool,
-) -> None:
-    named = sum(name is not None for name in (topic, group, client_metrics))
-    if named + all_brokers + loggers > 1:
-        raise CliError(
-            "--topic, --group, --client-metrics, --all-brokers and --loggers exclude"
-            " one another",
-            ExitCode.USAGE,
+    def resource(self, cluster: Cluster) -> ConfigResource:
+        """Return the resource; the brokers say which broker it is."""
+        if self.topic is not None:
+            return ConfigResource(ConfigResourceType.TOPIC, self.topic)
+        if self.group is not None:
+            return ConfigResource(ConfigResourceType.GROUP, self.group)
+        if self.client_metrics is not None:
+            return ConfigResource(
+                ConfigResourceType.CLIENT_METRICS, self.client_metrics
+            )
+        if self.all_brokers:
+            return ConfigResource(ConfigResourceType.BROKER, "")
+        kind = (
+            ConfigResourceType.BROKER_LOGGER
+            if self.loggers
+            else ConfigResourceType.BROKER
         )
+        return ConfigResource(kind, str(cluster.metadata([]).controller_id))
+
+
+def _resource_options(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options that name a resource; it gets a ``choice``."""
+
+    @click.option(
+        "--topic", metavar="NAME", help="Of a topic.", shell_complete=complete_topic
+    )
+    @click.option("--group", metavar="ID", help="Of a consumer group.")
+    @click.option(
+        "--client-metrics",
+        metavar="NAME",
+        help="Of a subscription to clients' metrics.",
+    )
+    @click.option("--all-brokers", is_flag=True, help="Of all brokers together.")
+    @click.option("--loggers", is_flag=True, help="Levels of the broker's loggers.")
+    @wraps(run)
+    def with_choice(**options: Any) -> Any:
+        choice = _Choice(**{name: options.pop(name) for name in _Choice._fields})
+        choice.check()
+        return run(choice=choice, **options)
+
+    return with_choice
 
 
 @click.command("get", short_help="Show what is set of a running broker.")
@@ -118,11 +124,7 @@ def _check_one(
 @format_option
 def get(
     keys: Sequence[str],
-    topic: str | None,
-    group: str | None,
-    client_metrics: str | None,
-    all_brokers: bool,
-    loggers: bool,
+    choice: _Choice,
     everything: bool,
     bootstrap: str,
     timeout_s: float,
@@ -132,13 +134,10 @@ def get(
 
     Of passwords only that they are set.
     """
-    _check_one(topic, group, client_metrics, all_brokers, loggers)
     with open_cluster(bootstrap, timeout_s) as cluster:
-        resource = _resource(
-            cluster, topic, group, client_metrics, all_brokers, loggers
-        )
+        resource = choice.resource(cluster)
         found = config_admin.describe_configs(cluster, resource, keys)
-    if not all_brokers:  # of whom only what is set is told
+    if not choice.all_brokers:  # of whom only what is set is told
         _refuse_missing(resource, keys, found)
     shown = sorted(
         (
@@ -149,29 +148,25 @@ def get(
         key=lambda each: each.name,
     )
     if output_format == "json":
-        print_json(
-            [
-                {
-                    "name": each.name,
-                    "value": each.value,
-                    "source": _SOURCES.get(each.config_source, "?"),
-                    "read_only": each.read_only,
-                    "sensitive": each.is_sensitive,
-                }
-                for each in shown
-            ]
-        )
+        print_json(list(map(_as_json, shown)))
     else:
-        rows = [
-            [
-                each.name,
-                "[hidden]" if each.is_sensitive else each.value or "",
-                _SOURCES.get(each.config_source, "?"),
-            ]
-            for each in shown
-        ]
-        print_table(["SETTING", "VALUE", "SOURCE"], rows)
+        print_table(["SETTING", "VALUE", "SOURCE"], map(_as_row, shown))
     return ExitCode.OK
+
+
+def _as_json(found: DescribeConfigsResourceResult) -> dict[str, object]:
+    return {
+        "name": found.name,
+        "value": found.value,
+        "source": _SOURCES.get(found.config_source, "?"),
+        "read_only": found.read_only,
+        "sensitive": found.is_sensitive,
+    }
+
+
+def _as_row(found: DescribeConfigsResourceResult) -> list[str]:
+    value = "[hidden]" if found.is_sensitive else found.value or ""
+    return [found.name, value, _SOURCES.get(found.config_source, "?")]
 
 
 @click.command("set", short_help="Set configs of a running broker.")
@@ -188,11 +183,7 @@ def get(
 @format_option
 def set_(
     changes: Sequence[str],
-    topic: str | None,
-    group: str | None,
-    client_metrics: str | None,
-    all_brokers: bool,
-    loggers: bool,
+    choice: _Choice,
     bootstrap: str,
     timeout_s: float,
     output_format: str,
@@ -212,11 +203,8 @@ def set_(
             # The value of a password must not be shown.
             raise CliError("a change is KEY=VALUE", ExitCode.USAGE)
         put[key] = value
-    _check_one(topic, group, client_metrics, all_brokers, loggers)
     with open_cluster(bootstrap, timeout_s) as cluster:
-        resource = _resource(
-            cluster, topic, group, client_metrics, all_brokers, loggers
-        )
+        resource = choice.resource(cluster)
         config_admin.alter_configs(cluster, resource, put)
     _done(resource, "set", put, output_format)
 
@@ -231,11 +219,7 @@ def set_(
 @format_option
 def unset(
     keys: Sequence[str],
-    topic: str | None,
-    group: str | None,
-    client_metrics: str | None,
-    all_brokers: bool,
-    loggers: bool,
+    choice: _Choice,
     bootstrap: str,
     timeout_s: float,
     output_format: str,
@@ -244,11 +228,8 @@ def unset(
 
     Exits with 10, and changes nothing, if there is no such setting.
     """
-    _check_one(topic, group, client_metrics, all_brokers, loggers)
     with open_cluster(bootstrap, timeout_s) as cluster:
-        resource = _resource(
-            cluster, topic, group, client_metrics, all_brokers, loggers
-        )
+        resource = choice.resource(cluster)
         refuse_unknown(cluster, resource, keys)
         # Each once.
         config_admin.alter_configs(cluster, resource, {}, dict.fromkeys(keys))

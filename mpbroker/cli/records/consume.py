@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Final, NamedTuple
 
 import click
 
@@ -193,18 +193,36 @@ def command(
         raise click.UsageError(f"give -t {group_topics[0]}, or -G with a group")
     if group_id is not None:
         _check_group_options(wanted, partitions)
-
     null_text = b"NULL" if null else b""
+    make_writer: MakeWriter
+    if as_json:
+        make_writer = json_writer
+    elif record_format is not None:
+        make_writer = _same(format_writer(record_format, null_text))
+    else:
+        make_writer = _same(
+            plain_writer(delimiter, key_delimiter, print_offset, null_text)
+        )
+    reading = _Reading(
+        topics,
+        wanted,
+        exit_at_end,
+        isolation == "read_committed",
+        make_writer,
+        count,
+        unbuffered,
+        quiet,
+    )
+    settings = _settings(bootstrap, isolation, timeout_s)
+    with open_cluster(bootstrap, timeout_s, CONSUMER_CONFIG) as cluster:
+        if group_id is None:
+            return _read_partitions(cluster, reading, partitions, settings)
+        return _read_as_member(cluster, reading, {**settings, "group.id": group_id})
 
-    def make_writer(broker_of: Callable[[TopicPartition], int]) -> RecordWriter:
-        if as_json:
-            return json_writer(broker_of)
-        if record_format is not None:
-            return format_writer(record_format, null_text)
-        return plain_writer(delimiter, key_delimiter, print_offset, null_text)
 
-    # One answer may be large: who reads a topic wants it all.
-    settings: dict[str, object] = {
+def _settings(bootstrap: str, isolation: str, timeout_s: float) -> dict[str, object]:
+    return {
+        # One answer may be large: all of a topic is wanted, and soon.
         "fetch.max.bytes": 32 * 1024 * 1024,
         "max.partition.fetch.bytes": 4 * 1024 * 1024,
         "request.timeout.ms": int(timeout_s * 1000),
@@ -213,50 +231,79 @@ def command(
         "allow.auto.create.topics": False,
         **client_settings(bootstrap),
     }
-    with open_cluster(bootstrap, timeout_s, CONSUMER_CONFIG) as cluster:
-        if group_id is not None:
-            from mpbroker.cli.records.consume_group import read_as_member
 
-            writer = make_writer(_LeaderOf(cluster))
-            output = _Output(writer, count, unbuffered)
-            with suppress(KeyboardInterrupt):
-                read_as_member(
-                    cluster,
-                    {
-                        "auto.offset.reset": (
-                            "latest" if wanted.from_end == 0 else "earliest"
-                        ),
-                        **settings,
-                        "group.id": group_id,
-                    },
-                    topics,
-                    output.write_records,
-                    exit_at_end=exit_at_end,
-                    count=count,
-                    quiet=quiet,
-                )
-            nothing = exit_at_end and not output.written
-            return ExitCode.NOT_FOUND if nothing else ExitCode.OK
-        with Consumer({**settings, "auto.offset.reset": "none"}) as consumer:
-            reader = _Reader(cluster, consumer, topics, partitions, quiet)
-            bounds = resolve_bounds(
-                cluster,
-                reader.leaders,
-                wanted,
-                stop_at_end=exit_at_end,
-                read_committed=isolation == "read_committed",
-            )
-            writer = make_writer(reader.leaders.__getitem__)
-            output = _Output(writer, count, unbuffered)
-            try:
-                for batches in reader.read(bounds):
-                    if not output.write(batches, bounds.stops):
-                        break
-            except KeyboardInterrupt:
-                return ExitCode.OK  # how a consumer without an end is ended
-    if not output.written and bounds.stops:
-        return ExitCode.NOT_FOUND
-    return ExitCode.OK
+
+# Makes a writer, given the function that tells a partition's broker.
+MakeWriter = Callable[[Callable[[TopicPartition], int]], RecordWriter]
+
+
+def _same(writer: RecordWriter) -> MakeWriter:
+    return lambda broker_of: writer
+
+
+class _Reading(NamedTuple):
+    """What to read, how far, and how to write it."""
+
+    topics: Sequence[str]
+    wanted: OffsetRange
+    exit_at_end: bool
+    read_committed: bool
+    make_writer: MakeWriter
+    max_records: int | None
+    unbuffered: bool
+    quiet: bool
+
+    def output(self, broker_of: Callable[[TopicPartition], int]) -> _Output:
+        return _Output(self.make_writer(broker_of), self.max_records, self.unbuffered)
+
+
+def _read_as_member(
+    cluster: Cluster, reading: _Reading, settings: dict[str, object]
+) -> ExitCode:
+    """Read as a member of a group, whose id is among the settings."""
+    from mpbroker.cli.records.consume_group import read_as_member
+
+    output = reading.output(_LeaderOf(cluster))
+    reset = "latest" if reading.wanted.from_end == 0 else "earliest"
+    with suppress(KeyboardInterrupt):
+        read_as_member(
+            cluster,
+            {"auto.offset.reset": reset, **settings},
+            reading.topics,
+            output.write_records,
+            exit_at_end=reading.exit_at_end,
+            count=reading.max_records,
+            quiet=reading.quiet,
+        )
+    nothing = reading.exit_at_end and not output.written
+    return ExitCode.NOT_FOUND if nothing else ExitCode.OK
+
+
+def _read_partitions(
+    cluster: Cluster,
+    reading: _Reading,
+    partitions: Sequence[int],
+    settings: dict[str, object],
+) -> ExitCode:
+    """Read partitions between the offsets that are wanted."""
+    with Consumer({**settings, "auto.offset.reset": "none"}) as consumer:
+        reader = _Reader(cluster, consumer, reading.topics, partitions, reading.quiet)
+        bounds = resolve_bounds(
+            cluster,
+            reader.leaders,
+            reading.wanted,
+            stop_at_end=reading.exit_at_end,
+            read_committed=reading.read_committed,
+        )
+        output = reading.output(reader.leaders.__getitem__)
+        try:
+            for batches in reader.read(bounds):
+                if not output.write(batches, bounds.stops):
+                    break
+        except KeyboardInterrupt:
+            return ExitCode.OK  # how a consumer without an end is ended
+    nothing = bool(bounds.stops) and not output.written
+    return ExitCode.NOT_FOUND if nothing else ExitCode.OK
 
 
 def _check_group_options(wanted: OffsetRange, partitions: Sequence[int]) -> None:
