@@ -187,7 +187,7 @@ def test_an_upgrade_while_they_are_closed_opens_them_no_sooner_and_no_later(
         client.request("upgrade", argv=[*held.program(), layout, "serve", *settings])
     wait_until(lambda: held.upgrade().startswith("done"))
     assert held.told() == ErrorCode.NOT_LEADER_OR_FOLLOWER
-    assert held.coordinators() >= 1
+    wait_until(lambda: held.coordinators() >= 1)  # the newcomer's may not be there yet
     held.let_go()
     wait_until(lambda: held.told() == ErrorCode.NONE)
     assert kinds(held.broker) == [(0, None), (LAST + 1, 1)]

@@ -58,7 +58,8 @@ ADMIN_FILES = tuple(
     for name in (
         "network/request_channel",
         "server/intent",
-        "server/handlers/acls",
+        "server/handlers/create_acls",
+        "server/handlers/delete_acls",
         "server/handlers/create_partitions",
         "server/handlers/create_topics",
         "server/handlers/delete_topics",
