@@ -1,14 +1,14 @@
-"""Acceptor: one listener's process, which passes each client's socket on.
+"""Acceptor: the process that accepts a listener's connections and passes them on.
 
-Sockets go to the listener's processors in round robin, among those with credit: at
-most NEW_CONNECTIONS that a processor has been handed and has not yet registered. When
-none has credit the acceptor waits, and the time it waits is AcceptorBlockedPercent.
+Connections go to the listener's processors in round robin, among the processors with
+credit: a processor may have at most NEW_CONNECTIONS that were handed to it and that it
+has not registered yet. If no processor has credit the acceptor waits, and the metric
+AcceptorBlockedPercent counts this time.
 
-So does it when a quota of the broker or the listener is used up: it looks away from the
-listen socket for a while, and goes on when there is room (connection_quotas.py). Those
-who connect too often from one address are held, unread, and closed when their time is
-up: the one whose time is up first is the first (Kafka holds them for as long as the
-last one).
+The acceptor also waits if a quota of the broker or the listener is used up: it does not
+poll the listening socket until there is room (connection_quotas.py). If an address
+makes connections too fast, its new connections are held, unread, and each is closed
+when its own time is over (Kafka holds them as long as the last of them).
 
 Source: Kafka SocketServer.Acceptor.
 """
@@ -57,10 +57,10 @@ _LOG = get_logger(__name__)
 
 _POLL_S: Final = 1.0
 _BLOCKED_S: Final = 0.001
-# More of them would be no longer a client that is slowed down, but descriptors lost.
+# A limit, because each held connection uses a descriptor.
 _MAX_HELD: Final = 1000
 _SAY_AGAIN_NS: Final = 1_000_000_000
-# Errors of accept(2) that concern the one connection that was about to be accepted.
+# Errors of accept(2) about one connection, which leave the listening socket usable.
 _ONE_CONNECTION: Final = {
     errno.ECONNABORTED,
     errno.EPROTO,
@@ -75,7 +75,7 @@ _ONE_CONNECTION: Final = {
     errno.EINTR,
 }
 _NO_FILES: Final = {errno.EMFILE, errno.ENFILE}
-# The kernel has no memory for it just now; who waits goes on waiting.
+# The kernel has no memory just now; connections stay in the backlog.
 _NO_MEMORY: Final = {errno.ENOBUFS, errno.ENOMEM}
 
 
@@ -83,13 +83,14 @@ class Acceptor:
     """Accept on one listener's socket and hand the connections over.
 
     Args:
-        listener: its index; which processors serve it is in their rows.
-        sock: the listening socket; the supervisor's, so its backlog outlives us.
+        listener: its index; the processors' rows say which of them serve it.
+        sock: the listening socket; the supervisor has it too, so its backlog outlives
+            this process.
         handovers: the sending ends of every processor's Unix socket, by id.
         keeper: gets a duplicate of each connection, before its processor does.
         doorbell: rung when the broker's phase changes.
-        quotas: who may come; and the sizes of sockets' buffers.
-        entitle_guard: make the process that calls it known as this one's guard.
+        quotas: limits for connections, and the sizes of sockets' buffers.
+        entitle_guard: called in the guard; sets its process title.
     """
 
     def __init__(
@@ -115,9 +116,10 @@ class Acceptor:
         self._sequence = 0
         self._spare_fd = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
         self.blocked_ns = 0
-        self._blocked_since = 0  # by a quota; 0: it is not
+        self._blocked_since = 0  # ns, when a quota was used up; 0: none is
         self._resume_ns = 0
-        self._held: list[tuple[int, int, socket.socket]] = []  # until when; a heap
+        # A heap: held until (ns), sequence number, socket.
+        self._held: list[tuple[int, int, socket.socket]] = []
         self._said_ns = dict.fromkeys(Verdict, 0)
         self._lack_said_ns = 0
         self._epoll = select.epoll(flags=select.EPOLL_CLOEXEC)
@@ -127,7 +129,7 @@ class Acceptor:
         self._guard_pidfd = -1
 
     def run(self) -> None:
-        """Accept until the broker drains, or another acceptor serves in our place."""
+        """Accept until the broker drains, or another acceptor takes our place."""
         while not self._must_stop():
             if self._guard_pidfd < 0:
                 self._post_guard()
@@ -142,19 +144,19 @@ class Acceptor:
             self._epoll.register(self._guard_pidfd, select.EPOLLIN)
 
     def _rescue(self, socks: list[socket.socket]) -> None:
-        """In the guard: leave with the keeper what we had in hand when we died."""
+        """Leave a dead acceptor's connections with the keeper. Runs in the guard."""
         if self._words[HEADER + HEADER_PHASE] >= Phase.DRAINING:
             return
         alive = []
         for sock in socks:
-            with contextlib.suppress(OSError):  # else it has gone already
+            with contextlib.suppress(OSError):  # the client has closed it already
                 self._configure(sock)
                 alive.append(sock)
         if alive:
             self._keeper.keep_rescued(alive, self._listener)
 
     def turn(self, patience_s: float) -> None:
-        """Accept whoever waits; wait for somebody, or for what is due, at most."""
+        """Wait for connections, until something else is due at most; accept them."""
         now = time.monotonic_ns()
         due = [now + int(patience_s * 1e9)]
         if self._blocked_since:
@@ -167,7 +169,7 @@ class Acceptor:
         if any(fd == self._guard_pidfd for fd, _ in events) or self._guard.is_stopped():
             self._epoll.unregister(self._guard_pidfd)
             self._guard.bury()
-            self._guard_pidfd = -1  # ``run`` posts another
+            self._guard_pidfd = -1  # ``run`` starts another
         if self._blocked_since:
             if now >= self._resume_ns:
                 self.accept_all()
@@ -175,13 +177,13 @@ class Acceptor:
             self.accept_all()
 
     def close_held(self, now_ns: int) -> None:
-        """Close those whose time is up."""
+        """Close held connections whose time is over."""
         while self._held and self._held[0][0] <= now_ns:
             heapq.heappop(self._held)[2].close()
 
     @property
     def held(self) -> int:
-        """How many connections are held for having come too fast."""
+        """The number of connections that are held because they came too fast."""
         return len(self._held)
 
     def _must_stop(self) -> bool:
@@ -192,7 +194,7 @@ class Acceptor:
         )
 
     def accept_all(self) -> None:
-        """Accept until nobody waits, or nobody may come."""
+        """Accept until no connection waits, or none may be accepted."""
         while not self._must_stop():
             if self._must_wait():
                 return
@@ -203,7 +205,7 @@ class Acceptor:
                 return
 
     def _accept_one(self) -> bool | None:
-        """Accept one; False: it came to nothing, None: there is none to accept."""
+        """Accept a connection; False: it was lost or refused, None: none waits."""
         processor = self._next_processor()
         if processor is None:
             return None
@@ -226,27 +228,27 @@ class Acceptor:
             self._turn_away(sock, name, judgement, now)
             return False
         self._words[self._counters + AcceptorCounter.ACCEPTED] += 1
-        # Not before: whoever looks and finds nobody waiting skips no processor.
+        # Not before: a look that finds no connection must not skip a processor.
         self._next = processor + 1
         with sock:
             return self._hand_over(sock, processor)
 
     def _say_again_later(self, error: OSError) -> None:
-        """The kernel lacks something; let it find some before it is asked again."""
+        """Log that the kernel lacks memory, and wait before the next attempt."""
         now = time.monotonic_ns()
         if now - self._lack_said_ns > _SAY_AGAIN_NS:
             self._lack_said_ns = now
-            _LOG.error("connections wait: %s", error.strerror)
+            _LOG.error("connections wait to be accepted: %s", error.strerror)
         time.sleep(_BLOCKED_S)
 
     def _must_wait(self) -> bool:
-        """Whether a quota keeps everybody waiting just now."""
+        """Return whether a quota makes all connections wait now."""
         now = time.monotonic_ns()
         wait_ns = self._quotas.reserve(now)
         if self._blocked_since:
             self._count_blocked(now - self._blocked_since)
         elif wait_ns:
-            # Level-triggered: whoever waits would wake us all the time.
+            # Level-triggered: a waiting connection would wake us all the time.
             self._epoll.modify(self._sock.fileno(), 0)
         if self._blocked_since and not wait_ns:
             self._epoll.modify(self._sock.fileno(), select.EPOLLIN)
@@ -257,27 +259,27 @@ class Acceptor:
     def _turn_away(
         self, sock: socket.socket, name: object, judgement: Judgement, now_ns: int
     ) -> None:
-        """One address has too many, or too many a second: the latter waits for it."""
+        """Close a connection above its address's limit, or hold it above its rate."""
         host = name[0] if isinstance(name, tuple) else "?"
         if judgement.verdict is Verdict.TOO_MANY:
             self._words[self._counters + AcceptorCounter.TOO_MANY_OF_ADDRESS] += 1
             sock.close()
             text = (
-                "a connection from %s was closed: it has %d, as many as"
-                " max.connections.per.ip lets it have"
+                "a connection from %s was closed: this address has %d connections, the"
+                " limit of max.connections.per.ip"
             )
         else:
             self._words[self._counters + AcceptorCounter.TOO_FAST_OF_ADDRESS] += 1
             if len(self._held) < _MAX_HELD:
                 self._sequence += 1
-                sock.set_inheritable(True)  # our guard passes it on to nobody
+                sock.set_inheritable(True)  # a mark: our guard does not pass it on
                 entry = (judgement.until_ns, self._sequence, sock)
                 heapq.heappush(self._held, entry)
             else:
                 sock.close()
             text = (
-                "a connection from %s was refused: it makes more than the %d a second"
-                " that its quota connection_creation_rate lets it make"
+                "a connection from %s was refused: this address makes more than %d"
+                " connections a second, the limit of its quota connection_creation_rate"
             )
         if now_ns - self._said_ns[judgement.verdict] > _SAY_AGAIN_NS:
             self._said_ns[judgement.verdict] = now_ns
@@ -288,7 +290,7 @@ class Acceptor:
         self._words[METRICS + METRICS_BLOCKED + self._listener] += blocked_ns
 
     def _next_processor(self) -> int | None:
-        """The next one with credit; wait for it if there is none just now."""
+        """Return the next processor with credit; wait if none has credit now."""
         blocked_since = 0
         while True:
             for step in range(MAX_PROCESSORS):
@@ -308,20 +310,20 @@ class Acceptor:
             return False
         on_their_way = words[row + PROCESSOR_HANDED] - words[row + PROCESSOR_REGISTERED]
         if on_their_way < 0:
-            # A death between hand-over and count, of ours or of the processor's.
+            # This process or the processor died between hand-over and count.
             words[row + PROCESSOR_HANDED] -= on_their_way
             on_their_way = 0
         return on_their_way < NEW_CONNECTIONS
 
     def _hand_over(self, sock: socket.socket, processor: int) -> bool:
-        """Pass it on; False: it has gone, or is lost."""
+        """Pass a connection on; False: the client closed it, or it is lost."""
         self._sequence += 1
-        # First of all: should we or the processor die, the keeper sees it delivered.
+        # First: if we or the processor die, the keeper delivers the connection.
         kept = self._keeper.keep_new(sock, processor, self._listener, self._sequence)
         try:
             self._configure(sock)
         except OSError:
-            return False  # it has gone already
+            return False  # the client has closed it already
         message = HAND_OVER.pack(
             HandOver.NEW, self._listener, self._sequence, time.monotonic_ns()
         )
@@ -330,13 +332,13 @@ class Acceptor:
         try:
             send_fds(self._handovers[processor], message, [sock.fileno()])
         except OSError as error:
-            # The queue holds more than the credit: this is no backpressure.
+            # The queue has room for more than the credit: this is no backpressure.
             if not kept:
                 _LOG.warning(
                     "a connection was lost on its way to a processor: %s", error
                 )
             return True
-        # Last: dying in between must give credit away, and not take it for good.
+        # Last: a death in between may give too much credit, but must not lose credit.
         self._words[word] += 1
         return True
 
@@ -349,10 +351,11 @@ class Acceptor:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, own.send_buffer_bytes)
 
     def _refuse_one(self, error: OSError) -> bool:
-        """No descriptor is left: close one waiting connection, or we would spin.
+        """Close one waiting connection when no descriptor is left, or we would spin.
 
         Returns:
-            False if none waited: the kernel says that it has no descriptor first.
+            False if no connection waited: the kernel reports missing descriptors even
+            then.
         """
         os.close(self._spare_fd)
         try:
