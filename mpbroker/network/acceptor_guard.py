@@ -1,20 +1,19 @@
-"""What an acceptor holds outlives it: a second process with the same descriptor table.
+"""The acceptor's guard: a second process with the same descriptor table.
 
-Between accept(2) and the message to the keeper a connection is in one process's
-descriptor table and nowhere else; were that process killed there, the kernel would
-close the connection, which the client has made already. So the table has a second
-owner, the guard: cloned with CLONE_FILES, it has what the acceptor accepts from the
-moment in which the kernel accepts it. It sleeps for all of the acceptor's life. When
-that is over it leaves with the keeper whatever connections the table still has, and the
-keeper hands on what is in nobody's row.
+Between accept(2) and the message to the keeper a connection is only in the acceptor's
+descriptor table. If the acceptor were killed there, the kernel would close a connection
+that the client has already made. So the table has a second owner, the guard. It is
+cloned with CLONE_FILES, so it has each connection from the moment in which the kernel
+accepts it. The guard sleeps as long as the acceptor lives. Then it leaves all
+connections in the table with the keeper, and the keeper hands on those without a row.
 
-Those that the acceptor holds for coming too fast are the exception: nobody is to have
-them. They are marked, by an FD_CLOEXEC flag that is not set.
+Connections that the acceptor holds because they came too fast are not passed on. They
+are marked: their FD_CLOEXEC flag is not set.
 
-Only one of the two is killed at a time; who loses its guard, or finds it stopped, posts
-another. It comes of
-clone(2) and not of fork(3): the C library knows nothing of it, so it must take no lock
-in shared memory, and takes none.
+This protects against the death of one of the two processes at a time. An acceptor whose
+guard has died or is stopped starts another. The guard is made by clone(2) and not by
+fork(3), so the C library does not know about it. Therefore it must not take locks in
+shared memory, and takes none.
 
 Source: clone(2), "CLONE_FILES"; fcntl(2), "File descriptor flags".
 """
@@ -35,7 +34,7 @@ _LOG = get_logger(__name__)
 
 _CLONE_FILES: Final = 0x400
 _SYS_CLONE: Final = {"x86_64": 56, "aarch64": 220, "riscv64": 220}
-# Who fails at once, fails again: no more of them than that.
+# A guard that fails at once will probably fail again, so the next one waits so long.
 _POST_AGAIN_S: Final = 1.0
 
 
@@ -43,9 +42,9 @@ class AcceptorGuard:
     """The second owner of this process's descriptors.
 
     Args:
-        like: the listening socket; connections are like it.
-        rescue: in the guard, once this process is dead: see to what it had in hand.
-        entitle: in the guard: be found in ``ps``.
+        like: the listening socket; connections have its family, type and local address.
+        rescue: called in the guard with the connections of the dead acceptor.
+        entitle: called in the guard; sets the process title, for ``ps``.
     """
 
     def __init__(
@@ -65,11 +64,11 @@ class AcceptorGuard:
         self._is_lacking = False
 
     def post(self) -> int:
-        """Start it, unless it was started just now.
+        """Start the guard, unless one was started just now.
 
         Returns:
-            A descriptor that is readable when it has died; -1: there is none. Without a
-            guard all works, but for the one connection that an acceptor dies with.
+            A descriptor that is readable once the guard has died; -1: there is no
+            guard. Then everything works, but one connection may die with the acceptor.
         """
         now = time.monotonic()
         number = _SYS_CLONE.get(os.uname().machine)
@@ -79,7 +78,7 @@ class AcceptorGuard:
         try:
             self._clone(number)
         except OSError as error:
-            if not self._is_lacking:  # it is tried again, and said once
+            if not self._is_lacking:  # it is tried again, but logged once
                 _LOG.info("an acceptor has no guard: %s", error.strerror)
             self._is_lacking = True
             return -1
@@ -87,14 +86,14 @@ class AcceptorGuard:
         return self._pidfd
 
     def _clone(self, number: int) -> None:
-        """Start it.
+        """Start the guard's process.
 
         Raises:
             OSError: there are too many processes or descriptors, or it is forbidden.
         """
         ours = os.pidfd_open(os.getpid())
-        # Not through fork(3), which never shares descriptors. The lock of the
-        # interpreter is kept, for the clone has no use for one that is on its way.
+        # Not through fork(3), which never shares descriptors. The GIL is kept during
+        # the call (PyDLL), so that the clone has it too.
         syscall = ctypes.PyDLL(None, use_errno=True).syscall
         pid = syscall(number, _CLONE_FILES | signal.SIGCHLD, 0, 0, 0, 0)
         if pid == 0:
@@ -105,7 +104,7 @@ class AcceptorGuard:
                 raise OSError(error, f"clone: {os.strerror(error)}")
             self._pidfd = os.pidfd_open(pid)
         except OSError:
-            if pid > 0:  # not reaped, so it is nobody else's number
+            if pid > 0:  # not reaped, so no other process has this id
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
             os.close(ours)
@@ -113,7 +112,7 @@ class AcceptorGuard:
         self._pid, self._ours = pid, ours
 
     def _watch(self, acceptor: int) -> NoReturn:
-        """In the guard: wait for the acceptor's end."""
+        """Wait for the acceptor's end. Runs in the guard."""
         status = 1
         try:
             self._entitle()
@@ -123,13 +122,13 @@ class AcceptorGuard:
                 continue
             self._rescue(self._found())
             status = 0
-        except BaseException:  # noqa: BLE001 - whatever it was is told
+        except BaseException:  # noqa: BLE001 - every failure is logged
             _LOG.exception("an acceptor's guard failed")
         finally:
             os._exit(status)
 
     def _found(self) -> list[socket.socket]:
-        """The connections of the table that somebody shall have."""
+        """Return the connections of the table that are to be passed on."""
         found = []
         for name in os.listdir("/proc/self/fd"):
             with contextlib.suppress(OSError):
@@ -148,20 +147,24 @@ class AcceptorGuard:
             sock.family == self._family
             and sock.type == socket.SOCK_STREAM
             and not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-            and _place(sock) == self._place  # and no client of the supervisor's
+            and _place(sock) == self._place  # not a client of the supervisor
         )
 
     def is_stopped(self) -> bool:
-        """Whether it has been stopped since the last look: it would guard nothing.
+        """Return whether the guard was stopped (SIGSTOP) since the last look.
 
-        Worse, it would outlive everybody, and our listen socket with it.
+        A stopped guard is useless, and it would outlive the broker and keep the
+        listening socket open.
         """
         if not self._pid:
             return False
         return os.waitid(os.P_PID, self._pid, os.WSTOPPED | os.WNOHANG) is not None
 
     def bury(self) -> None:
-        """It has died, or shall: before this process ends in order, having nothing."""
+        """Kill the guard, if it lives, and reap it.
+
+        Also called before this process ends in order, without connections.
+        """
         if not self._pid:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -173,6 +176,6 @@ class AcceptorGuard:
 
 
 def _place(sock: socket.socket) -> object:
-    """Where its own end is: the port; of a Unix socket, the path."""
+    """Return the place of a socket's own end: the port, or a Unix socket's path."""
     name = sock.getsockname()
     return name[1] if isinstance(name, tuple) else name
