@@ -1,13 +1,13 @@
 """Channel: one client connection as its processor sees it.
 
-What a successor would need is in the connection's row (ipc.layout); this object is
-the processor's handle on it. Reading and sending are two independent facts:
+The connection's row has everything that a successor needs (ipc.layout); this object is
+the processor's handle on the row. Two facts are independent:
 
-    readable   the kernel said so (edge-triggered) and we have not yet drained it
+    readable   the kernel has reported bytes (edge-triggered), and not all are read yet
     state      READING -> IN_FLIGHT -> SENDING -> READING, below
 
 A connection has one request in flight: it is muted from the moment its frame is
-whole until the last byte of the answer has left, so answers are in order. Bytes that
+complete until the last byte of the answer is sent, so answers are in order. Bytes that
 a client pipelined behind that frame wait in the same block, or in the kernel.
 
 Source: kafka-clients KafkaChannel, Selector.
@@ -24,7 +24,7 @@ from mpbroker.ipc.response_parts import BytesPart, FilePart
 
 
 class IllegalTransitionError(MpbrokerError):
-    """An event that cannot happen in a connection's state: our bug."""
+    """An event that cannot happen in a connection's state: a bug of the broker."""
 
 
 class ChannelEvent(IntEnum):
@@ -37,7 +37,7 @@ class ChannelEvent(IntEnum):
 
 E = ChannelEvent
 
-# A pair that is absent is illegal; nothing is ignored silently.
+# All other pairs are illegal, and raise an error.
 TRANSITIONS: Final[Mapping[tuple[S, ChannelEvent], S]] = {
     (S.READING, E.REQUEST_PUBLISHED): S.IN_FLIGHT,  # muted before it is published
     (S.IN_FLIGHT, E.RESPONSE_TAKEN): S.SENDING,
@@ -45,15 +45,15 @@ TRANSITIONS: Final[Mapping[tuple[S, ChannelEvent], S]] = {
 }
 
 
-# The same by number, since hashing two enum members costs more than a system call.
+# The same by number: to hash two enum members takes longer than a system call.
 _NEXT: Final = [[TRANSITIONS.get((state, event)) for event in E] for state in S]
 
 
 def next_state(state: S, event: ChannelEvent) -> S:
-    """Look the transition up.
+    """Return the next state.
 
     Raises:
-        IllegalTransitionError: it is not in the table.
+        IllegalTransitionError: the transition is not in the table.
     """
     following = _NEXT[state][event]
     if following is None:
@@ -95,17 +95,17 @@ class Channel:
         self.fd = sock.fileno()
         self.connection = connection  # row index
         self.row = row  # first word of the row
-        self.cookie = 0  # SO_COOKIE: which socket it is, whatever its descriptor
+        self.cookie = 0  # SO_COOKIE: identifies the socket through every descriptor
         self.state = S.READING
         self.readable = True  # there may be bytes from before it was registered
-        self.closing = False  # the peer has closed; finish what is under way, no more
+        self.closing = False  # the peer has closed; finish the current request only
         self.waiting = False  # in the queue for a slot or an extent
         self.slot = -1  # the slot whose block it reads into
         self.block = 0  # where that block begins
         self.base = 0  # bytes of the client's stream in front of the block
-        self.start = 0  # bytes from the block's start: first not yet consumed
-        self.end = 0  # likewise: first free one
-        self.frame_end = 0  # likewise: end of the frame in flight
+        self.start = 0  # bytes from the block's start: first byte not yet consumed
+        self.end = 0  # bytes from the block's start: first free byte
+        self.frame_end = 0  # bytes from the block's start: end of the frame in flight
         self.extent = 0  # a frame that outgrew the block; 0: none
         self.extent_length = 0
         self.extent_have = 0
