@@ -1,9 +1,9 @@
-"""The only place that polls, receives and sends.
+"""ChannelSelector: the only code that polls, receives and sends.
 
-Each socket is registered once, for reading, writing and hang-up, edge-triggered. So
-muting a connection is a Python flag and costs no system call; in return a reader
-must remember that there is more (``Channel.readable``) until a short read says that
-there is not.
+Each socket is registered once, for reading, writing and hang-up, edge-triggered. So a
+connection is muted by a Python flag, without a system call. In return a reader must
+remember that there may be more bytes (``Channel.readable``), until a short read shows
+that there are none.
 
 Source: epoll(7), "Level-triggered and edge-triggered".
 """
@@ -29,8 +29,8 @@ CLOSED: Final = -1
 
 
 def end_connection(sock: socket.socket) -> None:
-    """Let the client see the end at once, though others hold duplicates; close ours."""
-    with contextlib.suppress(OSError):  # it has gone already
+    """End a connection for the client, whoever has duplicates; close our descriptor."""
+    with contextlib.suppress(OSError):  # the client has closed it already
         sock.shutdown(socket.SHUT_RDWR)
     sock.close()
 
@@ -39,9 +39,9 @@ class ChannelSelector:
     """One processor's epoll set, and the system calls on its sockets.
 
     Attributes:
-        last_poll: how many events, of whatever kind, the last poll came back with, and
-            how long (seconds) it might have waited for them.
-        doorbell_fd: what ``watch_doorbell`` was told; -1: not yet.
+        last_poll: the number of events of any kind that the last poll returned, and its
+            timeout in seconds.
+        doorbell_fd: the descriptor given to ``watch_doorbell``; -1: none yet.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class ChannelSelector:
         self.last_poll = (0, 0.0)
 
     def watch(self, fd: int) -> None:
-        """Watch something that is no channel, level-triggered."""
+        """Watch a descriptor that is no channel, level-triggered."""
         self._epoll.register(fd, select.EPOLLIN)
 
     def watch_doorbell(self, doorbell: Doorbell) -> None:
@@ -67,21 +67,22 @@ class ChannelSelector:
         end_connection(channel.sock)
 
     def unregister(self, channel: Channel) -> None:
-        """No more events of a connection that goes elsewhere; before it is closed.
+        """Stop the events of a connection that moves to another process.
 
-        In this order: a description that other processes share lives on after the
-        close, and its events would keep coming for a number that is ours no more.
+        To be called before our descriptor is closed. Otherwise the open file, which
+        other processes share, would live on after the close, and events would come for
+        a descriptor that is no longer ours.
         """
         self._epoll.unregister(channel.fd)
 
     def poll(self, timeout_s: float) -> list[tuple[int, int]]:
-        """Return (fd, events); at most a few hundred a turn, the others next time."""
+        """Return (fd, events), at most a few hundred; the others with the next poll."""
         events = self._epoll.poll(timeout_s, _MAX_EVENTS)
         self.last_poll = (len(events), timeout_s)
         return events
 
     def receive(self, channel: Channel, into: memoryview) -> int:
-        """Receive once; 0: nothing is there, CLOSED: the connection is finished."""
+        """Receive once; 0: there are no bytes, CLOSED: the connection has ended."""
         try:
             count = channel.sock.recv_into(into)
         except BlockingIOError:
@@ -92,13 +93,13 @@ class ChannelSelector:
         if count == 0:
             return CLOSED
         if count < len(into) and not channel.closing:
-            # A short read drained the socket. Not so after a hang-up: its end of
-            # file gives no further event.
+            # A short read has drained the socket. After a hang-up there must be another
+            # read, because the end of file gives no further event.
             channel.readable = False
         return count
 
     def send(self, channel: Channel, data: memoryview, *, more: bool = False) -> int:
-        """Send once; 0: the socket is full, CLOSED: the connection is finished."""
+        """Send once; 0: the socket is full, CLOSED: the connection has ended."""
         try:
             return channel.sock.send(data, _MSG_MORE if more else 0)
         except BlockingIOError:
@@ -107,7 +108,7 @@ class ChannelSelector:
             return CLOSED
 
     def send_file(self, channel: Channel, file: int, position: int, length: int) -> int:
-        """As ``send``, from a file.
+        """Send a range of a file once, with the results of ``send``.
 
         Raises:
             EOFError: the file ends before ``position``.
