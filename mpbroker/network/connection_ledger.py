@@ -1,10 +1,10 @@
-"""What the acceptors of a broker tell each other: who is on the way, and the rates.
+"""The connection ledger: arriving connections and their rates, shared by acceptors.
 
-How many connections there are is counted from their rows, which outlive every process.
-What has no row yet, since its processor has not registered it, is noted here by the
-acceptor before anybody else may count. All of it is read and written under one robust
-mutex; whoever dies while holding it leaves at most one note too many, which its age
-removes, or a sample that is one off.
+Connections are counted from their rows, which outlive every process. A connection whose
+processor has not registered it yet has no row; its acceptor notes it here, before
+another acceptor may count. The ledger is read and written under one robust mutex. If a
+process dies while holding the mutex, at most one note is too many, which is removed by
+its age, or one sample is wrong by one.
 
     word       field      notes
     0-15       mutex      robust, process-shared
@@ -15,7 +15,8 @@ removes, or a sample that is one off.
     4608..     rates      rows of 64 words:
                             0-1 address, 2 last used, ns, 4.. samples: the number of
                             the window, and the connections in it
-                          one a listener, then the broker's, then addresses by hash
+                          one for each listener, then the broker's, then addresses by
+                          hash
 
 Source: Kafka's ConnectionQuotas; SampledStat and Rate for how a rate is measured.
 """
@@ -58,15 +59,15 @@ _BUCKETS: Final = 128
 _BROKER_RATE: Final = MAX_PROCESSORS
 _FIRST_ADDRESS: Final = MAX_PROCESSORS + 1
 
-# Its processor has taken it from the hand-over socket: the row is there microseconds
-# later, or the client has gone.
+# After its processor has taken a connection from the hand-over socket, microseconds
+# later there is a row, or the client has closed the connection.
 _REGISTERED_NS: Final = 200_000_000
-# Its acceptor, or all who knew of it, died on the way.
+# After so long, the acceptor or all processes that knew the connection have died.
 _FORGOTTEN_NS: Final = 10_000_000_000
 
 
 class Counts(NamedTuple):
-    """Connections there are, those on their way included."""
+    """The numbers of connections, including those without a row yet."""
 
     total: int
     by_listener: Counter[int]
@@ -75,7 +76,7 @@ class Counts(NamedTuple):
 
 
 class ConnectionLedger:
-    """The ledger, as one acceptor sees it. All but the constructor: under the mutex."""
+    """The ledger, as one acceptor sees it. Its methods are used under the mutex."""
 
     def __init__(self, limits: Segment, control: Segment) -> None:
         self._words = limits.words
@@ -86,7 +87,7 @@ class ConnectionLedger:
     def initialise(limits: Segment) -> None:
         RobustMutex.initialise(limits, LEDGER)
 
-    # -- who is on the way -----------------------------------------------------------
+    # -- connections without a row ---------------------------------------------------
 
     @property
     def admitted(self) -> int:
@@ -94,7 +95,7 @@ class ConnectionLedger:
         return self._words[LEDGER + _ADMITTED]
 
     def arrive(self, listener: int, now_ns: int) -> int | None:
-        """Note that one more is about to come; return its place, None: no room."""
+        """Note a connection before it is accepted; return its place, None: no room."""
         words = self._words
         for place in range(ARRIVALS):
             at = _arrival(place)
@@ -108,25 +109,25 @@ class ConnectionLedger:
         return None
 
     def name(self, place: int, address: Address, port: int) -> None:
-        """Say who it is."""
+        """Note the client's address and port."""
         at = _arrival(place)
         self._words[at], self._words[at + 1] = address
         self._words[at + 2] = port
 
     def handed(self, place: int, processor: int, number: int) -> None:
-        """It has been handed to a processor, as its so-manieth connection."""
+        """Note its processor, and the processor's count of handed connections."""
         at = _arrival(place)
         self._words[at + 5] = number
         self._words[at + 4] = processor + 1
 
     def leave(self, place: int) -> None:
-        """It does not come."""
+        """Free a place: the connection does not come."""
         self._words[_arrival(place) + 3] = 0
 
-    # -- how many there are ----------------------------------------------------------
+    # -- counting --------------------------------------------------------------------
 
     def count(self, now_ns: int) -> Counts:
-        """Count connections: those with rows, and those on their way to one."""
+        """Count connections: those with rows, and those that will get one."""
         by_listener: Counter[int] = Counter()
         by_address: Counter[Address] = Counter()
         known: set[tuple[int, Address, int]] = set()
@@ -152,7 +153,7 @@ class ConnectionLedger:
         return Counts(total, by_listener, by_address, self.admitted)
 
     def _rows(self) -> list[tuple[int, int, int, int]]:
-        """Listener, address and port of every connection that has a row."""
+        """Return listener, address and port of every connection that has a row."""
         words = self._control
         found = []
         for processor in range(MAX_PROCESSORS):
@@ -181,7 +182,7 @@ class ConnectionLedger:
         return found
 
     def _has_gone(self, at: int, now_ns: int) -> bool:
-        """Whether one without a row will not get one any more."""
+        """Return whether a connection without a row will not get one any more."""
         words = self._words
         age = now_ns - words[at + 6]
         processor = words[at + 4] - 1
@@ -200,7 +201,7 @@ class ConnectionLedger:
         return Rate(self._words, _rate(_BROKER_RATE))
 
     def address_rate(self, address: Address, now_ns: int) -> Rate:
-        """The rate of an address; the least recently used gives way to a new one."""
+        """Return an address's rate; a new one replaces the least recently used."""
         words = self._words
         bucket = hash(address) % _BUCKETS
         first = _FIRST_ADDRESS + bucket * _WAYS
@@ -218,7 +219,7 @@ class ConnectionLedger:
 
 
 class Rate:
-    """Events a second over the last so many windows, kept in shared memory."""
+    """The rate of events over the last windows, in shared memory."""
 
     def __init__(self, words: memoryview, at: int) -> None:
         self._words = words
@@ -235,10 +236,11 @@ class Rate:
         self._words[at + 1] = max(0, self._words[at + 1] + count)
 
     def throttle_ns(self, bound: int, now_ns: int, samples: int, window_ns: int) -> int:
-        """How long to wait before one more is within ``bound`` a second; at most 1 s.
+        """Return how long to wait until one more is within ``bound``; at most 1 s.
 
-        (observed - bound) / bound * the time observed, which is counted as all windows
-        but one at least: so the first second may have what belongs to them.
+        This is (observed - bound) / bound * the time observed. The time is at least
+        that of all windows but one, so the first second may have as many events as are
+        allowed in all these windows.
         """
         samples = min(samples, MAX_SAMPLES)
         window = now_ns // window_ns
