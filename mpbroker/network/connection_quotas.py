@@ -1,16 +1,17 @@
-"""ConnectionQuotas: whether one more connection may come now, and who must go.
+"""ConnectionQuotas: decide whether a connection may come, and which ones must close.
 
-What is over a limit of the broker or the listener waits: the acceptor accepts nobody
-until there is room, which is what the kernel's backlog is for. What is over a limit of
-its address is told so: too many at one time, closed at once; too many a second, kept
-open and unread for a while, so that a client in a loop is slowed down, and then closed.
+Above a limit of the broker or the listener, connections wait in the kernel's backlog:
+the acceptor accepts none until there is room. Above a limit of its address, a
+connection is accepted and refused. If the address has too many connections, it is
+closed at once. If the address makes too many a second, it is kept open and unread for a
+while, which slows a client in a loop down, and then closed.
 
-    reserve     before accept: the broker's and the listener's limits
-    admit       after it, when the address is known: the address's limits
-    handed      the processor has it, and will give it a row
-    withdraw    nobody came, or the one who came was refused
+    reserve     before accept: check the limits of the broker and the listener
+    admit       after accept, when the address is known: check the address's limits
+    handed      the processor has the connection, and will give it a row
+    withdraw    no connection came, or it was refused
 
-Nothing here is counted privately: see connection_ledger.py.
+All counts are in shared memory: see connection_ledger.py.
 
 Source: Kafka's ConnectionQuotas (KIP-308, KIP-402, KIP-612).
 """
@@ -43,13 +44,13 @@ from mpbroker.network.connection_ledger import (
 )
 from mpbroker.network.connection_rows import live_rows
 
-# Nobody tells an acceptor that a connection has ended: so often it looks.
+# An acceptor is not told when a connection ends, so it checks this often.
 _LOOK_NS: Final = 10_000_000
 _MS: Final = 1_000_000
 
 
 class AcceptorCounter(IntEnum):
-    """What became of a listener's new connections; words of METRICS_CONNECTIONS."""
+    """The fates of a listener's new connections; words of METRICS_CONNECTIONS."""
 
     ACCEPTED = 0
     TOO_MANY_OF_ADDRESS = 1
@@ -58,18 +59,18 @@ class AcceptorCounter(IntEnum):
 
 
 class Verdict(Enum):
-    """What becomes of a connection that was accepted."""
+    """The decision about a connection that was accepted."""
 
     ADMITTED = auto()
-    TOO_MANY = auto()  # of its address at one time
-    THROTTLED = auto()  # too many of its address a second
+    TOO_MANY = auto()  # its address has too many connections
+    THROTTLED = auto()  # its address makes too many connections a second
 
 
 class Judgement(NamedTuple):
-    """A verdict, and its reasons for a log line."""
+    """A verdict, and its reason for a log line."""
 
     verdict: Verdict
-    until_ns: int = 0  # when a throttled one is to be closed
+    until_ns: int = 0  # when a throttled connection is to be closed
     limit: int = NO_LIMIT
 
 
@@ -77,22 +78,23 @@ _ADMITTED: Final = Judgement(Verdict.ADMITTED)
 
 
 class ConnectionQuotas:
-    """The quotas as one listener's acceptor has to keep them."""
+    """The quotas, as one listener's acceptor applies them."""
 
     def __init__(self, listener: int, segment: Segment, control: Segment) -> None:
         self._listener = listener
         self._page = LimitsPage(segment)
         self._ledger = ConnectionLedger(segment, control)
         self._counts: Counts | None = None
-        self._place: int | None = None  # of the connection that is being accepted
+        # The place in the ledger of the connection that is being accepted.
+        self._place: int | None = None
 
     @property
     def limits(self) -> Limits:
-        """What counts now."""
+        """The limits now."""
         return self._page.read()
 
     def reserve(self, now_ns: int) -> int:
-        """Keep a place for one more; return 0, or for how long nobody may come, ns."""
+        """Reserve a place for a connection; return 0, or the ns to accept none."""
         limits = self.limits
         if limits.are_none(self._listener):
             return 0
@@ -108,14 +110,14 @@ class ConnectionQuotas:
                 return max(waits)
             self._place = self._ledger.arrive(self._listener, now_ns)
             if self._place is None:
-                self._counts = self._ledger.count(now_ns)  # which clears it up
+                self._counts = self._ledger.count(now_ns)  # this frees stale places
                 return _LOOK_NS
             for rate, _ in self._rates(limits):
                 rate.record(now_ns, *_samples(limits))
         return 0
 
     def admit(self, address: Address, port: int, now_ns: int) -> Judgement:
-        """Judge the one that came. If it is not admitted, its place is free again."""
+        """Judge the connection that came. If it is refused, its place is freed."""
         if self._place is None:
             return _ADMITTED
         limits = self.limits
@@ -139,26 +141,26 @@ class ConnectionQuotas:
         most = limits.max_of_address(address)
         if most != NO_LIMIT and self._upper_bound(address) > most:
             self._counts = self._ledger.count(now_ns)
-            if self._counts.by_address[address] > most:  # this one is among them
+            if self._counts.by_address[address] > most:  # this one is counted too
                 return Judgement(Verdict.TOO_MANY, 0, most)
         return _ADMITTED
 
     def handed(self, processor: int, number: int) -> None:
-        """The one that was admitted is its processor's ``number``-th."""
+        """Note that the admitted connection is the ``number``-th of its processor."""
         if self._place is not None:
             with self._ledger.mutex:
                 self._ledger.handed(self._place, processor, number)
             self._place = None
 
     def withdraw(self, now_ns: int) -> None:
-        """Nobody came after all."""
+        """Free the reserved place: no connection came."""
         if self._place is not None:
             limits = self.limits
             with self._ledger.mutex:
                 self._withdraw(limits, now_ns)
 
     def _withdraw(self, limits: Limits, now_ns: int) -> None:
-        """What was refused has never been: it does not count for the others' rates."""
+        """Undo a reservation: a refused connection does not count for any rate."""
         assert self._place is not None
         self._ledger.leave(self._place)
         self._place = None
@@ -170,7 +172,8 @@ class ConnectionQuotas:
             self._ledger.listener_rate(self._listener),
             limits.of_listener(self._listener).creation_rate,
         )
-        # The protected listener's count for the others, and are never held up.
+        # Connections of the protected listener count for the broker's rate, but are
+        # never delayed by it.
         is_protected = limits.broker.protected_listener == self._listener
         bound = NO_LIMIT if is_protected else limits.broker.creation_rate
         yield self._ledger.broker_rate(), bound
@@ -201,10 +204,10 @@ class ConnectionQuotas:
 
 
 def excess_connections(words: memoryview, limits: Limits) -> list[int]:
-    """The rows of connections that must go: those that have been silent the longest.
+    """Return the rows of connections that must close, those silent for longest.
 
-    Nobody's whose request is being answered, and none of the protected listener. All
-    processors find the same; each closes its own.
+    A connection with a request in flight is never among them, nor one of the protected
+    listener. All processors find the same rows; each closes its own.
     """
     most = limits.broker.max_connections
     if most == NO_LIMIT:
@@ -214,7 +217,7 @@ def excess_connections(words: memoryview, limits: Limits) -> list[int]:
         for number in range(MAX_PROCESSORS)
     )
     if about <= most:
-        return []  # all but always, and it costs nothing to know
+        return []  # almost always, and this is known at no cost
     rows = list(live_rows(words))
     excess = len(rows) - most
     if excess <= 0:
