@@ -1,4 +1,4 @@
-"""Judge the four bytes in front of a frame, and say who sends such a thing.
+"""Explain invalid first bytes of a frame: which protocol the client probably speaks.
 
 Source: Kafka protocol guide, "Common Request and Response Structure"; RFC 8446
 section 5.1 (a TLS record begins 0x16 0x03); RFC 9112 (an HTTP request line); HAProxy's
@@ -10,8 +10,8 @@ from typing import Final
 _HTTP_METHODS: Final = (b"GET ", b"POST", b"PUT ", b"HEAD", b"OPTI", b"DELE", b"PATC")
 _PROXY_PROTOCOL: Final = (b"PROX", b"\r\n\r\n")  # versions 1 and 2
 _PROXY: Final = (
-    "a load balancer sends the PROXY protocol, which is not understood: switch it off"
-    " there"
+    "a load balancer sends the PROXY protocol, which the broker does not support:"
+    " switch it off there"
 )
 
 
@@ -24,10 +24,10 @@ def explain_bad_length(
     """Say in one line why the four bytes ``head`` cannot begin a request.
 
     Args:
-        head: those four.
-        max_request_bytes: how long it may be.
-        limit_name: the setting that says so.
-        protocol: what the listener speaks.
+        head: the four bytes.
+        max_request_bytes: the largest length that is allowed.
+        limit_name: the setting of this limit.
+        protocol: the listener's security protocol.
     """
     length = int.from_bytes(head, "big", signed=True)
     if head[:2] == b"\x16\x03":
@@ -48,7 +48,7 @@ def explain_bad_length(
 
 
 def explain_no_tls(head: bytes, protocol: str) -> str:
-    """Say in one line what it is that begins with ``head``, and is no TLS."""
+    """Say in one line what the client speaks that sent ``head`` instead of TLS."""
     if head[:4] in _HTTP_METHODS:
         return f"the client speaks HTTP to a {protocol} listener (first bytes {head!r})"
     if head[:4] in _PROXY_PROTOCOL:
