@@ -1,7 +1,8 @@
-"""Where a processor's turn in C is made, if the compiled core is there.
+"""Make a processor's compiled turn, if the compiled core is there.
 
-It waits, receives, publishes and answers in one call (native/network/processor_turn.c),
-on the objects of the Python around it: what is not plain is left to that.
+The turn waits, receives, publishes and answers in one call
+(native/network/processor_turn.c), and uses the objects of the Python processor. It
+leaves everything that is not plain to the Python code.
 """
 
 from __future__ import annotations
@@ -38,9 +39,10 @@ def compiled_turn(
     connections: Connections,
     requests: ProcessorEnd,
 ) -> _core.ProcessorEnd | None:
-    """Return None where there is no compiled core, or it would take too much.
+    """Return the turn; None if there is no compiled core, or it must not be used.
 
-    It takes whatever fits a block.
+    It must not be used if max_request_bytes is less than a block can hold, since the
+    core accepts every request that fits a block.
     """
     if core is None or requests.compiled is None:
         return None
@@ -58,7 +60,7 @@ def compiled_turn(
         requests.unpublished,
         processor,
     )
-    # What the processor looks at when its doorbell rings, but for answers.
+    # The words that the processor checks when its doorbell rings, besides answers.
     news = (
         HEADER + HEADER_PHASE,
         HEADER + HEADER_KEEPER,
