@@ -1,9 +1,9 @@
 """The shared rows of one processor's connections, and their printable names.
 
-A row belongs to one connection from its first byte to its last, whoever carries it: a
-processor takes rows for new connections from its own range of the table, may be given
-rows of others' ranges, and gives its own away. So a row names its owner, and one that
-comes free is found again by the processor whose range it lies in.
+A connection keeps its row from its first byte to its last, although its processor may
+change. A processor takes rows for new connections from its own range of the table, may
+be given rows from the ranges of other processors, and gives rows away. So a row names
+its owner. When a row becomes free, the processor with its range finds it again.
 """
 
 import socket
@@ -66,10 +66,10 @@ _NOBODY: Final = -1
 
 
 class Progress(NamedTuple):
-    """How far a connection had got when its last request was finished."""
+    """The progress of a connection when its last request was finished."""
 
     base: int  # bytes of the client's stream in front of the block
-    start: int  # bytes from the block's start: first not yet consumed
+    start: int  # bytes from the block's start: first byte not yet consumed
     sent: int  # bytes of all answers so far
 
 
@@ -86,7 +86,7 @@ class ConnectionRows:
         self._first = processor * CONNECTIONS_PER_PROCESSOR
         self._free: list[int] = []
         self._find_free()
-        # Rows of our range that others may set free.
+        # Whether other processors may free rows of our range.
         self._given_away = any(
             self._words[connection_row(row) + CONNECTION_OWNER] != processor + 1
             for row in live_rows(self._words, processor)
@@ -105,7 +105,7 @@ class ConnectionRows:
         self._free = free
 
     def owned(self) -> Iterator[int]:
-        """The rows in use that are this processor's, in any range of the table."""
+        """Yield the rows in use that this processor owns, in any range of the table."""
         mine = self._processor + 1
         for row in live_rows(self._words):
             if self._words[connection_row(row) + CONNECTION_OWNER] == mine:
@@ -137,10 +137,10 @@ class ConnectionRows:
         now_ns: int,
         security: ConnectionSecurity = ConnectionSecurity.NONE,
     ) -> None:
-        """Fill a taken row in; its state comes last.
+        """Fill in a taken row; its state comes last.
 
         Raises:
-            OSError: the peer has gone.
+            OSError: the client has closed the connection.
         """
         words, word = self._words, connection_row(connection)
         words[word + CONNECTION_LISTENER] = listener
@@ -157,7 +157,7 @@ class ConnectionRows:
             words[word + address_word] = high
             words[word + address_word + 1] = low
             words[word + port_word] = port
-        # What the row's last connection left there.
+        # Remove the values of the row's last connection.
         words[word + CONNECTION_SLOT] = 0
         words[word + CONNECTION_POSITION] = 0
         words[word + CONNECTION_EXTENT] = 0
@@ -179,31 +179,31 @@ class ConnectionRows:
         security: ConnectionSecurity,
         session_ends_ms: int,
     ) -> None:
-        """Note who it is, and how long; nothing else of the row changes.
+        """Note the client's principal and the end of its session, and nothing else.
 
         Args:
             principal: number in the principals table.
             security: PRIVATE, or the mechanism.
-            session_ends_ms: monotonic; 0: never.
+            session_ends_ms: end of the session, monotonic; 0: it has no end.
         """
         words, word = self._words, connection_row(connection)
         words[word + CONNECTION_PRINCIPAL] = principal
-        # Last: from here on a successor may carry it on.
+        # Last: from here on a successor may continue the connection.
         words[word + CONNECTION_SECURITY] = session_ends_ms << SESSION_SHIFT | security
 
     def encrypted(self, connection: int, encryption: int) -> None:
-        """Note by what TLS: see encryption.py."""
+        """Note the version of TLS and the cipher suite: see encryption.py."""
         self._words[connection_row(connection) + CONNECTION_ENCRYPTION] = encryption
 
     def begin(self, word: int, base: int, sent: int) -> None:
-        """Say where both streams are, of a connection that is still PRIVATE."""
+        """Store the progress of both streams of a connection that is still PRIVATE."""
         words = self._words
         copy = word + (words[word + CONNECTION_STATE] >> CONNECTION_COPY_SHIFT & 1)
         words[copy + CONNECTION_POSITION] = base << POSITION_SHIFT
         words[copy + CONNECTION_SENT] = sent
 
     def hold(self, connection: int, fd: int) -> None:
-        """Note that its socket has come; whoever looks need not send it again."""
+        """Note that its socket has arrived, so that it is not sent again."""
         word = connection_row(connection)
         self._words[word + CONNECTION_FD] = fd
         self._words[word + CONNECTION_HOLDER] = self._holder
@@ -216,18 +216,19 @@ class ConnectionRows:
         )
 
     def finish(self, word: int, base: int, start: int, sent: int, now_ns: int) -> None:
-        """A request is answered: move on in both streams at once, and read again."""
+        """Commit an answered request: the progress of both streams, state READING."""
         words = self._words
         state = words[word + CONNECTION_STATE] ^ _OTHER_COPY
         copy = word + (state >> CONNECTION_COPY_SHIFT & 1)
         words[copy + CONNECTION_POSITION] = base << POSITION_SHIFT | start
         words[copy + CONNECTION_SENT] = sent
         words[word + CONNECTION_ACTIVE] = now_ns
-        # The commit: killed before it, the answer is out and its successor says so.
+        # The commit. If we are killed before it, the answer is sent, and the successor
+        # finds that out.
         words[word + CONNECTION_STATE] = state & _KEEP_ALL_BUT_STATE | _READING
 
     def release(self, connection: int) -> None:
-        """Give a row back. Its socket must be shut down already: see the keeper."""
+        """Free a row. Its socket must be shut down already: see keeper.py."""
         words, word = self._words, connection_row(connection)
         if words[word + CONNECTION_SLOT] > 0:
             words[word + CONNECTION_SLOT] = 0
@@ -237,23 +238,23 @@ class ConnectionRows:
             self._free.append(connection)
 
     def give_away(self, connection: int, processor: int) -> None:
-        """From this store on the row, and its socket, are another processor's."""
+        """Give the row to another processor, with one store; the socket follows."""
         self._given_away = True
-        # Nobody has its socket until the new owner says so, which may be ourselves.
+        # No process has its socket until the new owner says so. That may be ourselves.
         self._words[connection_row(connection) + CONNECTION_HOLDER] = _NOBODY
         self._words[connection_row(connection) + CONNECTION_OWNER] = processor + 1
 
     def is_reading(self, connection: int) -> bool:
-        """Whether nothing of it is with the handlers, or being answered."""
+        """Return whether a connection has no request in flight and no unsent answer."""
         state = self._words[connection_row(connection) + CONNECTION_STATE]
         return bool(state & STATE_MASK == _READING)
 
     def await_socket(self, connection: int) -> None:
-        """Say of a row of ours that nobody has its socket: the keeper is to send it."""
+        """Note that no process has a row's socket, so that the keeper sends it."""
         self._words[connection_row(connection) + CONNECTION_HOLDER] = _NOBODY
 
     def is_on_its_way(self, connection: int) -> bool:
-        """Whether it is this processor's, and was given by one that lives, or lived."""
+        """Return whether a giver sends, or has sent, the socket of a row of ours."""
         words, word = self._words, connection_row(connection)
         return bool(
             words[word + CONNECTION_STATE] & STATE_MASK
@@ -262,12 +263,12 @@ class ConnectionRows:
         )
 
     def name(self, connection: int) -> str:
-        """Kafka's form of a connection id: local-peer-index."""
+        """Return a connection's id in Kafka's form: local-peer-index."""
         return connection_name(self._words, connection)
 
 
 def live_rows(words: memoryview, *ranges: int) -> Iterator[int]:
-    """The rows of all connections there are, or those in some processors' ranges."""
+    """Yield the rows of all connections, or those in the ranges of some processors."""
     for processor in ranges or range(MAX_PROCESSORS):
         first = processor * CONNECTIONS_PER_PROCESSOR
         used = words[processor_row(processor) + PROCESSOR_ROWS_USED]
@@ -277,10 +278,10 @@ def live_rows(words: memoryview, *ranges: int) -> Iterator[int]:
 
 
 def has_cookie(words: memoryview, cookie: int) -> bool:
-    """Whether a connection there is has this socket.
+    """Return whether a row in use has the socket with this cookie.
 
-    By columns: row by row it took milliseconds among ten thousand, which in a storm of
-    connections each new one had to wait for.
+    It reads the table by columns. To read ten thousand rows one by one took
+    milliseconds, for each new connection.
     """
     for processor in range(MAX_PROCESSORS):
         used = words[processor_row(processor) + PROCESSOR_ROWS_USED]
@@ -296,7 +297,7 @@ def has_cookie(words: memoryview, cookie: int) -> bool:
 
 
 def is_open(words: memoryview, connection: int, cookie: int) -> bool:
-    """Whether a row is still about the connection that had this cookie."""
+    """Return whether a row still belongs to the connection with this cookie."""
     word = connection_row(connection)
     return (
         words[word + CONNECTION_COOKIE] == cookie
@@ -305,7 +306,7 @@ def is_open(words: memoryview, connection: int, cookie: int) -> bool:
 
 
 def is_held(words: memoryview, connection: int) -> bool:
-    """Whether the owner's living process has the connection's socket."""
+    """Return whether the owner's current process has the connection's socket."""
     word = connection_row(connection)
     owner = words[word + CONNECTION_OWNER] - 1
     incarnation = words[processor_row(owner) + PROCESSOR_INCARNATION]
@@ -314,24 +315,24 @@ def is_held(words: memoryview, connection: int) -> bool:
 
 
 def security_of(words: memoryview, connection: int) -> ConnectionSecurity:
-    """Whether others can carry it on, and how it has authenticated."""
+    """Return how a connection has authenticated, and whether others can continue it."""
     word = words[connection_row(connection) + CONNECTION_SECURITY]
     return ConnectionSecurity(word & SECURITY_MASK)
 
 
 def session_end_ms(words: memoryview, connection: int) -> int:
-    """When its client must have authenticated again, monotonic; 0: never."""
+    """Return the end of its session, monotonic ms; 0: it has no end."""
     return int(words[connection_row(connection) + CONNECTION_SECURITY] >> SESSION_SHIFT)
 
 
 def is_private(words: memoryview, connection: int) -> bool:
-    """Whether it ends with its processor's process."""
+    """Return whether a connection ends with its processor's process."""
     word = words[connection_row(connection) + CONNECTION_SECURITY]
     return bool(word & SECURITY_MASK == _PRIVATE)
 
 
 def progress(words: memoryview, connection: int) -> Progress:
-    """Where the request that is being read or answered begins, and its answer."""
+    """Return where the current request and its answer begin in their streams."""
     word = connection_row(connection)
     copy = word + (words[word + CONNECTION_STATE] >> CONNECTION_COPY_SHIFT & 1)
     position = words[copy + CONNECTION_POSITION]
@@ -349,12 +350,12 @@ def connection_name(words: memoryview, connection: int) -> str:
 
 
 def local_address(words: memoryview, connection: int) -> tuple[str, int]:
-    """The address that the client dialled, as it arrived here."""
+    """Return the local address and port that the client has connected to."""
     return _address(words, connection, CONNECTION_LOCAL_ADDRESS, CONNECTION_LOCAL_PORT)
 
 
 def peer_address(words: memoryview, connection: int) -> tuple[str, int]:
-    """Where the client's end is."""
+    """Return the client's address and port."""
     return _address(words, connection, CONNECTION_PEER_ADDRESS, CONNECTION_PEER_PORT)
 
 
@@ -363,7 +364,7 @@ def listener_index(words: memoryview, connection: int) -> int:
 
 
 def address_words(family: int, name: object) -> tuple[tuple[int, int], int]:
-    """An address of a socket as two words of its IPv6 form, and its port."""
+    """Return a socket's address as two words of its IPv6 form, and its port."""
     packed, port = _pack_address(family, name)
     high, low = _ADDRESS.unpack(packed)
     return (high, low), port
