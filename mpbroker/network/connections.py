@@ -1,8 +1,8 @@
-"""The connections of one processor: how each begins here, and how it ends.
+"""The connections of one processor: their beginning and their end here.
 
-One begins as a new one, or is carried on for another processor; it ends when either
-side has had enough, when it is given away, or when nobody can carry it on. What happens
-in between is the Processor's.
+A connection begins here when it is new, or when another processor's connection is
+continued. It ends when one side closes it, when it is given away, or when no processor
+can continue it. The Processor does everything in between.
 """
 
 import contextlib
@@ -47,24 +47,24 @@ _LOG = get_logger(__name__)
 
 _READING: Final = ConnectionState.READING
 _SENDING: Final = ConnectionState.SENDING
-# Whoever gives a connection away sends its socket at once, or is dead by then, and the
-# keeper has sent it.
+# A processor that gives a connection away sends its socket at once; if it dies before,
+# the keeper sends it.
 _ON_ITS_WAY_NS: Final = 3_000_000_000
-# Made beforehand: who has lost a connection may have no descriptor for another.
+# Made at import, since there may be no descriptor when a connection is lost.
 _NO_SOCKET: Final = socket.socket()
 _NO_SOCKET.close()
 
 
 class Connections:
-    """Those that one processor carries.
+    """The connections of one processor.
 
     Attributes:
-        by_fd: all that may send requests.
-        unready: those that have yet to prove who they are; see unready_channels.py.
-        security: what the rows of new ones say; PRIVATE: they begin unready.
-        opened: told of each new one.
+        by_fd: the connections that may send requests.
+        unready: the connections that have not authenticated; see unready_channels.py.
+        security: goes into the rows of new connections; PRIVATE: they begin unready.
+        opened: called with each new connection.
         max_request_bytes: socket.request.max.bytes.
-        in_flight: of each request in flight the connection, by slot in the processor.
+        in_flight: the connection of each request in flight, by slot of this processor.
     """
 
     def __init__(
@@ -90,15 +90,15 @@ class Connections:
         self.security = ConnectionSecurity.NONE
         self.opened: Callable[[Channel], None] | None = None
         self.in_flight: list[Channel | None] = [None] * SLOTS_PER_PROCESSOR
-        self._words[self._counters] = 0  # a predecessor's
-        self._expected: dict[int, int] = {}  # rows, and until when
+        self._words[self._counters] = 0  # the predecessor's number of connections
+        self._expected: dict[int, int] = {}  # by row: until when its socket must come
 
     def is_here(self, channel: Channel) -> bool:
-        """Whether a connection is neither closed nor given away."""
+        """Return whether a connection is neither closed nor given away."""
         return self.by_fd.get(channel.fd) is channel
 
     def unread(self, reading: Iterable[Channel]) -> Iterator[Channel]:
-        """Those of READING ones that are still here and of which more may be read."""
+        """Yield READING connections that are still here and may have bytes to read."""
         for channel in reading:
             if (
                 self.is_here(channel)
@@ -108,11 +108,11 @@ class Connections:
                 yield channel
 
     def has(self, sock: socket.socket) -> bool:
-        """Whether a socket is the duplicate of one of theirs."""
+        """Return whether a socket is a duplicate of one of these sockets."""
         return socket_cookie(sock) in self._cookies
 
     def is_elsewhere(self, sock: socket.socket) -> bool:
-        """Whether anybody has a row for this socket."""
+        """Return whether any processor has a row for this socket."""
         return has_cookie(self._words, socket_cookie(sock))
 
     def count(self, counter: ProcessorCounter, amount: int) -> None:
@@ -121,14 +121,14 @@ class Connections:
     def count_of(self, counter: ProcessorCounter) -> int:
         return int(self._words[self._counters + counter])
 
-    # -- how they begin ------------------------------------------------------------
+    # -- begin ---------------------------------------------------------------------
 
     def open(self, new: NewConnection, now_ns: int) -> None:
-        """Give a new connection a row; close it if there is none for it."""
+        """Give a new connection a row; close it if no row is free."""
         sock = new.sock
         sock.setblocking(False)
         if new.is_late and self._has_begun(sock):
-            # It had a row that was given up: nobody knows where it is in its streams.
+            # It had a row that was given up, so the progress of its streams is unknown.
             self.count(ProcessorCounter.LOST, 1)
             end_connection(sock)
             return
@@ -148,7 +148,7 @@ class Connections:
                 now_ns,
                 self.security,
             )
-        except OSError:  # it has gone already
+        except OSError:  # the client has closed it already
             end_connection(sock)
             self._rows.release(connection)
             return
@@ -161,14 +161,14 @@ class Connections:
             self.opened(channel)
 
     def _has_begun(self, sock: socket.socket) -> bool:
-        """Whether anything was received from a connection, or sent to it."""
+        """Return whether bytes were received from a connection, or sent to it."""
         if sock.family == socket.AF_UNIX or not are_relied_on(self._words):
             return False
         counts = stream_counts(sock)
         return counts is not None and bool(counts.received or counts.sent)
 
     def admit(self, channel: Channel) -> None:
-        """It has proved who it is."""
+        """Let a connection send requests: it has authenticated."""
         self.by_fd[channel.fd] = self.unready.pop(channel.fd)
 
     def refuse(self, sock: socket.socket) -> None:
@@ -179,17 +179,17 @@ class Connections:
     def adopt(
         self, connection: int, sock: socket.socket, answered: frozenset[int], now: int
     ) -> tuple[Channel, Resumption, int] | None:
-        """Carry a connection on from its row and the kernel's counters.
+        """Continue a connection from its row and the kernel's counters.
 
         Args:
             connection: its row.
             sock: its socket.
-            answered: slots whose answers nobody has taken from the response ring.
+            answered: slots whose answers are still on the response ring.
             now: ns, monotonic.
 
         Returns:
-            It, what to do for it, and how many bytes of its answer are out; None: it
-            had to be closed.
+            Its channel, the next action, and how many bytes of its answer are sent;
+            None: it had to be closed.
         """
         sock.setblocking(False)
         counts = None
@@ -210,8 +210,8 @@ class Connections:
         self._rows.hold(connection, channel.fd)
         if resumption == Resumption.IMPOSSIBLE:
             _LOG.warning(
-                "%s: closed: its row and the kernel do not agree on what was received"
-                " and sent",
+                "%s: closed: its row and the kernel's counters of bytes received and"
+                " sent do not agree",
                 self._rows.name(connection),
             )
             self.close(channel, ProcessorCounter.LOST)
@@ -221,17 +221,20 @@ class Connections:
         return channel, resumption, already
 
     def expect(self, connection: int, now_ns: int) -> None:
-        """One has been given to us, and its socket is still to come."""
+        """Note that a connection was given to us, and its socket has to come."""
         self._expected[connection] = now_ns + _ON_ITS_WAY_NS
 
     def miss(
         self, connection: int, answered: frozenset[int], now_ns: int, *, lacks: bool
     ) -> None:
-        """A successor has not got the socket of a row: wait for it, or give it up.
+        """Handle a row whose socket did not come: wait for it, or give the row up.
 
         Args:
-            lacks: it came, and there was no descriptor for it. It may come again; but
-                an answer that comes before it would find nobody.
+            connection: the row.
+            answered: slots whose answers are still on the response ring.
+            now_ns: monotonic.
+            lacks: sockets came, but there were no descriptors for them. They may come
+                again; but an answer that comes before would have no connection.
         """
         if lacks and self._rows.is_reading(connection):
             self._rows.await_socket(connection)
@@ -241,7 +244,7 @@ class Connections:
             self.abandon(connection, answered)
 
     def give_up_expected(self, now_ns: int) -> bool:
-        """Free the rows of those whose giver died, and the keeper with it.
+        """Free rows whose socket is lost, since the giver and the keeper have died.
 
         Returns:
             Whether there were any.
@@ -261,21 +264,21 @@ class Connections:
         self._cookies.add(channel.cookie)
         self._words[self._counters] = len(self.by_fd) + len(self.unready)
 
-    # -- how they end --------------------------------------------------------------
+    # -- end -----------------------------------------------------------------------
 
     def close_reading(self) -> None:
-        """Close those that have no request in flight, since all must go."""
+        """Close all connections without a request in flight."""
         for channel in list(self.by_fd.values()):
             if channel.state == _READING:
                 self.close(channel, ProcessorCounter.CLOSED_BY_HANDLER)
 
     def close_stalled(self, stalled_ns: int) -> None:
-        """Close the connection that holds memory longest for bytes that do not come."""
+        """Close the connection that has stalled longest with a part of a request."""
         stalled = stalled_longest(self.by_fd.values(), stalled_ns)
         if stalled is not None:
             _LOG.info(
-                "%s: closed: it stalled with %d of %d bytes of a request sent,"
-                " and others need the memory",
+                "%s: closed: it stalled after %d of %d bytes of a request,"
+                " and other connections need the memory",
                 self._rows.name(stalled.connection),
                 stalled.extent_have,
                 stalled.extent_length,
@@ -283,24 +286,24 @@ class Connections:
             self.close(stalled, ProcessorCounter.CLOSED_IDLE)
 
     def close(self, channel: Channel, reason: ProcessorCounter) -> None:
-        """End a connection for everyone, and give back what it holds."""
+        """End a connection, and free everything that it holds."""
         self.count(reason, 1)
         if _LOG.isEnabledFor(DEBUG):
             _LOG.debug(
                 "%s: ended: %s", self._rows.name(channel.connection), reason.name
             )
-        # First: a row may only come free when its socket cannot be used any more, or
-        # the keeper would take the socket for a connection that never had a row.
+        # First: a row may become free only when its socket cannot be used any more.
+        # Otherwise the keeper would take it for a connection that never had a row.
         with contextlib.suppress(OSError):
             self._selector.close(channel)
         self.forget(channel)
         self._release(channel)
 
     def rests(self, channel: Channel, since_ns: int) -> bool:
-        """Whether a connection has been silent since then, by its own fault.
+        """Return whether a client has been silent since ``since_ns``, by its own fault.
 
-        Who waits for an answer is not; who has one and does not read it is, once it
-        has had it for as long.
+        A client that waits for an answer is not at fault. A client that does not read
+        an answer is at fault, once it has not read any of it for as long.
         """
         if channel.active_ns >= since_ns:
             return False
@@ -310,12 +313,12 @@ class Connections:
         return channel.state == _READING
 
     def obey(self, limits: Limits) -> int:
-        """Close those of ours that are among the broker's above max.connections.
+        """Close our connections that are in excess of the broker's max.connections.
 
-        Not those whose request is being answered; see excess_connections().
+        Connections with a request in flight stay; see excess_connections().
 
         Returns:
-            After how much silence others are to be closed, ns.
+            The ns of silence after which connections are to be closed.
         """
         excess = set(excess_connections(self._words, limits))
         for channel in list(self.by_fd.values()) if excess else ():
@@ -324,14 +327,14 @@ class Connections:
         return limits.broker.max_idle_ms * 1_000_000
 
     def forget(self, channel: Channel) -> None:
-        """It is closed, or another's now."""
+        """Remove a connection that is closed, or that another processor owns now."""
         if self.by_fd.pop(channel.fd, None) is None:
             del self.unready[channel.fd]
         self._cookies.discard(channel.cookie)
         self._words[self._counters] = len(self.by_fd) + len(self.unready)
 
     def abandon(self, connection: int, answered: frozenset[int]) -> None:
-        """Free what a connection has that nobody can carry on."""
+        """Free everything of a connection that no processor can continue."""
         self.count(ProcessorCounter.LOST, 1)
         channel = Channel(_NO_SOCKET, connection, self._rows.word(connection))
         base, start, sent = progress(self._words, connection)
@@ -340,7 +343,7 @@ class Connections:
         self._release(channel)
 
     def _release(self, channel: Channel) -> None:
-        """Give back what a connection holds, and its row."""
+        """Free everything that a connection holds, and its row."""
         slot = channel.slot
         if slot >= 0 and channel.state != _READING:
             self.in_flight[slot - self._first_slot] = None
