@@ -1,9 +1,9 @@
-"""How often a processor has asked the kernel for events, and in vain.
+"""Polls: count a processor's polls of the kernel, and those that return too early.
 
-A poll that waits comes back with an event, or when its time is over. One that comes
-back early and with nothing is an empty poll: a signal, or a fault of the kernel or of
-ours that makes a processor spin where it should sleep (netty's "epoll bug"; Kafka has
-nothing against it either). One now and then is nothing; many are told to the log.
+A poll that waits should return with an event, or when its time is over. An empty poll
+returns earlier without an event: because of a signal, or of a bug in the kernel or in
+the broker that makes a processor spin instead of sleep (netty calls this the "epoll
+bug"; Kafka does not handle it either). A few are harmless; many are logged.
 
 The twin of ``count`` is in native/network/processor_turn.c.
 """
@@ -17,13 +17,13 @@ from mpbroker.ipc.layout import PROCESSOR_COUNTERS, ProcessorCounter, processor_
 
 _LOG = get_logger(__name__)
 
-# Of a second's empty polls: from here on they are no accident.
+# So many empty polls in a second are not harmless any more.
 _MANY: Final = 1000
 _QUIET_NS: Final = 60_000_000_000
 
 
 class Polls:
-    """One processor's; its successors go on with the counts."""
+    """One processor's counts of polls; its successors continue with them."""
 
     def __init__(self, processor: int, words: memoryview) -> None:
         counters = processor_row(processor) + PROCESSOR_COUNTERS
@@ -35,27 +35,29 @@ class Polls:
         self._quiet_until_ns = 0
 
     def count(self, last_poll: tuple[int, float], waited_ns: int) -> None:
-        """A poll has come back.
+        """Count a poll that has returned.
 
         Args:
-            last_poll: of the selector; where it was not to wait, it only looked.
+            last_poll: the selector's ``last_poll``; a poll with timeout 0 is never
+                counted as empty.
+            waited_ns: how long the poll took.
         """
         found, wait_s = last_poll
         words = self._words
         words[self._polls_word] += 1
-        # Half of it: clocks and timers do not agree to the nanosecond.
+        # Half of the timeout: clocks and timers do not agree to the nanosecond.
         if not found and wait_s and waited_ns < wait_s * 5e8:
             words[self._empty_word] += 1
 
     def look(self, now_ns: int) -> None:
-        """Once a second: are there too many?"""
+        """Log a warning if there were too many. To be called once a second."""
         empty = self._words[self._empty_word]
         many, self._before = empty - self._before, empty
         if many >= _MANY and now_ns >= self._quiet_until_ns:
             self._quiet_until_ns = now_ns + _QUIET_NS
             _LOG.warning(
-                "processor %d: %d polls of the last second came back early and with"
-                " nothing: it spins; please report it, with the kernel's version",
+                "processor %d: %d polls of the last second returned early and without"
+                " events: it spins; please report this, with the kernel's version",
                 self._processor,
                 many,
             )
