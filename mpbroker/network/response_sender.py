@@ -1,7 +1,7 @@
 """Send answers: runs of shared memory, and ranges of log segments by sendfile.
 
-A partly sent answer stays with its connection until the socket takes more. How much
-of it has been sent the kernel counts, so that a successor knows where to go on.
+A partly sent answer stays with its connection until the socket takes more. The kernel
+counts how much of it was sent, so a successor knows where to continue.
 """
 
 import contextlib
@@ -19,43 +19,43 @@ from mpbroker.network.channel_selector import CLOSED, ChannelSelector
 from mpbroker.network.errors import SegmentGoneError
 
 _MAX_OPEN_SEGMENTS: Final = 128
-# So much of an answer a turn: a fast reader of a large answer does not hold up the
-# other connections of its processor.
+# At most so much of an answer is sent in one turn, so that a fast reader of a large
+# answer does not delay the processor's other connections.
 _MAX_SEND_BYTES: Final = 4 * 1024 * 1024
 
 
 class SendResult(IntEnum):
-    """How far an answer has got."""
+    """The result of sending an answer."""
 
-    SENT = 0  # the last byte is with the kernel
-    BLOCKED = 1  # the socket is full; its event will say when it is not
+    SENT = 0  # the kernel has the last byte
+    BLOCKED = 1  # the socket is full; an event will come when it is not
     CLOSED = 2
-    MORE = 3  # the socket would take more, but it is the others' turn
+    MORE = 3  # the socket would take more, but other connections are served first
 
 
 class SegmentFiles:
     """Log segments held open for sending, the most recently used ones.
 
-    One can always be opened: a place is kept for it, as those who are connected must
-    get their answers while there is no descriptor for others.
+    One descriptor is reserved, so that a segment can always be opened: existing
+    connections get their answers even if no descriptor is left for new ones.
     """
 
     def __init__(self, max_open: int = _MAX_OPEN_SEGMENTS) -> None:
         self._max_open = max_open
         self._fds: OrderedDict[tuple[str, int], int] = OrderedDict()
-        # An epoll, since that needs no file, and nobody to close it at the end.
+        # The reserved descriptor: an epoll, which needs no file and no close at exit.
         self._place: select.epoll | None = None
         self._keep_place()
 
     def fd(self, path: str, inode: int) -> int:
-        """Open the very file that was meant when the answer was made.
+        """Return a descriptor of the file that the answer was made for.
 
         Compaction and retention rename a segment before they drop it, and keep it for
         file.delete.delay.ms.
 
         Raises:
-            SegmentGoneError: no file of that name is that file any more, or it cannot
-                be opened: one connection's misfortune, not its processor's.
+            SegmentGoneError: no file of that name has this inode any more, or it cannot
+                be opened. Close this connection; the processor continues.
         """
         key = (path, inode)
         fd = self._fds.get(key)
@@ -90,7 +90,7 @@ class SegmentFiles:
 
     def _keep_place(self) -> None:
         if self._place is None:
-            with contextlib.suppress(OSError):  # then without
+            with contextlib.suppress(OSError):  # then there is no reserve
                 self._place = select.epoll(flags=select.EPOLL_CLOEXEC)
 
     def _keep(self, key: tuple[str, int], fd: int) -> None:
@@ -100,7 +100,7 @@ class SegmentFiles:
             os.close(oldest)
 
     def close_unused(self) -> None:
-        """Let go of all files, so that deleted segments free their disk space."""
+        """Close all files, so that deleted segments free their disk space."""
         while self._fds:
             os.close(self._fds.popitem()[1])
         self._keep_place()
@@ -126,7 +126,7 @@ class ResponseSender:
     def send_parts(
         self, channel: Channel, parts: list[BytesPart | FilePart], sent: int = 0
     ) -> SendResult:
-        """Send an answer of several parts, in order, of which some bytes are out."""
+        """Send an answer of several parts, in order, after the bytes already sent."""
         parts.reverse()
         while parts and sent >= parts[-1].length:
             sent -= parts.pop().length
@@ -135,7 +135,7 @@ class ResponseSender:
         return self.resume(channel)
 
     def resume(self, channel: Channel) -> SendResult:
-        """Go on with a partly sent answer.
+        """Continue a partly sent answer.
 
         Raises:
             SegmentGoneError: a part cannot be sent any more: close the connection.
