@@ -1,13 +1,13 @@
-"""Throttles: connections of which nothing is read before a time (KIP-219).
+"""Throttles: connections that are not read before a given time (KIP-219).
 
-A client that is over its quota gets its answer at once, which says for how long it
-ought to be quiet; for so long it is not heard, whether it knows of that or not. When
-the time ends is in the connection's row: the handler writes it before it answers, while
-the connection is muted for its request; its processor, or whoever carries it on, looks
-there before it reads, and clears the word when the time is over. So there is nothing to
-be told of a death or a move, and a connection that says nothing costs no timer.
+A client above its quota gets its answer at once, with the time that it should wait. For
+this time the broker does not read from it, whether the client obeys or not. The end of
+the time is in the connection's row. The handler writes it before it answers, while the
+connection is muted for its request. The connection's processor, or its successor,
+checks the word before it reads, and clears it when the time is over. So a death or a
+move needs no message, and a connection without bytes to read needs no timer.
 
-Kafka has one state for two facts, which here are two words of the row:
+Kafka has one state for two facts, which are two words of the row here:
 
     Kafka                                   state       muted until
     NOT_MUTED                               READING     0, or in the past
@@ -31,12 +31,12 @@ from mpbroker.network.channel import Channel
 
 
 class Throttles:
-    """Those of one processor's connections that have more to say, and must wait."""
+    """The connections of one processor that have bytes to read, but must wait."""
 
     def __init__(self, words: memoryview) -> None:
         self._words = words
-        # Until when, and in order of their coming; a channel is looked at when it is
-        # due, wherever it has got to since.
+        # A heap: until when, running number, channel. The channel may have moved or
+        # closed meanwhile; this is checked when it is due.
         self._timers: list[tuple[int, int, Channel]] = []
         self._numbers = itertools.count()
 
@@ -44,19 +44,19 @@ class Throttles:
         return len(self._timers)
 
     def holds(self, channel: Channel, now_ns: int) -> bool:
-        """Whether a channel that could be read must wait; it is due later then."""
+        """Return whether a channel must wait; if so, ``due`` yields it later."""
         word = channel.row + CONNECTION_MUTED_UNTIL
         until: int = self._words[word]
         if until <= now_ns:
             if until:
                 self._words[word] = 0
             return False
-        channel.waiting = True  # events are noted, and wait as well
+        channel.waiting = True  # its events are noted, but not handled yet
         heapq.heappush(self._timers, (until, next(self._numbers), channel))
         return True
 
     def due(self, now_ns: int) -> Iterator[Channel]:
-        """Yield the channels whose time is over; some may be gone."""
+        """Yield the channels whose time is over; some may be closed or given away."""
         timers = self._timers
         while timers and timers[0][0] <= now_ns:
             channel = heapq.heappop(timers)[2]
@@ -64,7 +64,7 @@ class Throttles:
             yield channel
 
     def poll_s(self, longest_s: float, now_ns: int) -> float:
-        """How long may be waited for something else."""
+        """Return how long a poll may wait, at most ``longest_s``."""
         if not self._timers:
             return longest_s
         return min(longest_s, max(0.0, (self._timers[0][0] - now_ns) / 1e9))
