@@ -1,9 +1,9 @@
 """The processor of a listener whose clients come over a Unix socket.
 
-The kernel does not count the bytes of such a connection, as it does those of TCP
-(tcp_counters.py): SIOCOUTQ says what the client has not yet read, and nothing how much
-was ever sent. So nobody can say where a dead processor was, and its connections end
-with it, as those of TLS do: their rows say PRIVATE.
+The kernel counts the bytes of a TCP connection (tcp_counters.py), but not those of a
+Unix socket: SIOCOUTQ gives the bytes that the client has not read yet, but nothing
+gives the bytes that were sent. So the progress of a dead processor's connections is
+unknown, and they end with it, as those of TLS do: their rows say PRIVATE.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mpbroker.network.processor import Processor
 
 
 class UnixProcessor(Processor):
-    """As Processor, which see."""
+    """A Processor whose connections cannot be continued by another process."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -29,11 +29,11 @@ class UnixProcessor(Processor):
         self._connections.opened = self._opened
 
     def _opened(self, channel: Channel) -> None:
-        # The file's mode has decided who may come.
+        # No authentication: the mode of the socket's file has allowed the client.
         self._connections.admit(channel)
 
     def _depart(self) -> None:
-        """Nothing can go elsewhere: close what is idle, if all must go."""
+        """Close idle connections if all must go, since none can be given away."""
         departures = self._departures
         reading = ConnectionState.READING
         idle = [each for each in self._channels.values() if each.state == reading]
