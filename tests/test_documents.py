@@ -21,7 +21,7 @@ from mpbroker.producer.config import PRODUCER_CONFIG
 ROOT = Path(__file__).resolve().parents[1]
 TOP = [ROOT / f"{name}.md" for name in ("README", "ARCHITECTURE", "CONTRIBUTING")]
 FOR_USERS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-OF_PACKAGES = sorted((ROOT / "mpbroker").glob("*/README.md"))
+OF_PACKAGES = sorted((ROOT / "mpbroker").rglob("README.md"))
 OF_TESTS = [ROOT / "tests/bench/README.md"]
 DOCUMENTS = list(
     dict.fromkeys([*TOP, ROOT / "CHANGELOG.md", *FOR_USERS, *OF_PACKAGES, *OF_TESTS])
