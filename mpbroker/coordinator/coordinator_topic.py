@@ -196,7 +196,7 @@ class CoordinatorTopic:
             ApiError: the partition is offline, or cannot be read.
         """
         log = self.log_of(partition)
-        log.require_online()
+        log.view.require_online()
         start = log.row.log_start_offset
 
         def take(header: BatchHeader, batch: memoryview) -> list[LoadedRecord]:
@@ -213,7 +213,7 @@ class CoordinatorTopic:
                 )
                 return []
 
-        for records, damage in walk_log(log, start, self._load_bytes, take):
+        for records, damage in walk_log(log.view, start, self._load_bytes, take):
             for offset, what in damage:
                 _LOG.error(
                     "%s-%d is damaged at offset %d: %s",

@@ -75,7 +75,7 @@ class LogLoading:
 
         def look(now_ms: int) -> None:
             try:
-                topic.log_of(partition).require_online()
+                topic.log_of(partition).view.require_online()
             except (ApiError, OSError):
                 self.load_again(number)
                 return

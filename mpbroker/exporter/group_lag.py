@@ -77,7 +77,7 @@ class GroupLag:
             offset = self._positions.get(partition, 0)
             offset = max(offset, log.row.log_start_offset)
             while offset < log.row.log_end_offset and read < budget:
-                found = log.read(offset, _READ_BYTES, min_one_batch=True)
+                found = log.reader.read(offset, _READ_BYTES, min_one_batch=True)
                 data = os.pread(found.fd, found.length, found.position)
                 read += len(data)
                 before = offset

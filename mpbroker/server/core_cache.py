@@ -23,8 +23,7 @@ from mpbroker.protocol.api_key import ApiKey
 from mpbroker.storage.files.log_segment import LogSegment
 from mpbroker.storage.files.offset_index import OffsetIndex
 from mpbroker.storage.files.time_index import TimeIndex
-from mpbroker.storage.log.append_plan import AppendPlan
-from mpbroker.storage.log.read_plan import ReadPlan
+from mpbroker.storage.log.core_plans import AppendPlan, ReadPlan
 from mpbroker.storage.producers.producer_state import (
     AppendedBatch,
     ProducerEntry,
@@ -319,7 +318,7 @@ class PlainRequests:
                 {},
             )
         plan = log.append_plan()
-        if plan is not None and log.config is topic.config:
+        if plan is not None and log.view.config is topic.config:
             known[3][partition] = plan
             self._logs[plan.row] = log
 
@@ -370,7 +369,7 @@ class PlainRequests:
             if len(readable) >= 2 * _MAX_TOPICS:
                 self._forget()
             plans = readable[name] = readable[topic_id] = {}
-        plans[partition] = log.read_plan()
+        plans[partition] = log.reader.plan()
 
     def _be_current(self) -> None:
         """Forget what was learnt before the metadata last changed."""

@@ -41,16 +41,23 @@ _MOST_AT_ONCE: Final = 8
 _MOST_IN_A_ROW: Final = 24
 
 
-class SyncableLog(Protocol):
-    """The part of PartitionLog that a sync needs."""
-
-    row: PartitionRow
+class LogFiles(Protocol):
+    """The part of a log's LogSync that a sync needs."""
 
     def segments_to_sync(self, from_offset: int, to_offset: int) -> list[int]:
         """The files that hold these offsets: descriptors to fdatasync."""
 
     def make_room(self) -> None:
         """Close the files of all logs of this process: no descriptor is left."""
+
+
+class SyncableLog(Protocol):
+    """The part of a PartitionLog that a sync needs."""
+
+    row: PartitionRow
+
+    @property
+    def sync(self) -> LogFiles: ...
 
 
 # What keeps files from being opened just now, and says nothing of what is in them.
@@ -185,13 +192,13 @@ class GroupCommit:
         """
         durable = log.row.durable_end_offset
         try:
-            return log.segments_to_sync(durable, target)
+            return log.sync.segments_to_sync(durable, target)
         except OSError as error:
             if error.errno != errno.EMFILE:
                 raise
         sync_others()
-        log.make_room()
-        return log.segments_to_sync(durable, target)
+        log.sync.make_room()
+        return log.sync.segments_to_sync(durable, target)
 
     def _start(self, log: SyncableLog, syncs: list[tuple[int, int]]) -> None:
         """Take over the syncing of a log; add tokens and files to what is to begin."""

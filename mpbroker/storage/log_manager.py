@@ -19,7 +19,7 @@ from mpbroker.storage.files.log_files import (
     DELETE_DIRECTORY_SUFFIX,
     STRAY_DIRECTORY_SUFFIX,
 )
-from mpbroker.storage.log.log_lookup import EMPTY_LOG, EmptyLog
+from mpbroker.storage.log.log_lookup import EMPTY_LOG, EmptyLog, LogLookup
 from mpbroker.storage.log.partition_log import PartitionLog
 from mpbroker.storage.log_directory import LogDirectory
 from mpbroker.storage.partition_directory import (
@@ -108,38 +108,43 @@ class LogManager:
         log = self._logs.get(found.partitions[partition])
         if log is None:
             log = self._open(found, partition)
-        elif log.config is not found.config:
-            log.config = found.config
+        elif log.view.config is not found.config:
+            log.view.config = found.config
         return log
 
-    def look(self, topic: TopicView, partition: int) -> PartitionLog | EmptyLog:
+    def look(self, topic: TopicView, partition: int) -> LogLookup | EmptyLog:
         """Return what answers questions about a partition's offsets.
 
-        As ``log``, but of a partition that nobody has touched nothing is made: who
-        asks for the offsets of 100,000 of them would otherwise get as many directories.
-        """
-        index = topic.partitions[partition]
-        if (
-            index not in self._logs
-            and self._is_restored()
-            and self.is_untouched(topic, partition)
-        ):
-            return EMPTY_LOG
-        return self.log(topic, partition)
-
-    def place_and_size(self, topic: TopicView, partition: int) -> tuple[str, int]:
-        """Return which log directory a partition is in, and its log's bytes.
-
-        What nobody has touched is told as an empty one in the first directory, and not
-        made for that: it will be where there are fewest by then.
+        A partition that no process has touched yet gets no directory for that: a client
+        that asks for the offsets of 100,000 of them would make as many.
 
         Raises:
             ApiError: as ``log``.
         """
-        log = self.look(topic, partition)
-        if isinstance(log, EmptyLog):
+        if self._has_no_log(topic, partition):
+            return EMPTY_LOG
+        return self.log(topic, partition).lookup
+
+    def place_and_size(self, topic: TopicView, partition: int) -> tuple[str, int]:
+        """Return which log directory a partition is in, and its log's bytes.
+
+        A partition that no process has touched yet gets no directory for that; the
+        answer is an empty one in the first log directory.
+
+        Raises:
+            ApiError: as ``log``.
+        """
+        if self._has_no_log(topic, partition):
             return self.directories[0].path, 0
-        return os.path.dirname(log.directory), log.size_in_bytes()
+        log = self.log(topic, partition)
+        return os.path.dirname(log.directory), log.view.size_in_bytes()
+
+    def _has_no_log(self, topic: TopicView, partition: int) -> bool:
+        return (
+            topic.partitions[partition] not in self._logs
+            and self._is_restored()
+            and self.is_untouched(topic, partition)
+        )
 
     def is_untouched(self, topic: TopicView, partition: int) -> bool:
         """Whether a partition is empty because nobody has made anything of it."""
@@ -168,7 +173,7 @@ class LogManager:
             (topic.name, partition), topic.topic_id, self._expiration_ms
         )
         log = PartitionLog(f"{parent.path}/{name}", row, topic.config, hints)
-        log.release_descriptors = self.close_files
+        log.view.release_descriptors = self.close_files
         self._logs[index] = log
         self._step()
         return log
@@ -253,7 +258,7 @@ class LogManager:
         for _ in range(2):
             try:
                 if log is not None:
-                    return log.leader_epoch
+                    return log.view.leader_epoch
                 return self._read_leader_epoch(name, topic.topic_id)
             except ApiError:  # the log has made room itself, if that was it
                 break

@@ -62,6 +62,7 @@ class Log:
     def __init__(self, memory, index, files=1, error=None):
         self.row = memory.table.row(index)
         self.row.status = RowStatus.ONLINE
+        self.sync = self
         self.files = files
         self.error = error
         self.asked = []
@@ -333,13 +334,13 @@ def test_a_log_whose_files_are_gone_is_done_with(memory, at_once, status, caplog
     log, own = Log(memory, 1, error=cannot_be_opened(2)), Commit()
     log.grow(10)
     if status == RowStatus.DELETED:
-        segments_to_sync = log.segments_to_sync
+        segments_to_sync = log.sync.segments_to_sync
 
         def deleted_meanwhile(*offsets):
             log.row.status = status
             return segments_to_sync(*offsets)
 
-        log.segments_to_sync = deleted_meanwhile
+        log.sync.segments_to_sync = deleted_meanwhile
     if at_once:
         own.commit.is_alone = own.disk.is_quick = True
         own.commit.sync_at_once([log])

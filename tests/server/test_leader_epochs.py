@@ -115,7 +115,7 @@ def test_epochs_that_cannot_be_read_keep_nobody_from_other_partitions(
         patch.setattr("mpbroker.storage.log.partition_view.read_leader_epochs", broken)
         reading = read_targets(targets, FetchRequest(), 1000)
         assert [each[2] for each in reading.results] == [0, STORAGE]
-        listed = handle_list_offsets(request, 7, stage.registry, stage.logs.log)
+        listed = handle_list_offsets(request, 7, stage.registry, stage.logs.look)
         assert listed.topics[0].partitions[0].error_code == STORAGE
         with pytest.raises(ApiError) as refused:
             second.append(batch(b"v"), now_ms=1)
@@ -133,7 +133,7 @@ def test_who_knows_another_epoch_is_told_so(stage, current, error):
     log = stage.log("t", 1)
     if error:
         with pytest.raises(ApiError) as refused:
-            check_leader_epoch(current, log)
+            check_leader_epoch(current, log.lookup)
         assert refused.value.error_code == error
     target = Target("t", bytes(16), 1, 0, 1000, current, log)
     reading = read_targets([target], FetchRequest(), 1000)
@@ -144,7 +144,7 @@ def test_who_knows_another_epoch_is_told_so(stage, current, error):
     request = ListOffsetsRequest(
         topics=[ListOffsetsTopic(name="t", partitions=[asked])]
     )
-    listed = handle_list_offsets(request, 7, stage.registry, stage.logs.log)
+    listed = handle_list_offsets(request, 7, stage.registry, stage.logs.look)
     (answer,) = listed.topics[0].partitions
     assert answer.error_code == error
     wanted = OffsetForLeaderPartition(
@@ -171,13 +171,13 @@ def test_an_offset_comes_with_its_own_epoch(stage, timestamp, offset, epoch):
     request = ListOffsetsRequest(
         topics=[ListOffsetsTopic(name="t", partitions=[asked])]
     )
-    listed = handle_list_offsets(request, 7, stage.registry, stage.logs.log)
+    listed = handle_list_offsets(request, 7, stage.registry, stage.logs.look)
     (answer,) = listed.topics[0].partitions
     assert (answer.offset, answer.leader_epoch) == (offset, epoch)
 
 
 def test_an_offset_is_of_the_last_epoch_that_began_below_it(stage):
-    found = stage.log("t", 1).epochs
+    found = stage.log("t", 1).lookup.epochs
     assert [found.at(offset) for offset in range(6)] == [0, 0, 3, 3, 5, 5]
     log = SimpleNamespace(leader_epoch=0)
     check_leader_epoch(0, log)

@@ -253,7 +253,7 @@ def test_syncs_that_are_made_at_once_are_answered_in_the_same_turn(memory, tmp_p
     stage = Stage(memory, disk=DiskSync(no_aio))
     log = Log(memory, 1)
     with open(tmp_path / "log", "wb") as file:
-        log.segments_to_sync = lambda start, end: [file.fileno()]
+        log.sync.segments_to_sync = lambda start, end: [file.fileno()]
         stage.handle = park_until_durable(stage, log)
         stage.send(1)
         stage.handler.turn()
@@ -314,7 +314,7 @@ def test_a_sleeping_handler_is_woken_by_requests_notices_and_syncs(memory, tmp_p
     with open(tmp_path / "log", "wb") as file:
         stage = Stage(memory, disk=DiskSync())
         log = Log(memory, 1)
-        log.segments_to_sync = lambda start, end: [file.fileno()]
+        log.sync.segments_to_sync = lambda start, end: [file.fileno()]
         stage.handle = park_until_durable(stage, log)
 
         def live():

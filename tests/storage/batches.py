@@ -63,7 +63,7 @@ def read_bytes(log: PartitionLog, offset: int, max_bytes: int = 1 << 30) -> byte
     """Read one region as a connection would."""
     import os
 
-    found = log.read(offset, max_bytes, min_one_batch=True)
+    found = log.reader.read(offset, max_bytes, min_one_batch=True)
     fd = os.open(found.segment_path, os.O_RDONLY)
     try:
         assert os.fstat(fd).st_ino == found.segment_inode
@@ -74,9 +74,9 @@ def read_bytes(log: PartitionLog, offset: int, max_bytes: int = 1 << 30) -> byte
 
 def read_all(log: PartitionLog, offset: int | None = None) -> list[tuple[int, bytes]]:
     """Return (offset, value) of every record from an offset to the end, by reading."""
-    position = log.earliest() if offset is None else offset
+    position = log.lookup.earliest() if offset is None else offset
     records: list[tuple[int, bytes]] = []
-    while position < log.latest():
+    while position < log.lookup.latest():
         content = read_bytes(log, position)
         if not content:
             break

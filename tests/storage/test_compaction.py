@@ -49,8 +49,8 @@ _COMPACT = {
 def stored(log: PartitionLog) -> list[tuple[BatchHeader, bytes]]:
     """Every batch of the log, empty ones too."""
     found = []
-    offset = log.earliest()
-    while offset < log.latest():
+    offset = log.lookup.earliest()
+    while offset < log.lookup.latest():
         content = read_bytes(log, offset)
         if not content:
             break
@@ -98,7 +98,7 @@ def test_the_newest_record_of_each_key_stays_at_its_offset(open_log: OpenLog) ->
         (18, b"k0", b"18"),
         (19, b"k1", b"19"),
     ]
-    assert log.latest() == 20
+    assert log.lookup.latest() == 20
     assert log.append(batch((b"k", b"v")), now_ms=1).base_offset == 20
 
 
@@ -108,11 +108,11 @@ def test_no_record_goes_before_the_one_that_replaces_it_is_on_disk(
     """A power cut between two groups of segments would take both."""
     log = open_log(**_COMPACT)
     put(log, "k", "acknowledged")
-    log.sync()
+    log.sync.flush()
     for number in range(10):
         put(log, f"other{number}", "x" * 200)
     put(log, "k", "not forced to disk by anybody")
-    newest = log.latest() - 1
+    newest = log.lookup.latest() - 1
     roll(log)
     replace = Compaction._replace
     on_disk: list[int] = []
@@ -185,14 +185,14 @@ def test_a_reader_of_a_compacted_log_ends_with_the_same_table(
     assert found == newest
     kept = [at for at, _, _ in records(log)]
     assert kept == sorted(set(kept))
-    assert log.latest() == offset
+    assert log.lookup.latest() == offset
     # From every offset on, a reader finds the first record not below it.
     for wanted in range(offset):
         expected = min((at for at in kept if at >= wanted), default=None)
         assert next((at for at, _ in read_all(log, wanted)), None) == expected
     check_directory(log.directory)
     again = open_log(**config)
-    assert again.latest() == offset
+    assert again.lookup.latest() == offset
     assert records(again) == records(log)
     log.close()
     again.close()
@@ -210,7 +210,7 @@ def test_a_tombstone_stays_until_its_time_has_come(open_log: OpenLog) -> None:
     assert header.has_delete_horizon
     assert header.base_timestamp == 11_000
     assert next(iter_records(body)).timestamp == 7
-    assert log.offset_for_timestamp(6) == (1, 7)
+    assert log.lookup.offset_for_timestamp(6) == (1, 7)
     compact(log, now_ms=10_999)
     assert len(records(log)) == 2
     compact(log, now_ms=11_000)
@@ -245,7 +245,7 @@ def test_a_removed_last_batch_leaves_the_end_of_the_log_where_it_was(
     compact(log, now_ms=10**6)
     assert records(log) == []
     assert [(h.base_offset, h.record_count) for h, _ in stored(log)] == [(1, 0)]
-    assert open_log(**_COMPACT).latest() == 2
+    assert open_log(**_COMPACT).lookup.latest() == 2
 
 
 def test_small_segments_are_merged(open_log: OpenLog, tmp_path: Path) -> None:
@@ -277,7 +277,7 @@ def test_data_of_an_aborted_transaction_goes_and_its_marker_later(
     assert records(log) == [(0, b"a", b"committed before"), (3, b"b", b"1")]
     control = [header for header, _ in stored(log) if header.is_control]
     assert [header.base_offset for header in control] == [2]
-    found = log.read(0, 10_000, min_one_batch=True, read_committed=True)
+    found = log.reader.read(0, 10_000, min_one_batch=True, read_committed=True)
     assert found.aborted_transactions == [(7, 1)]
 
 
@@ -303,7 +303,7 @@ def test_a_log_is_due_when_dirty_enough_or_overdue(open_log: OpenLog) -> None:
     chosen = assess(log, None, 2_000)
     assert (chosen.ratio, chosen.overdue) == (1.0, False)
     assert chosen.is_due(0.5)
-    end = log.latest()
+    end = log.lookup.latest()
     assert not assess(log, end, 2_000).is_due(0.0)
     put(log, "k0", "w", timestamp=1_000)
     roll(log)
@@ -339,7 +339,7 @@ def test_a_compaction_killed_at_any_line_loses_no_newest_record(
         for step in range(6):
             key = picker.randrange(8)
             value = f"{turn}.{step}".encode()
-            newest[b"%d" % key] = (log.latest(), value)
+            newest[b"%d" % key] = (log.lookup.latest(), value)
             log.append(batch((b"%d" % key, value)), now_ms=1)
         roll(log)
 
@@ -418,10 +418,10 @@ def test_readers_of_other_processes_never_see_half_a_change(open_log: OpenLog) -
     def read() -> None:
         mine = open_log(row=log.row.index, **config)
         picker = random.Random(os.getpid())
-        while mine.latest() < 751:
-            offset = picker.randrange(mine.earliest(), mine.latest() + 1)
+        while mine.lookup.latest() < 751:
+            offset = picker.randrange(mine.lookup.earliest(), mine.lookup.latest() + 1)
             try:
-                found = mine.read(offset, 1_000, min_one_batch=True)
+                found = mine.reader.read(offset, 1_000, min_one_batch=True)
             except ApiError as error:
                 # Somebody was faster; anything else is half a change.
                 assert error.error_code == ErrorCode.OFFSET_OUT_OF_RANGE
@@ -435,8 +435,8 @@ def test_readers_of_other_processes_never_see_half_a_change(open_log: OpenLog) -
     with running(read, read) as readers:
         for turn in range(150):
             for _ in range(5):
-                put(log, f"k{turn % 9}", f"{log.latest()}|")
+                put(log, f"k{turn % 9}", f"{log.lookup.latest()}|")
             compact(log, now_ms=turn)
             apply_retention(log, 0)
-        assert log.latest() == 751
+        assert log.lookup.latest() == 751
         assert [reader.wait() for reader in readers] == [0, 0]

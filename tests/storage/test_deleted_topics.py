@@ -33,7 +33,7 @@ def test_a_deleted_topic_is_gone_at_once_and_its_bytes_later(
             handle.append(batch(b"late"), now_ms=1)
         assert refused.value.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         with pytest.raises(ApiError):
-            handle.read(0, 100, min_one_batch=True)
+            handle.reader.read(0, 100, min_one_batch=True)
     new = topics.create("t")
     log = broker.manager.log(new, 0)
     assert log.append(batch(b"new"), now_ms=1).base_offset == 0
@@ -125,7 +125,7 @@ def test_a_directory_of_another_topic_of_that_name_is_moved_aside_not_removed(
     topics.delete("t")
     topics.create("t")
     broker = start(topics)
-    assert broker.manager.log("t", 0).latest() == 0
+    assert broker.manager.log("t", 0).lookup.latest() == 0
     stray = [p for p in (tmp_path / "data").iterdir() if p.name.endswith("-stray")]
     assert len(stray) == 1
     assert (stray[0] / f"{0:020d}.log").stat().st_size > 0
@@ -173,7 +173,7 @@ def test_a_topic_made_again_begins_at_0(
     cut.stop()
     topics = topics.again()
     broker = start(topics)
-    assert broker.manager.log("t", 0).earliest() == 15
+    assert broker.manager.log("t", 0).lookup.earliest() == 15
     broker.manager.delete_topic(topics.delete("t"))
     topics.create("t", segment_bytes=200)
     log = broker.manager.log("t", 0)
@@ -265,5 +265,5 @@ def test_a_damaged_file_of_topic_ids_is_no_reason_to_believe_the_others(
     cut.stop()
     (tmp_path / "data" / "checkpoint-topic-ids").write_bytes(b"0\n7\nt \xff")
     broker = start(topics.again())
-    assert broker.manager.log("t", 0).latest() == 20
+    assert broker.manager.log("t", 0).lookup.latest() == 20
     broker.die()

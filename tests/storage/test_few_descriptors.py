@@ -24,11 +24,14 @@ def _append(log: PartitionLog) -> int:
 @pytest.mark.parametrize(
     ("ask", "answer"),
     [
-        (lambda log: log.read(0, 10, min_one_batch=True).high_watermark, _RECORDS),
-        (PartitionLog.latest, _RECORDS),
-        (PartitionLog.max_timestamp, (5, 1_005)),
-        (lambda log: log.offset_for_timestamp(1_003), (3, 1_003)),
-        (lambda log: log.end_offset_for_epoch(0), (0, _RECORDS)),
+        (
+            lambda log: log.reader.read(0, 10, min_one_batch=True).high_watermark,
+            _RECORDS,
+        ),
+        (lambda log: log.lookup.latest(), _RECORDS),
+        (lambda log: log.lookup.max_timestamp(), (5, 1_005)),
+        (lambda log: log.lookup.offset_for_timestamp(1_003), (3, 1_003)),
+        (lambda log: log.lookup.end_offset_for_epoch(0), (0, _RECORDS)),
         (lambda log: log.delete_records(2), 2),
         (_append, _RECORDS),
     ],
@@ -51,6 +54,6 @@ def test_the_files_of_others_are_closed_for_whatever_is_asked(
         for each in [*others, log]:
             each.close()
 
-    log.release_descriptors = close_files
+    log.view.release_descriptors = close_files
     with descriptors_left(0):
         assert ask(log) == answer

@@ -56,7 +56,7 @@ class Ledger:
         """Every offset once; what was acknowledged once, where it was said to be."""
         self.collect()
         records = read_all(log)
-        assert [offset for offset, _ in records] == list(range(log.latest()))
+        assert [offset for offset, _ in records] == list(range(log.lookup.latest()))
         numbers = [int(value) for _, value in records]
         assert len(set(numbers)) == len(numbers)
         for number, offset in self.acked.items():
@@ -86,7 +86,7 @@ def test_what_was_acknowledged_survives_appenders_killed_at_any_line(
         ledger.check(log)
     assert len(ledger.acked) > 500
     # Counted with the commit: neither what the dead had only begun, nor anything twice.
-    assert log.row.snapshot().bytes_in == log.size_in_bytes()
+    assert log.row.snapshot().bytes_in == log.view.size_in_bytes()
     # And as if the machine had been reset too: nothing is left but the files.
     ledger.check(open_log(**_CONFIG))
     check_directory(log.directory)
@@ -163,7 +163,7 @@ def test_an_appender_killed_between_the_batch_and_the_commit_appended_nothing(
         mine.append(batch(b"lost" * 20), now_ms=1)
 
     assert fork(die_in_the_write) == -signal.SIGKILL
-    assert log.latest() == 1
+    assert log.lookup.latest() == 1
     assert log.append(batch(b"1"), now_ms=1).base_offset == 1
     assert read_all(log) == [(0, b"0"), (1, b"1")]
     # The dead writer's longer batch must not be found behind the shorter one.
@@ -197,8 +197,8 @@ def test_a_loader_killed_at_any_line_leaves_the_work_to_the_next(
     log = open_log(**_CONFIG)
     for number in range(40):
         log.append(batch(b"%d" % number), now_ms=1)
-    state = log.state()
-    path = log.read(39, 1, min_one_batch=True).segment_path
+    state = log.view.state()
+    path = log.reader.read(39, 1, min_one_batch=True).segment_path
     picker = random.Random(5)
     died = 0
     for _ in range(40):
@@ -209,13 +209,13 @@ def test_a_loader_killed_at_any_line_leaves_the_work_to_the_next(
         def load(row: int = again.row.index) -> None:
             mine = open_log(row=row, **_CONFIG)
             kill_at_line(picker.randrange(1, 1_500))
-            mine.require_online()
+            mine.view.require_online()
 
         died += fork(load) == -signal.SIGKILL
         picker.random()
         assert again.row.status in (RowStatus.UNLOADED, RowStatus.ONLINE)
-        assert again.latest() == 40
-        assert again.state().active_size == state.active_size
+        assert again.lookup.latest() == 40
+        assert again.view.state().active_size == state.active_size
         assert len(read_all(again)) == 40
     assert died > 10
 
@@ -231,8 +231,8 @@ def test_an_idempotent_producer_that_resends_after_every_death_is_stored_once(
 
         def send(sent: Validated = sent) -> None:
             mine = open_log(row=log.row.index, **_CONFIG)
-            mine.latest()
-            mine.take_snapshot()
+            mine.lookup.latest()
+            mine.sync.take_snapshot()
             kill_at_line(picker.randrange(20, 200))
             mine.append(sent, now_ms=1)
 
@@ -260,7 +260,7 @@ def test_an_append_is_noted_in_its_request_if_and_only_if_it_is_in_the_log(
         picker = random.Random(8)
         outcomes = set()
         for _ in range(80):
-            before = log.latest()
+            before = log.lookup.latest()
             slots[slot_row(slot) + SLOT_PROGRESS] = 0
             slots[slot_row(slot) + SLOT_INTENT] = 0
 
@@ -272,7 +272,7 @@ def test_an_append_is_noted_in_its_request_if_and_only_if_it_is_in_the_log(
             fork(append)
             picker.random()
             row.settle()
-            appended = log.latest() == before + 1
+            appended = log.lookup.latest() == before + 1
             assert slots[slot_row(slot) + SLOT_PROGRESS] == (
                 ordinal + 1 if appended else 0
             )
@@ -282,7 +282,7 @@ def test_an_append_is_noted_in_its_request_if_and_only_if_it_is_in_the_log(
         assert outcomes == {True, False}
         # One that fails and lives leaves nothing behind either.
         slots[slot_row(slot) + SLOT_PROGRESS] = 0
-        log.config = LogConfig({"segment.bytes": 100})
+        log.view.config = LogConfig({"segment.bytes": 100})
         with pytest.raises(ApiError):
             log.append(batch(b"a" * 60), slot=slot, ordinal=ordinal, now_ms=1)
         assert slots[slot_row(slot) + SLOT_PROGRESS] == 0

@@ -25,15 +25,15 @@ def test_the_newest_record_may_be_in_a_batch_whose_first_ones_are_deleted(
 ) -> None:
     log = open_log()
     log.append(stamped([50, 90, 70, 60]), now_ms=1)
-    assert log.max_timestamp() == (1, 90)
+    assert log.lookup.max_timestamp() == (1, 90)
     log.delete_records(2)
-    assert log.max_timestamp() == (2, 70)
+    assert log.lookup.max_timestamp() == (2, 70)
     log.append(stamped([65]), now_ms=1)
-    assert log.max_timestamp() == (2, 70)
+    assert log.lookup.max_timestamp() == (2, 70)
     log.delete_records(3)
-    assert log.max_timestamp() == (4, 65)
+    assert log.lookup.max_timestamp() == (4, 65)
     log.delete_records(5)
-    assert log.max_timestamp() is None
+    assert log.lookup.max_timestamp() is None
 
 
 @settings(
@@ -63,8 +63,8 @@ def test_times_are_looked_up_among_the_records_that_are_left(
     log.delete_records(start)
     left = records[start:]
     newest = max((stamp for _, stamp in left), default=-1)
-    assert log.max_timestamp() == next((r for r in left if r[1] == newest), None)
+    assert log.lookup.max_timestamp() == next((r for r in left if r[1] == newest), None)
     for wanted in range(32):
         expected = next((r for r in left if r[1] >= wanted), None)
-        assert log.offset_for_timestamp(wanted) == expected
+        assert log.lookup.offset_for_timestamp(wanted) == expected
     log.close()

@@ -145,7 +145,7 @@ def test_a_log_is_opened_though_there_is_no_descriptor_left(
     real = log_manager.complete_directory
 
     def lacking(directory: str, topic_id: bytes) -> None:
-        if any(log.segments.get(0)._fd >= 0 for log in logs):
+        if any(log.view.segments.get(0)._fd >= 0 for log in logs):
             raise OSError(errno.EMFILE, "Too many open files")
         real(directory, topic_id)
 
@@ -177,11 +177,11 @@ def test_a_clean_stop_is_marked_and_the_mark_is_taken_at_the_next_start(
     assert broker.directories[0].clean
     assert not marker.exists()
     log = broker.manager.log("t", 0)
-    assert (log.earliest(), log.latest()) == (1, 3)
+    assert (log.lookup.earliest(), log.lookup.latest()) == (1, 3)
     broker.die()
     broker = start(topics.again())
     assert not broker.directories[0].clean
-    assert broker.manager.log("t", 0).latest() == 3
+    assert broker.manager.log("t", 0).lookup.latest() == 3
     broker.die()
 
 
@@ -228,7 +228,7 @@ def test_recovery_points_are_what_was_forced_to_disk(
     broker.upkeep.write_checkpoints()
     # Finished segments are forced; the active one is not, until somebody asks.
     assert read_offsets(str(points)) == {("t", 0): 3}
-    assert log.sync() == 4
+    assert log.sync.flush() == 4
     broker.upkeep.write_checkpoints()
     assert read_offsets(str(points)) == {("t", 0): 4}
     broker.die()
@@ -262,7 +262,7 @@ def test_files_to_sync_are_those_of_the_range_and_new_names_with_them(
     def names(start_offset: int, end: int) -> list[str]:
         paths = (
             os.readlink(f"/proc/self/fd/{fd}")
-            for fd in log.segments_to_sync(start_offset, end)
+            for fd in log.sync.segments_to_sync(start_offset, end)
         )
         return [os.path.basename(path) for path in paths]
 
@@ -273,7 +273,7 @@ def test_files_to_sync_are_those_of_the_range_and_new_names_with_them(
         "data",
     ]
     assert names(5, 6) == [f"{5:020d}.log", "t-0", "data"]
-    log.config = LogConfig()
+    log.view.config = LogConfig()
     log.append(batch(b"a"), now_ms=1)
     assert names(7, 8) == [f"{6:020d}.log"]
     broker.die()
@@ -296,7 +296,7 @@ def test_no_log_is_opened_before_it_has_all_that_its_transactions_wrote(
             way(topics.topic("t"), 0)
         assert refused.value.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
     restored.append(True)
-    assert early.log("t", 0).latest() == 0
+    assert early.log("t", 0).lookup.latest() == 0
     early.close()
     broker.stop()
 
@@ -307,7 +307,11 @@ def test_who_asks_for_offsets_of_what_nobody_has_touched_makes_nothing(
     topic = topics.create("t", 2)
     broker = start(topics, "a", "b")
     untouched = broker.manager.look(topic, 0)
-    ends = untouched.earliest(), untouched.latest(), untouched.last_stable_offset()
+    ends = (
+        untouched.earliest(),
+        untouched.latest(),
+        untouched.last_stable_offset(),
+    )
     assert ends == (0, 0, 0)
     found = untouched.max_timestamp(), untouched.offset_for_timestamp(0)
     assert found == (None, None)
@@ -404,7 +408,7 @@ def test_old_segments_are_removed_when_their_delay_has_passed(
     assert list(directory.glob("*.deleted"))
     broker.upkeep.remove_deleted(6_000)
     assert not list(directory.glob("*.deleted"))
-    assert log.earliest() == log.latest() == 5
+    assert log.lookup.earliest() == log.lookup.latest() == 5
     broker.die()
 
 
@@ -465,7 +469,7 @@ def test_what_replaced_processes_have_left_is_on_disk_once_it_is_loaded(
 
     monkeypatch.setattr(os, "fdatasync", note)
     log = broker.manager.log("t", 0)
-    log.require_online()
+    log.view.require_online()
     assert log.row.durable_end_offset == 30
     files = list((tmp_path / "data" / "t-0").glob("*.log"))
     assert len(files) > 2
@@ -503,7 +507,7 @@ def test_one_failing_partition_does_not_stop_the_others(
     broken.close()
     shutil.rmtree(broken.directory)
     assert broker.upkeep.run_retention(1_000) == 9
-    assert broker.manager.log("b", 0).earliest() == 3
+    assert broker.manager.log("b", 0).lookup.earliest() == 3
     broker.die()
 
 

@@ -36,9 +36,9 @@ def files(directory: Path, pattern: str = "*") -> dict[str, bytes]:
 def test_a_log_is_the_same_after_a_start(open_log: OpenLog, clean: bool) -> None:
     log = open_log(**_CONFIG)
     records = fill(log, 60)
-    before = log.state()
+    before = log.view.state()
     again = open_log(hints=LoadHints(clean=clean), **_CONFIG)
-    assert again.state()[:9] == before[:9]
+    assert again.view.state()[:9] == before[:9]
     assert read_all(again) == records
     assert again.row.durable_end_offset == 60
 
@@ -48,9 +48,9 @@ def test_a_torn_tail_is_cut_at_whichever_byte_it_was_torn(
 ) -> None:
     log = open_log(index_interval_bytes=100)
     records = fill(log, 12)
-    state = log.state()
-    path = log.read(0, 1, min_one_batch=True).segment_path
-    ends = [log.read(n, 1, min_one_batch=True).position for n in range(12)]
+    state = log.view.state()
+    path = log.reader.read(0, 1, min_one_batch=True).segment_path
+    ends = [log.reader.read(n, 1, min_one_batch=True).position for n in range(12)]
     ends.append(state.active_size)
     whole = files(tmp_path / "t-0")
     for size in range(ends[9], state.active_size):
@@ -59,7 +59,7 @@ def test_a_torn_tail_is_cut_at_whichever_byte_it_was_torn(
         os.truncate(path, size)
         survivors = sum(end <= size for end in ends[1:])
         again = open_log(index_interval_bytes=100)
-        assert again.latest() == survivors
+        assert again.lookup.latest() == survivors
         assert os.stat(path).st_size == ends[survivors]
         assert read_all(again) == records[:survivors]
         check_directory(again.directory)
@@ -71,8 +71,8 @@ def test_a_byte_changed_in_the_tail_ends_the_log_before_its_batch(
 ) -> None:
     log = open_log()
     records = fill(log, 6)
-    start = log.read(5, 1, min_one_batch=True).position
-    path = Path(log.read(5, 1, min_one_batch=True).segment_path)
+    start = log.reader.read(5, 1, min_one_batch=True).position
+    path = Path(log.reader.read(5, 1, min_one_batch=True).segment_path)
     content = path.read_bytes()
     # The first 8 and bytes 12-15 lie outside the checksum: offset and leader epoch.
     for position in [*range(start + 8, start + 12), *range(start + 16, len(content))]:
@@ -87,8 +87,8 @@ def test_a_damaged_batch_that_the_index_ends_at_does_not_take_those_before_it(
 ) -> None:
     log = open_log(index_interval_bytes=100)
     records = fill(log, 40)
-    index = log.segments.get(0).offset_index
-    entries = log.state().index_entries
+    index = log.view.segments.get(0).offset_index
+    entries = log.view.state().index_entries
     index.load(entries)
     damaged, position = index.entry(entries - 1)
     path = tmp_path / "t-0" / f"{0:020d}.log"
@@ -97,7 +97,7 @@ def test_a_damaged_batch_that_the_index_ends_at_does_not_take_those_before_it(
     path.write_bytes(content)
     # As after a clean stop whose checkpoints were lost.
     again = open_log(index_interval_bytes=100, hints=LoadHints(clean=True))
-    assert again.latest() == damaged
+    assert again.lookup.latest() == damaged
     assert read_all(again) == records[:damaged]
     assert again.append(batch(b"new"), now_ms=1).base_offset == damaged
 
@@ -114,7 +114,7 @@ def test_it_is_said_what_is_cut_below_the_point_up_to_where_all_was_on_disk(
     content[30] ^= 1
     path.write_bytes(content)
     again = open_log(hints=LoadHints(clean=True, recovery_point=end, closed_end=end))
-    assert again.latest() == 0
+    assert again.lookup.latest() == 0
     assert f"cut {len(content)} bytes" in caplog.text
 
 
@@ -132,7 +132,7 @@ def test_a_log_whose_first_batch_is_damaged_is_appended_to(
     hints = LoadHints(clean=True, recovery_point=end, closed_end=end)
     again = open_log(index_interval_bytes=100, hints=hints)
     assert again.append(batch(b"new"), now_ms=1).base_offset == end
-    assert again.latest() == end + 1
+    assert again.lookup.latest() == end + 1
 
 
 def test_bytes_of_an_append_that_was_not_committed_are_not_taken_for_batches(
@@ -140,11 +140,11 @@ def test_bytes_of_an_append_that_was_not_committed_are_not_taken_for_batches(
 ) -> None:
     log = open_log()
     fill(log, 3)
-    path = log.read(0, 1, min_one_batch=True).segment_path
+    path = log.reader.read(0, 1, min_one_batch=True).segment_path
     with open(path, "r+b") as file:
-        first = file.read(log.state().active_size)
+        first = file.read(log.view.state().active_size)
         file.write(first)  # whole batches with good checksums, but offsets long used
-    assert open_log().latest() == 3
+    assert open_log().lookup.latest() == 3
 
 
 def test_segments_after_a_torn_one_are_dropped(
@@ -175,8 +175,8 @@ def test_nothing_below_the_recovery_point_is_read_again(
     changed[-1] ^= 1
     first.write_bytes(changed)
     trusted = open_log(hints=LoadHints(recovery_point=60), **_CONFIG)
-    assert trusted.latest() == len(records)
-    assert open_log(**_CONFIG).latest() < 60
+    assert trusted.lookup.latest() == len(records)
+    assert open_log(**_CONFIG).lookup.latest() < 60
 
 
 @pytest.mark.parametrize("suffix", ["index", "timeindex"])
@@ -203,10 +203,10 @@ def test_a_log_start_offset_survives_by_its_checkpoint(open_log: OpenLog) -> Non
     log = open_log()
     fill(log, 10)
     again = open_log(hints=LoadHints(log_start_offset=4))
-    assert again.earliest() == 4
+    assert again.lookup.earliest() == 4
     assert len(read_all(again)) == 6
     with pytest.raises(ApiError) as refused:
-        again.read(3, 100, min_one_batch=True)
+        again.reader.read(3, 100, min_one_batch=True)
     assert refused.value.error_code == ErrorCode.OFFSET_OUT_OF_RANGE
 
 
@@ -214,10 +214,10 @@ def test_a_log_whose_files_vanished_starts_where_it_was_to_start(
     open_log: OpenLog, tmp_path: Path
 ) -> None:
     log = open_log(hints=LoadHints(log_start_offset=500))
-    assert (log.earliest(), log.latest()) == (500, 500)
+    assert (log.lookup.earliest(), log.lookup.latest()) == (500, 500)
     log.append(batch(b"a"), now_ms=1)
     ahead = open_log(hints=LoadHints(log_start_offset=900))
-    assert (ahead.earliest(), ahead.latest()) == (900, 900)
+    assert (ahead.lookup.earliest(), ahead.lookup.latest()) == (900, 900)
     assert [p.name for p in (tmp_path / "t-0").glob("*.log")] == [f"{900:020d}.log"]
 
 
@@ -248,12 +248,12 @@ def test_a_batch_larger_than_the_buffer_of_the_check_is_checked(
     log.append(batch(b"a"), now_ms=1)
     log.append(batch(os.urandom(3_000_000)), now_ms=1)
     log.append(batch(b"b"), now_ms=1)
-    assert open_log().latest() == 3
-    path = log.read(0, 1, min_one_batch=True).segment_path
+    assert open_log().lookup.latest() == 3
+    path = log.reader.read(0, 1, min_one_batch=True).segment_path
     with open(path, "r+b") as file:
         file.seek(2_500_000)
         file.write(b"changed")
-    assert open_log().latest() == 1
+    assert open_log().lookup.latest() == 1
 
 
 def test_leader_epochs_of_another_broker_are_carried_on(
@@ -265,11 +265,11 @@ def test_leader_epochs_of_another_broker_are_carried_on(
     assert read_leader_epochs(directory).entries == [EpochEntry(2, 0), EpochEntry(5, 3)]
     log = open_log()
     fill(log, 4)
-    assert log.leader_epoch == 5
-    assert log.end_offset_for_epoch(5) == (5, 4)
-    assert log.end_offset_for_epoch(3) == (2, 3)
-    assert log.end_offset_for_epoch(1) == (1, 0)
-    assert log.end_offset_for_epoch(6) == (-1, -1)
+    assert log.view.leader_epoch == 5
+    assert log.lookup.end_offset_for_epoch(5) == (5, 4)
+    assert log.lookup.end_offset_for_epoch(3) == (2, 3)
+    assert log.lookup.end_offset_for_epoch(1) == (1, 0)
+    assert log.lookup.end_offset_for_epoch(6) == (-1, -1)
 
 
 @pytest.mark.parametrize("content", [b"", b"1\n0\n", b"0\n2\n1 1\n", b"0\n1\nx y\n"])
@@ -305,12 +305,12 @@ def test_batches_of_an_old_format_are_refused_and_not_cut(
 ) -> None:
     log = open_log()
     fill(log, 3)
-    path = Path(log.read(0, 1, min_one_batch=True).segment_path)
+    path = Path(log.reader.read(0, 1, min_one_batch=True).segment_path)
     body = b"\x01\x00" + bytes(8) + b"\xff\xff\xff\xff" + b"\x00\x00\x00\x01v"
     old = (3).to_bytes(8, "big") + (len(body) + 4).to_bytes(4, "big")
     path.write_bytes(path.read_bytes() + old + crc32(body).to_bytes(4, "big") + body)
     size = path.stat().st_size
     with pytest.raises(ApiError, match="message format 1") as refused:
-        open_log().latest()
+        open_log().lookup.latest()
     assert refused.value.error_code == ErrorCode.KAFKA_STORAGE_ERROR
     assert path.stat().st_size == size

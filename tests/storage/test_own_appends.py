@@ -100,12 +100,18 @@ def test_records_are_the_same_bytes_either_way(
     )
 
     def compare(records: list[tuple[bytes, bytes | None]]) -> None:
-        begin = usual.latest()
+        begin = usual.lookup.latest()
         for raw in _cut(records, NOW):
             _append(usual, raw, Codec.NONE, NOW)
-        assert own.append(short, records, NOW) == usual.latest() == begin + len(records)
+        assert (
+            own.append(short, records, NOW)
+            == usual.lookup.latest()
+            == begin + len(records)
+        )
         assert read_bytes(short, begin) == read_bytes(usual, begin)
-        states = [log.state()._replace(segment_created_ms=0) for log in (short, usual)]
+        states = [
+            log.view.state()._replace(segment_created_ms=0) for log in (short, usual)
+        ]
         assert states[0] == states[1]
 
     @settings(max_examples=40, deadline=None)
@@ -128,7 +134,7 @@ def test_odd_records_are_left_to_the_usual_way(
 ) -> None:
     log = planned(open_log())
     assert own.append(log, records, NOW) is None
-    assert log.latest() == 2
+    assert log.lookup.latest() == 2
 
 
 def test_a_log_goes_on_the_usual_way_where_a_segment_is_full(
@@ -189,14 +195,14 @@ def ends_alike(
     for pair, append in zip(pairs, (short, usual), strict=True):
         play(pair, append)
     assert read_bytes(pairs[0].log, 0) == read_bytes(pairs[1].log, 0)
-    stable = [pair.others.last_stable_offset() for pair in pairs]
+    stable = [pair.others.lookup.last_stable_offset() for pair in pairs]
     assert stable[0] == stable[1]
     # What its own process knows is what a start would read.
     for pair in pairs:
         write(pair.others, OTHER)
         pair.log.append(validated(end(OTHER)), now_ms=NOW)
-        assert pair.log.producers is not None
-        assert not pair.log.producers.ongoing.keys() - {stable[0]}
+        assert pair.log.view.producers is not None
+        assert not pair.log.view.producers.ongoing.keys() - {stable[0]}
     return taken
 
 
@@ -205,10 +211,10 @@ def test_a_commit_is_the_same_bytes_either_way(
 ) -> None:
     def play(pair: Pair, append: Any) -> None:
         assert append(pair.log, end(epoch=1)) == 6
-        assert pair.others.last_stable_offset() == 6
+        assert pair.others.lookup.last_stable_offset() == 6
         for epoch in range(1, 4):
             write(pair.others, epoch=epoch)
-            assert pair.others.last_stable_offset() == 4 + 2 * epoch
+            assert pair.others.lookup.last_stable_offset() == 4 + 2 * epoch
             append(pair.log, end(epoch=epoch + 1))
 
     assert ends_alike(open_log, own, play) == 4
@@ -231,7 +237,7 @@ def test_a_transaction_of_another_producer_stays_open(
         pair.log.append(validated(end(OTHER)), now_ms=NOW)
         write(pair.others, OTHER, sequence=1)
         append(pair.log, end(epoch=1))
-        assert pair.others.last_stable_offset() == 7
+        assert pair.others.lookup.last_stable_offset() == 7
 
     assert ends_alike(open_log, own, play) == 1
 
@@ -256,10 +262,10 @@ def test_what_is_not_plain_is_ended_the_usual_way(
 def test_the_core_refuses_nobody(open_log: OpenLog, own: OwnAppends) -> None:
     log = Pair(open_log, "t-0").begun().log
     log.append(validated(end(epoch=3, coordinator=2)), now_ms=NOW)
-    end_offset = log.latest()
+    end_offset = log.lookup.latest()
     assert own.append_marker(log, end(epoch=2, coordinator=2), NOW) is None
     assert own.append_marker(log, end(epoch=4, coordinator=1), NOW) is None
-    assert log.latest() == end_offset
+    assert log.lookup.latest() == end_offset
 
 
 # -- deaths ----------------------------------------------------------------------------
@@ -276,7 +282,7 @@ def test_killed_anywhere_in_a_marker_its_successor_ends_the_transaction_once(
     seen = set()
     for epoch in range(1, total + 1):
         write(pair.others, epoch=epoch)
-        before, marker = pair.others.latest(), end(epoch=epoch + 1)
+        before, marker = pair.others.lookup.latest(), end(epoch=epoch + 1)
 
         def doomed(step: int = epoch, marker: bytes = marker) -> None:
             kill_at_step(step)
@@ -284,12 +290,12 @@ def test_killed_anywhere_in_a_marker_its_successor_ends_the_transaction_once(
             die()
 
         assert fork(doomed) == -signal.SIGKILL
-        seen.add(pair.others.latest() - before)
+        seen.add(pair.others.lookup.latest() - before)
         if own.append_marker(pair.log, marker, NOW) is None:
             # It has found the lock as its dead owner left it.
             pair.log.append(validated(marker), now_ms=NOW)
-        assert pair.others.latest() == before + 1
-        assert pair.others.last_stable_offset() == before + 1
+        assert pair.others.lookup.latest() == before + 1
+        assert pair.others.lookup.last_stable_offset() == before + 1
     assert seen == {0, 1}
 
 
@@ -306,7 +312,7 @@ def test_killed_anywhere_in_an_append_nothing_of_it_is_torn(
         log.append(
             batch(b"first", timestamp=NOW), now_ms=NOW
         )  # and its plan is right again
-        before = log.latest()
+        before = log.lookup.latest()
 
         def doomed(step: int = step) -> None:
             kill_at_step(step)
@@ -315,8 +321,8 @@ def test_killed_anywhere_in_an_append_nothing_of_it_is_torn(
 
         assert fork(doomed) == -signal.SIGKILL
         log.row.settle()
-        assert log.latest() - before in (0, 2)
-        end_offset = log.latest()
+        assert log.lookup.latest() - before in (0, 2)
+        end_offset = log.lookup.latest()
         assert own.append(log, records, NOW) == end_offset + 2
     for _, data in batches_in(read_bytes(log, 0)):
         found = [(record.key, record.value) for record in iter_records(data)]

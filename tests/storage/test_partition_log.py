@@ -31,7 +31,7 @@ def test_offsets_are_given_in_order_and_records_come_back(open_log: OpenLog) -> 
     result = log.append(batch(b"c"), now_ms=1)
     assert (result.base_offset, result.last_offset, result.duplicate) == (2, 2, False)
     assert read_all(log) == [(0, b"a"), (1, b"b"), (2, b"c")]
-    assert (log.earliest(), log.latest()) == (0, 3)
+    assert (log.lookup.earliest(), log.lookup.latest()) == (0, 3)
 
 
 def test_the_stored_batch_differs_from_the_sent_one_only_in_offset_and_epoch(
@@ -59,10 +59,10 @@ def test_reading_at_the_end_gives_nothing_and_beyond_it_is_refused(
 ) -> None:
     log = open_log()
     log.append(batch(b"a"), now_ms=1)
-    assert log.read(1, 100, min_one_batch=True).length == 0
+    assert log.reader.read(1, 100, min_one_batch=True).length == 0
     for offset in (-1, 2):
         with pytest.raises(ApiError) as refused:
-            log.read(offset, 100, min_one_batch=True)
+            log.reader.read(offset, 100, min_one_batch=True)
         assert refused.value.error_code == ErrorCode.OFFSET_OUT_OF_RANGE
 
 
@@ -71,10 +71,10 @@ def test_the_first_batch_is_whole_or_not_given_at_all(open_log: OpenLog) -> None
     size = len(batch(b"a" * 100).data)
     for _ in range(3):
         log.append(batch(b"a" * 100), now_ms=1)
-    assert log.read(0, 10, min_one_batch=True).length == size
-    assert log.read(0, 10, min_one_batch=False).length == 0
-    assert log.read(0, size + 10, min_one_batch=False).length == size + 10
-    assert log.read(1, 10 * size, min_one_batch=False).length == 2 * size
+    assert log.reader.read(0, 10, min_one_batch=True).length == size
+    assert log.reader.read(0, 10, min_one_batch=False).length == 0
+    assert log.reader.read(0, size + 10, min_one_batch=False).length == size + 10
+    assert log.reader.read(1, 10 * size, min_one_batch=False).length == 2 * size
 
 
 @_SETTINGS
@@ -108,9 +108,9 @@ def test_a_full_segment_is_rolled_and_named_by_its_first_offset(
         log.append(batch(bytes(232)), now_ms=1)
     names = sorted(p.name for p in (tmp_path / "t-0").glob("*.log"))
     assert names == [f"{base:020d}.log" for base in (0, 3, 6, 9)]
-    assert log.size_in_bytes() == 12 * len(batch(bytes(232)).data)
+    assert log.view.size_in_bytes() == 12 * len(batch(bytes(232)).data)
     # What came in is counted on, whatever the active segment.
-    assert log.row.snapshot().bytes_in == log.size_in_bytes()
+    assert log.row.snapshot().bytes_in == log.view.size_in_bytes()
 
 
 def test_a_segment_is_rolled_when_its_first_record_is_segment_ms_older(
@@ -177,8 +177,8 @@ def test_what_a_dead_appender_left_behind_is_overwritten(open_log: OpenLog) -> N
     log = open_log(index_interval_bytes=50)
     for number in range(5):
         log.append(batch(b"%d" % number), now_ms=1)
-    state = log.state()
-    torn = os.open(log.read(0, 1, min_one_batch=True).segment_path, os.O_WRONLY)
+    state = log.view.state()
+    torn = os.open(log.reader.read(0, 1, min_one_batch=True).segment_path, os.O_WRONLY)
     os.pwrite(torn, b"\xff" * 500, state.active_size)
     os.close(torn)
     index = OffsetIndex(log.directory + f"/{0:020d}.index", 0)
@@ -255,11 +255,11 @@ def test_running_out_of_descriptors_closes_files_and_tries_again(
         return real(*arguments, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(os, "open", exhausted)
-    log.release_descriptors = lambda: released.append(True)
+    log.view.release_descriptors = lambda: released.append(True)
     assert log.append(batch(b"b"), now_ms=1).base_offset == 1
     log.close()
     released.clear()
-    assert log.read(0, 1_000, min_one_batch=True).length
+    assert log.reader.read(0, 1_000, min_one_batch=True).length
     assert released
 
 
@@ -270,9 +270,9 @@ def test_reading_through_many_segments_keeps_few_files_open(open_log: OpenLog) -
     log.close()
     before = len(os.listdir("/proc/self/fd"))
     for offset in range(100):
-        log.read(offset, 1_000, min_one_batch=True)
-    log.offset_for_timestamp(10**12)
-    log.max_timestamp()
+        log.reader.read(offset, 1_000, min_one_batch=True)
+    log.lookup.offset_for_timestamp(10**12)
+    log.lookup.max_timestamp()
     assert len(os.listdir("/proc/self/fd")) - before < 60
 
 
@@ -283,7 +283,7 @@ def test_deleted_records_are_out_of_range_and_the_rest_stays(open_log: OpenLog) 
     assert log.delete_records(3) == 3
     assert log.delete_records(1) == 3
     with pytest.raises(ApiError) as refused:
-        log.read(2, 100, min_one_batch=True)
+        log.reader.read(2, 100, min_one_batch=True)
     assert refused.value.error_code == ErrorCode.OFFSET_OUT_OF_RANGE
     assert read_all(log) == [(3, b"3"), (4, b"4")]
     assert log.delete_records(-1) == 5
@@ -316,25 +316,25 @@ def test_an_offset_by_timestamp_is_that_of_the_first_record_not_older(
         records += [(start + number, stamp), (start + number + 1, stamp + 1)]
     for wanted in range(53):
         expected = next(((o, t) for o, t in records if t >= wanted), None)
-        assert log.offset_for_timestamp(wanted) == expected
+        assert log.lookup.offset_for_timestamp(wanted) == expected
     check_directory(log.directory)
     newest = max(stamp for _, stamp in records)
-    assert log.max_timestamp() == next(r for r in records if r[1] == newest)
+    assert log.lookup.max_timestamp() == next(r for r in records if r[1] == newest)
     log.close()
 
 
 def test_an_empty_log_has_no_timestamps(open_log: OpenLog) -> None:
     log = open_log()
-    assert log.offset_for_timestamp(0) is None
-    assert log.max_timestamp() is None
+    assert log.lookup.offset_for_timestamp(0) is None
+    assert log.lookup.max_timestamp() is None
 
 
 def test_epochs_end_where_the_log_ends(open_log: OpenLog) -> None:
     log = open_log()
     log.append(batch(b"a"), now_ms=1)
-    assert log.end_offset_for_epoch(0) == (0, 1)
-    assert log.end_offset_for_epoch(1) == (-1, -1)
-    assert log.end_offset_for_epoch(-1) == (-1, -1)
+    assert log.lookup.end_offset_for_epoch(0) == (0, 1)
+    assert log.lookup.end_offset_for_epoch(1) == (-1, -1)
+    assert log.lookup.end_offset_for_epoch(-1) == (-1, -1)
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), max_size=30))

@@ -43,10 +43,10 @@ def send(log: PartitionLog, epoch: int, sequence: int, records: int = 1) -> int:
 
 
 def refusal(log: PartitionLog, epoch: int, sequence: int) -> ErrorCode:
-    before = log.latest()
+    before = log.lookup.latest()
     with pytest.raises(ApiError) as refused:
         send(log, epoch, sequence)
-    assert log.latest() == before
+    assert log.lookup.latest() == before
     return refused.value.error_code
 
 
@@ -64,7 +64,7 @@ def test_a_resent_batch_is_answered_with_its_first_offset(open_log: OpenLog) -> 
     assert (again.base_offset, again.last_offset, again.duplicate) == (1, 2, True)
     assert again.log_append_time_ms == 5_001
     assert (first.base_offset, first.duplicate) == (1, False)
-    assert log.latest() == 3
+    assert log.lookup.latest() == 3
 
 
 def test_the_last_five_batches_are_remembered_and_no_more(open_log: OpenLog) -> None:
@@ -110,7 +110,7 @@ def test_sequences_survive_a_start(open_log: OpenLog, clean: bool) -> None:
     for sequence in range(10):
         send(log, 0, sequence)
     if clean:
-        log.take_snapshot()
+        log.sync.take_snapshot()
     never = 2**62  # the test's records are from 1970
     hints = LoadHints(clean=clean, producer_id_expiration_ms=never)
     again = open_log(segment_bytes=400, hints=hints)
@@ -129,7 +129,7 @@ def test_a_snapshot_is_no_reason_to_call_a_resent_batch_a_gap(
         offsets.append(send(log, 0, sequence))
         log.append(batch(b"another's", producer=(8, 0, sequence)), now_ms=1)
         if sequence == 7:
-            log.take_snapshot()
+            log.sync.take_snapshot()
     # The next broker, and a process that looks at this partition for the first time.
     hints = LoadHints(clean=True, producer_id_expiration_ms=2**62)
     for row in (None, log.row.index):
@@ -148,7 +148,7 @@ def test_what_is_recalled_of_a_producer_is_its_own_and_of_its_epoch(
         send(log, 0, sequence)
         log.append(batch(b"another's", producer=(8, 1, sequence)), now_ms=1)
     kept = [send(log, 1, sequence) for sequence in range(2)]
-    log.take_snapshot()
+    log.sync.take_snapshot()
     hints = LoadHints(clean=True, producer_id_expiration_ms=2**62)
     again = open_log(hints=hints)
     assert refusal(again, 0, 38) == ErrorCode.INVALID_PRODUCER_EPOCH
@@ -168,10 +168,10 @@ def test_a_process_that_looks_late_leaves_the_snapshots_of_others(
     log = open_log()
     send(log, 0, 0)
     late = open_log(row=log.row.index)
-    state = late.state()  # as it is read before the lock is taken
+    state = late.view.state()  # as it is read before the lock is taken
     send(log, 0, 1)
-    log.take_snapshot()
-    late.producers_at(state)
+    log.sync.take_snapshot()
+    late.producers.at(state)
     assert (tmp_path / "t-0" / f"{2:020d}.snapshot").exists()
 
 
@@ -181,11 +181,11 @@ def test_a_snapshot_ahead_of_a_cut_log_is_not_believed(
     log = open_log()
     for sequence in range(4):
         send(log, 0, sequence)
-    log.take_snapshot()
-    path = Path(log.read(3, 1, min_one_batch=True).segment_path)
+    log.sync.take_snapshot()
+    path = Path(log.reader.read(3, 1, min_one_batch=True).segment_path)
     path.write_bytes(path.read_bytes()[:-1])
     again = open_log()
-    assert again.latest() == 3
+    assert again.lookup.latest() == 3
     assert not list((tmp_path / "t-0").glob("*.snapshot"))
     assert send(again, 0, 3) == 3
 
@@ -196,7 +196,7 @@ def test_a_torn_snapshot_is_passed_over_for_an_older_one(
     log = open_log()
     for sequence in range(4):
         send(log, 0, sequence)
-        log.take_snapshot()
+        log.sync.take_snapshot()
     newest = sorted((tmp_path / "t-0").glob("*.snapshot"))[-1]
     newest.write_bytes(newest.read_bytes()[:-3])
     assert refusal(open_log(), 0, 5) == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
@@ -207,18 +207,18 @@ def test_a_snapshot_stays_where_a_start_after_a_crash_begins_to_read(
 ) -> None:
     """Rolls leave none where nobody writes with a producer id."""
     housekeeper = open_log(segment_bytes=1_000)
-    housekeeper.latest()  # loads it; so the other knows nothing of producers
+    housekeeper.lookup.latest()  # loads it; so the other knows nothing of producers
     log = open_log(row=housekeeper.row.index, segment_bytes=1_000)
 
     def grow() -> int:
         for _ in range(4):
             end = log.append(batch(b"x" * 100), now_ms=1).last_offset + 1
-        housekeeper.take_snapshot()
+        housekeeper.sync.take_snapshot()
         return end
 
     ends = [grow() for _ in range(3)]
-    housekeeper.sync()
-    point = housekeeper.sync_indexes()
+    housekeeper.sync.flush()
+    point = housekeeper.sync.flush_indexes()
     ends += [grow() for _ in range(9)]
     kept = {int(path.stem) for path in (tmp_path / "t-0").glob("*.snapshot")}
     bases = {int(path.stem) for path in (tmp_path / "t-0").glob("*.log")}
@@ -244,7 +244,7 @@ def test_a_producer_of_old_records_is_not_forgotten_while_it_writes(
     for handle in (other, log):
         again = handle.append(old, now_ms=now_ms + 700_000)
         assert (again.base_offset, again.duplicate) == (0, True)
-    log.take_snapshot()
+    log.sync.take_snapshot()
     started = open_log()
     assert started.append(old, now_ms=now_ms + 700_000).duplicate
     day_later = now_ms + 86_400_000 + 1_000_000
@@ -284,11 +284,11 @@ def test_a_process_that_looks_late_knows_of_transactions_open_since_a_clean_star
     log.append(batch(b"t", producer=(7, 0, 0), transactional=True), now_ms=1)
     late = open_log(row=log.row.index, hints=hints)
     late.append(batch(b"t", producer=(8, 0, 0), transactional=True), now_ms=1)
-    assert late.last_stable_offset() == 1
+    assert late.lookup.last_stable_offset() == 1
     late = open_log(row=log.row.index, hints=hints)
     late.append(marker(commit=False), now_ms=1)
-    assert late.last_stable_offset() == 2
-    found = late.read(1, 1_000, min_one_batch=True, read_committed=True)
+    assert late.lookup.last_stable_offset() == 2
+    found = late.reader.read(1, 1_000, min_one_batch=True, read_committed=True)
     assert found.aborted_transactions == [(7, 1)]
 
 
@@ -319,17 +319,19 @@ def test_an_open_transaction_holds_the_last_stable_offset(open_log: OpenLog) -> 
     log.append(batch(b"plain"), now_ms=1)
     log.append(batch(b"t", producer=(7, 0, 0), transactional=True), now_ms=1)
     log.append(batch(b"plain"), now_ms=1)
-    assert (log.last_stable_offset(), log.latest()) == (1, 3)
-    found = log.read(0, 1_000, min_one_batch=True, read_committed=True)
+    assert (log.lookup.last_stable_offset(), log.lookup.latest()) == (1, 3)
+    found = log.reader.read(0, 1_000, min_one_batch=True, read_committed=True)
     assert found.length == len(batch(b"plain").data)
-    assert log.read(1, 1_000, min_one_batch=True, read_committed=True).length == 0
-    assert open_log().last_stable_offset() == 1
+    assert (
+        log.reader.read(1, 1_000, min_one_batch=True, read_committed=True).length == 0
+    )
+    assert open_log().lookup.last_stable_offset() == 1
     log.append(marker(commit=True), now_ms=1)
-    assert log.last_stable_offset() == log.latest() == 4
-    committed = log.read(0, 1_000, min_one_batch=True, read_committed=True)
+    assert log.lookup.last_stable_offset() == log.lookup.latest() == 4
+    committed = log.reader.read(0, 1_000, min_one_batch=True, read_committed=True)
     assert committed.aborted_transactions == []
     assert len(read_all(log)) == 3
-    assert open_log().last_stable_offset() == 4
+    assert open_log().lookup.last_stable_offset() == 4
 
 
 def test_an_aborted_transaction_is_named_to_readers_of_committed_data(
@@ -338,7 +340,7 @@ def test_an_aborted_transaction_is_named_to_readers_of_committed_data(
     log = open_log()
     log.append(batch(b"t", producer=(7, 0, 0), transactional=True), now_ms=1)
     log.append(marker(commit=False), now_ms=1)
-    found = log.read(0, 1_000, min_one_batch=True, read_committed=True)
+    found = log.reader.read(0, 1_000, min_one_batch=True, read_committed=True)
     assert found.aborted_transactions == [(7, 0)]
     index = tmp_path / "t-0" / f"{0:020d}.txnindex"
     assert index.stat().st_size == ENTRY_BYTES
@@ -346,7 +348,7 @@ def test_an_aborted_transaction_is_named_to_readers_of_committed_data(
     log.append(batch(b"t", producer=(7, 0, 1), transactional=True), now_ms=1)
     log.append(marker(commit=False), now_ms=1)
     assert index.stat().st_size == 2 * ENTRY_BYTES
-    late = log.read(2, 1_000, min_one_batch=True, read_committed=True)
+    late = log.reader.read(2, 1_000, min_one_batch=True, read_committed=True)
     assert late.aborted_transactions == [(7, 2)]
 
 

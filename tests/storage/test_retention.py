@@ -44,12 +44,12 @@ def test_segments_older_than_retention_ms_go_and_younger_stay(
     log = open_log(segment_bytes=_SEGMENT, retention_ms=10_000, retention_bytes=-1)
     fill(log, 30)
     deleted = apply_retention(log, 25_000)
-    assert log.earliest() == 15  # three a segment: 0 to 14 are past 10 s
+    assert log.lookup.earliest() == 15  # three a segment: 0 to 14 are past 10 s
     assert deleted
     assert all(path.endswith(".deleted") and os.path.exists(path) for path in deleted)
     assert [offset for offset, _ in read_all(log)] == list(range(15, 30))
     with pytest.raises(ApiError) as refused:
-        log.read(14, 100, min_one_batch=True)
+        log.reader.read(14, 100, min_one_batch=True)
     assert refused.value.error_code == ErrorCode.OFFSET_OUT_OF_RANGE
 
 
@@ -57,10 +57,10 @@ def test_the_active_segment_goes_too_when_all_of_it_is_old(open_log: OpenLog) ->
     log = open_log(segment_bytes=_SEGMENT, retention_ms=10_000)
     fill(log, 10)
     apply_retention(log, 1_000_000)
-    assert log.earliest() == log.latest() == 10
+    assert log.lookup.earliest() == log.lookup.latest() == 10
     assert apply_retention(log, 2_000_000) == []
     assert log.append(batch(b"new", timestamp=10**9), now_ms=1).base_offset == 10
-    assert open_log(segment_bytes=_SEGMENT).latest() == 11
+    assert open_log(segment_bytes=_SEGMENT).lookup.latest() == 11
 
 
 def test_the_oldest_segments_go_when_the_log_is_larger_than_retention_bytes(
@@ -69,9 +69,9 @@ def test_the_oldest_segments_go_when_the_log_is_larger_than_retention_bytes(
     log = open_log(segment_bytes=_SEGMENT, retention_ms=-1, retention_bytes=1_000)
     fill(log, 30)
     apply_retention(log, 0)
-    size = log.size_in_bytes()
+    size = log.view.size_in_bytes()
     assert 1_000 <= size < 1_000 + _SEGMENT
-    assert log.latest() == 30
+    assert log.lookup.latest() == 30
 
 
 def test_segments_below_the_log_start_offset_go_whatever_the_policy(
@@ -81,8 +81,8 @@ def test_segments_below_the_log_start_offset_go_whatever_the_policy(
     fill(log, 9)
     log.delete_records(4)
     apply_retention(log, 0)
-    assert log.first_base_offset() == 3
-    assert log.earliest() == 4
+    assert log.view.first_base_offset() == 3
+    assert log.lookup.earliest() == 4
 
 
 def test_a_topic_that_is_only_compacted_has_no_retention(open_log: OpenLog) -> None:
@@ -95,12 +95,12 @@ def test_other_processes_follow_when_segments_go(open_log: OpenLog) -> None:
     log = open_log(segment_bytes=_SEGMENT, retention_ms=5_000)
     other = open_log(row=log.row.index, segment_bytes=_SEGMENT)
     fill(log, 12)
-    found = other.read(0, 10_000, min_one_batch=True)
+    found = other.reader.read(0, 10_000, min_one_batch=True)
     apply_retention(log, 12_000)
     # A region found before can still be read by whoever has the file open.
     assert len(os.pread(found.fd, found.length, found.position)) == found.length
     assert read_all(other) == read_all(log)
-    assert other.earliest() == log.earliest() > 0
+    assert other.lookup.earliest() == log.lookup.earliest() > 0
 
 
 def test_snapshots_below_the_log_start_go_but_the_newest_stays(
@@ -174,13 +174,13 @@ def test_retention_killed_at_any_line_leaves_a_log_without_a_hole(
         picker.random()
         for reader in (log, open_log(**settings)):
             records = read_all(reader)
-            first = reader.earliest()
+            first = reader.lookup.earliest()
             assert [offset for offset, _ in records] == list(range(first, number))
             assert all(value == b"%03d" % offset * 30 for offset, value in records)
     assert died > 10
     check_directory(log.directory)
     apply_retention(log, 0)
-    assert log.size_in_bytes() < 1_200 + 2 * _SEGMENT
+    assert log.view.size_in_bytes() < 1_200 + 2 * _SEGMENT
 
 
 def test_a_reader_overtaken_by_retention_is_told_that_its_offset_is_gone(
@@ -189,14 +189,14 @@ def test_a_reader_overtaken_by_retention_is_told_that_its_offset_is_gone(
     log = open_log(segment_bytes=_SEGMENT, retention_ms=5_000)
     fill(log, 12)
     other = open_log(row=log.row.index, segment_bytes=_SEGMENT)
-    real = other.refresh
+    real = other.view.refresh
 
     def retention_first(active_base: int) -> None:
         apply_retention(log, 12_000)
         real(active_base)
 
-    monkeypatch.setattr(other, "refresh", retention_first)
+    monkeypatch.setattr(other.view, "refresh", retention_first)
     with pytest.raises(ApiError) as refused:
-        other.read(0, 100, min_one_batch=True)
+        other.reader.read(0, 100, min_one_batch=True)
     assert refused.value.error_code == ErrorCode.OFFSET_OUT_OF_RANGE
     assert log.row.status == RowStatus.ONLINE

@@ -25,6 +25,7 @@ from mpbroker.storage.files.txn_index import (
     AbortedTransaction,
     append_aborted,
 )
+from mpbroker.storage.log.log_reader import LogReader
 from mpbroker.storage.log.partition_log import PartitionLog
 from tests.storage.batches import Validated, batch, batches_in, validated
 from tests.storage.conftest import OpenLog
@@ -53,7 +54,7 @@ def test_a_marker_that_ends_nothing_is_not_appended(open_log: OpenLog) -> None:
     first = log.append(marker(), now_ms=1)
     again = log.append(marker(), now_ms=1)
     assert (first.duplicate, again.duplicate) == (False, True)
-    assert log.latest() == again.last_offset + 1 == 2
+    assert log.lookup.latest() == again.last_offset + 1 == 2
 
 
 @pytest.mark.parametrize("epoch", [0, 1])
@@ -64,9 +65,9 @@ def test_the_next_transaction_has_an_end_of_its_own(
     log.append(records(), now_ms=1)
     log.append(marker(epoch=epoch), now_ms=1)
     log.append(records(epoch, 1 - epoch), now_ms=1)
-    assert log.last_stable_offset() == 2
+    assert log.lookup.last_stable_offset() == 2
     assert not log.append(marker(epoch=2 * epoch), now_ms=1).duplicate
-    assert log.last_stable_offset() == log.latest() == 4
+    assert log.lookup.last_stable_offset() == log.lookup.latest() == 4
 
 
 def test_a_partition_without_records_takes_a_marker_that_fences(
@@ -93,7 +94,7 @@ def test_a_batch_that_comes_after_its_transaction_is_refused(open_log: OpenLog) 
     with pytest.raises(ApiError) as refused:
         log.append(records(sequence=2), now_ms=1, is_open=is_open)
     assert refused.value.error_code == ErrorCode.INVALID_TXN_STATE
-    assert log.last_stable_offset() == log.latest() == 3
+    assert log.lookup.last_stable_offset() == log.lookup.latest() == 3
     # A resent one is what it was, whatever has happened since.
     again = log.append(records(sequence=1), now_ms=1, is_open=is_open)
     assert again.duplicate
@@ -118,8 +119,8 @@ def test_an_abort_is_in_the_index_before_its_marker_can_be_found_by_the_next_sta
     log.append(end, now_ms=1)
     monkeypatch.undo()
     again = open_log(name="killed-0")
-    assert again.last_stable_offset() == again.latest() == 2
-    found = again.read(0, 1_000, min_one_batch=True, read_committed=True)
+    assert again.lookup.last_stable_offset() == again.lookup.latest() == 2
+    found = again.reader.read(0, 1_000, min_one_batch=True, read_committed=True)
     assert found.aborted_transactions == [(PRODUCER, 0)]
 
 
@@ -141,12 +142,14 @@ def test_an_index_entry_whose_marker_was_never_written_is_no_harm(
     log.append(end, now_ms=1)
     monkeypatch.undo()
     again = open_log(name="killed-0")
-    assert again.last_stable_offset() == 0
+    assert again.lookup.last_stable_offset() == 0
     again.append(batch(b"another's"), now_ms=1)
     again.append(marker(commit=False), now_ms=1)
-    assert again.last_stable_offset() == again.latest() == 3
+    assert again.lookup.last_stable_offset() == again.lookup.latest() == 3
     for offset in (0, 1, 2):
-        found = again.read(offset, 1_000, min_one_batch=True, read_committed=True)
+        found = again.reader.read(
+            offset, 1_000, min_one_batch=True, read_committed=True
+        )
         assert found.aborted_transactions is not None
         assert set(found.aborted_transactions) == {(PRODUCER, 0)}
 
@@ -164,7 +167,7 @@ def test_an_abort_that_was_indexed_twice_is_named_to_readers_once(
     log.append(marker(commit=False), now_ms=1)
     log.append(records(sequence=1), now_ms=1)
     log.append(marker(commit=True), now_ms=1)
-    found = log.read(0, 1_000, min_one_batch=True, read_committed=True)
+    found = log.reader.read(0, 1_000, min_one_batch=True, read_committed=True)
     assert found.aborted_transactions == [(PRODUCER, 0)]
 
 
@@ -181,8 +184,8 @@ def test_an_abort_behind_an_index_entry_without_a_marker_is_named_too(
         log.append(sent, now_ms=1)
     log.append(marker(8, commit=False), now_ms=1)
     log.append(marker(commit=False), now_ms=1)
-    assert log.last_stable_offset() == 2
-    found = log.read(0, 1_000, min_one_batch=True, read_committed=True)
+    assert log.lookup.last_stable_offset() == 2
+    found = log.reader.read(0, 1_000, min_one_batch=True, read_committed=True)
     assert found.aborted_transactions is not None
     assert set(found.aborted_transactions) == {(PRODUCER, 0), (8, 1)}
 
@@ -229,9 +232,9 @@ def test_each_read_names_the_aborts_that_its_records_need_and_few_others(
         log.append(marker(producer, commit=False), now_ms=1)
         committed.update(dict.fromkeys(begun.pop(producer), False))
     offset, seen, named = 0, [], []
-    while offset < log.latest():
+    while offset < log.lookup.latest():
         size = picker.randrange(100, 900)
-        found = log.read(offset, size, min_one_batch=True, read_committed=True)
+        found = log.reader.read(offset, size, min_one_batch=True, read_committed=True)
         content = os.pread(found.fd, found.length, found.position)
         batches = batches_in(content)
         aborted = found.aborted_transactions
@@ -260,11 +263,11 @@ def test_a_long_history_of_aborts_costs_neither_reader_nor_writer(
         return content
 
     monkeypatch.setattr(os, "pread", counted)
-    found = log.read(300, 200, min_one_batch=True, read_committed=True)
+    found = log.reader.read(300, 200, min_one_batch=True, read_committed=True)
     assert found.aborted_transactions
     assert found.aborted_transactions[0] == (7, 300)
     assert len(found.aborted_transactions) < 300 // 2
-    path = log.segments.get(0).txn_index_path
+    path = log.view.segments.get(0).txn_index_path
     read = 0
     append_aborted(path, AbortedTransaction(7, 600, 601, 602), 602)
     assert read < 20 * ENTRY_BYTES
@@ -284,10 +287,10 @@ def test_a_compaction_in_the_middle_of_a_read_shows_nothing_that_was_aborted(
     with log.row.locked():
         log.roll_locked(1)
     other = open_log(row=log.row.index, **config)
-    find = log._aborted
+    find = LogReader._aborted
 
     def compact_first(*arguments: Any) -> list[tuple[int, int]]:
-        monkeypatch.setattr(log, "_aborted", find)
+        monkeypatch.setattr(LogReader, "_aborted", find)
         for now_ms in (1, 2):  # data goes, then its marker
             chosen = assess(other, None, now_ms)
             Compaction(other, now_ms, 10).run(
@@ -295,8 +298,8 @@ def test_a_compaction_in_the_middle_of_a_read_shows_nothing_that_was_aborted(
             )
         return find(*arguments)
 
-    monkeypatch.setattr(log, "_aborted", compact_first)
-    found = log.read(0, 1_000, min_one_batch=True, read_committed=True)
+    monkeypatch.setattr(LogReader, "_aborted", compact_first)
+    found = log.reader.read(0, 1_000, min_one_batch=True, read_committed=True)
     content = os.pread(found.fd, found.length, found.position)
     assert committed_values(content, found.aborted_transactions or []) == [b"v"]
 
@@ -307,11 +310,11 @@ def test_the_last_stable_offset_is_not_below_the_log_start(open_log: OpenLog) ->
     for _ in range(9):
         log.append(batch(b"plain"), now_ms=1)
     assert log.delete_records(5) == 5
-    assert log.last_stable_offset() == 5
-    found = log.read(5, 1_000, min_one_batch=True, read_committed=True)
+    assert log.lookup.last_stable_offset() == 5
+    found = log.reader.read(5, 1_000, min_one_batch=True, read_committed=True)
     assert (found.last_stable_offset, found.length) == (5, 0)
     log.append(marker(7, commit=True), now_ms=1)
-    assert log.last_stable_offset() == 11
+    assert log.lookup.last_stable_offset() == 11
 
 
 @pytest.mark.parametrize("lost", ["all of it", "its end", "nothing, but it lies"])
@@ -334,9 +337,9 @@ def test_what_a_power_cut_took_of_the_index_of_aborts_is_made_anew(
     if lost == "all of it":
         index.unlink()
     again = open_log()
-    assert again.last_stable_offset() == again.latest() == 4
+    assert again.lookup.last_stable_offset() == again.lookup.latest() == 4
     assert index.read_bytes() == entries
-    found = again.read(0, 1_000, min_one_batch=True, read_committed=True)
+    found = again.reader.read(0, 1_000, min_one_batch=True, read_committed=True)
     assert found.aborted_transactions == [(PRODUCER, 0), (PRODUCER, 2)]
 
 
@@ -354,8 +357,8 @@ def test_aborts_below_the_recovery_point_are_on_disk_before_it_is_noted(
         fsync(fd)
 
     monkeypatch.setattr(os, "fsync", note)
-    log.sync()
-    assert log.sync_indexes() == 2
+    log.sync.flush()
+    assert log.sync.flush_indexes() == 2
     index = tmp_path / "t-0" / f"{0:020d}.txnindex"
     assert str(index) in synced and str(index.parent) in synced
 
@@ -383,8 +386,8 @@ def test_a_coordinator_killed_at_any_line_leaves_each_marker_to_be_written_once(
             content = (tmp_path / name / f"{0:020d}.log").read_bytes()
             found = [header.is_control for header, _ in batches_in(content)]
             assert found == [False, True], step
-            assert log.last_stable_offset() == log.latest() == 2
-            read = log.read(0, 1_000, min_one_batch=True, read_committed=True)
+            assert log.lookup.last_stable_offset() == log.lookup.latest() == 2
+            read = log.reader.read(0, 1_000, min_one_batch=True, read_committed=True)
             aborted = [] if commit else [(PRODUCER, 0)]
             assert read.aborted_transactions == aborted, step
     assert died > len(STEPS) // 2

@@ -138,7 +138,7 @@ class TransactionLoading:
             if not (is_closed or begun):
                 continue
             # First the decision: a predecessor may have died before its sync.
-            self._topic.log_of(partition).sync()
+            self._topic.log_of(partition).sync.flush()
             markers = Markers(
                 transaction.producer_id,
                 transaction.producer_epoch,
@@ -202,7 +202,7 @@ class TransactionLoading:
         """Write records, and sync them before a producer may write anywhere."""
         if records:
             log, _ = self._topic.append(partition, records, now_ms)
-            log.sync()
+            log.sync.flush()
 
     def _replay_record(self, partition: int, record: LoadedRecord) -> None:
         if record.commit is not None:

@@ -96,7 +96,7 @@ def sync_logs(awaited: Iterable[Awaited]) -> None:
     failure: ApiError | None = None
     for each in ends.values():
         try:
-            each.log.sync(each.end)
+            each.log.sync.flush(each.end)
         except ApiError as error:
             if each.log.row.status == RowStatus.ONLINE:
                 failure = error
@@ -253,7 +253,7 @@ class MarkerWriter:
                 log = self._log_of(marker)
                 if log is None:
                     continue
-                entry = log.producers_at(log.state()).entries.get(producer_id)
+                entry = log.producers.at(log.view.state()).entries.get(producer_id)
             except ApiError as error:
                 if self._may_pass(log, error):
                     raise
@@ -339,8 +339,8 @@ class MarkerWriter:
                 log = self._log_of(marker)
                 if log is None:
                     continue
-                state = log.state()
-                entry = log.producers_at(state).entries.get(marker.producer_id)
+                state = log.view.state()
+                entry = log.producers.at(state).entries.get(marker.producer_id)
                 first = -1 if entry is None else entry.txn_first_offset
                 # The first condition: the transaction is still open there. The second:
                 # it wrote nothing there, but the log is shorter than the marker's
@@ -431,7 +431,7 @@ def _is_for_good(error: ApiError) -> bool:
 def _is_there(log: PartitionLog, marker: AppendedMarker) -> bool:
     """Return whether a marker is at the offset where it was first appended."""
     try:
-        found = log.read(marker.offset, 1, min_one_batch=True)
+        found = log.reader.read(marker.offset, 1, min_one_batch=True)
     except ApiError:
         return False  # the record at that offset was deleted, for example
     data = os.pread(found.fd, BATCH_HEADER_SIZE, found.position)

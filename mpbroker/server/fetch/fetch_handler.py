@@ -24,7 +24,7 @@ from mpbroker.protocol.messages.fetch import (
 
 if TYPE_CHECKING:
     from mpbroker.metadata.topics import Topic
-    from mpbroker.storage.log.log_lookup import EmptyLog
+    from mpbroker.storage.log.log_lookup import EmptyLog, LogLookup
     from mpbroker.storage.log.log_reader import ReadResult
     from mpbroker.storage.log.partition_log import PartitionLog
 
@@ -185,8 +185,8 @@ def read_targets(
         log = target.log
         if not error and log is not None:
             try:
-                check_leader_epoch(target.leader_epoch, log)
-                result = log.read(
+                check_leader_epoch(target.leader_epoch, log.lookup)
+                result = log.reader.read(
                     target.fetch_offset,
                     min(left, target.max_bytes),
                     min_one_batch=reading.bytes_found == 0,
@@ -203,7 +203,7 @@ def read_targets(
     return reading
 
 
-def check_leader_epoch(current: int, log: PartitionLog | EmptyLog) -> None:
+def check_leader_epoch(current: int, log: LogLookup | EmptyLog) -> None:
     """Refuse a client that knows another epoch (KIP-320); below 0 it knows none.
 
     Raises:

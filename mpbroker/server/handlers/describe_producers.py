@@ -65,7 +65,7 @@ def handle_describe_producers(
 
 
 def _producers(log: PartitionLog) -> list[ProducerState]:
-    known = log.producers_at(log.state())
+    known = log.producers.at(log.view.state())
     return [
         ProducerState(
             producer_id=entry.producer_id,

@@ -23,8 +23,7 @@ from mpbroker.server.fetch.fetch_handler import check_leader_epoch
 if TYPE_CHECKING:
     from mpbroker.metadata.topics import Topic
     from mpbroker.server.produce.produce_handler import Topics
-    from mpbroker.storage.log.log_lookup import EmptyLog
-    from mpbroker.storage.log.partition_log import PartitionLog
+    from mpbroker.storage.log.log_lookup import EmptyLog, LogLookup
 
 LATEST: Final = -1
 EARLIEST: Final = -2
@@ -46,7 +45,7 @@ def handle_list_offsets(
     request: ListOffsetsRequest,
     version: int,
     topics: Topics,
-    log: Callable[[Topic, int], PartitionLog | EmptyLog],
+    log: Callable[[Topic, int], LogLookup | EmptyLog],
 ) -> ListOffsetsResponse:
     """Answer each partition with its offset, or with its error."""
     seen: set[tuple[str, int]] = set()
@@ -86,7 +85,7 @@ def handle_list_offsets(
 
 
 def _lookup(
-    log: PartitionLog | EmptyLog,
+    log: LogLookup | EmptyLog,
     wanted: ListOffsetsPartition,
     version: int,
     *,

@@ -42,7 +42,7 @@ def handle_offset_for_leader_epoch(
                         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
                         f"{wanted.topic}-{index} does not exist",
                     )
-                found = log(topic, index)
+                found = log(topic, index).lookup
                 check_leader_epoch(partition.current_leader_epoch, found)
                 end = found.end_offset_for_epoch(partition.leader_epoch)
                 results.append(

@@ -38,6 +38,7 @@ from mpbroker.storage.files.segment_writer import SegmentWriter
 from mpbroker.storage.files.txn_index import AbortedTransaction, read_aborted
 from mpbroker.storage.log.log_loader import install_swap
 from mpbroker.storage.log.partition_log import PartitionLog
+from mpbroker.storage.log.partition_view import ACTIVE_BASE
 from mpbroker.storage.producers.producer_replay import parse_marker
 from mpbroker.storage.producers.producer_state import ProducerState
 
@@ -76,14 +77,15 @@ class Compaction:
         throttled: Callable[[int], None] = lambda size: None,
     ) -> None:
         self._log = log
+        self._view = log.view
         self._now_ms = now_ms
         self._keys = KeyMap(max_keys)
         self._throttled = throttled
-        state = log.state()
-        log.refresh(state.active_base_offset)
+        state = log.view.state()
+        log.view.refresh(state.active_base_offset)
         self._state = state
         self._aborted = self._read_aborted()
-        self._last_of_producer = _last_of_producers(log.producers_at(state))
+        self._last_of_producer = _last_of_producers(log.producers.at(state))
 
     def run(self, first_dirty: int, first_uncleanable: int) -> CleanResult:
         """Compact everything below ``first_uncleanable``, a segment's base offset.
@@ -96,8 +98,8 @@ class Compaction:
         clean_offset = self._keys.latest_offset + 1
         # What a record goes for has to be on disk before it goes, or a power cut takes
         # both: the later one's segment may not have been forced there yet.
-        self._log.sync(clean_offset)
-        bases = self._log.segments.below(clean_offset)
+        self._log.sync.flush(clean_offset)
+        bases = self._view.segments.below(clean_offset)
         transactions = CleanedTransactions(self._aborted)
         before = after = 0
         deleted: list[str] = []
@@ -116,7 +118,7 @@ class Compaction:
         transactions = CleanedTransactions(
             [txn for txn in self._aborted if txn.last_offset >= start]
         )
-        for segment in self._log.segments.from_offset(start):
+        for segment in self._view.segments.from_offset(start):
             if segment.base_offset >= end:
                 break
             for batch in self._batches(segment, start):
@@ -127,7 +129,7 @@ class Compaction:
                     marker = parse_marker(_body(segment, batch))
                     transactions.discards_marker(batch, marker)
                 keys.latest_offset = max(keys.latest_offset, batch.last_offset)
-            following = self._log.segments.next_base(segment.base_offset)
+            following = self._view.segments.next_base(segment.base_offset)
             assert following is not None  # the active segment is never cleanable
             keys.latest_offset = min(following, end) - 1
             segment.close()
@@ -149,16 +151,16 @@ class Compaction:
         self, bases: list[int], first_uncleanable: int
     ) -> Iterator[list[tuple[LogSegment, int]]]:
         """Yield runs of segments that together fit one segment."""
-        config = self._log.config
+        config = self._view.config
         group: list[tuple[LogSegment, int]] = []
         total = entries = time_entries = 0
         for base in bases:
-            segment = self._log.segments.get(base)
+            segment = self._view.segments.get(base)
             size = segment.file_size()
             index = segment.offset_index.file_entries() * 8
             time_index = segment.time_index.file_entries() * 12
             segment.close()
-            following = self._log.segments.next_base(base) or first_uncleanable
+            following = self._view.segments.next_base(base) or first_uncleanable
             if group and (
                 total + size > config.segment_bytes
                 or entries + index > config.segment_index_bytes
@@ -184,7 +186,7 @@ class Compaction:
         log = self._log
         first = group[0][0]
         writer = SegmentWriter(
-            log.directory, first.base_offset, log.config.index_interval_bytes
+            log.directory, first.base_offset, log.view.config.index_interval_bytes
         )
         transactions.kept = []
         try:
@@ -220,7 +222,7 @@ class Compaction:
             install_swap(log.directory, bases[0])
             row.structure_version += 1
         sync_directory(log.directory)
-        log.refresh(log.committed()[1])
+        log.view.refresh(log.view.committed()[ACTIVE_BASE])
         return deleted
 
     # -- batches -----------------------------------------------------------------------
@@ -268,7 +270,7 @@ class Compaction:
             gone if batch.is_control else kept.has_tombstone
         )
         if needs_horizon:
-            horizon = self._now_ms + self._log.config.delete_retention_ms
+            horizon = self._now_ms + self._view.config.delete_retention_ms
             body = build_filtered(header, kept, horizon)
         elif len(kept.records) < batch.record_count:
             body = build_filtered(header, kept, _NO_TIMESTAMP)
@@ -304,7 +306,7 @@ class Compaction:
 
     def _read_aborted(self) -> list[AbortedTransaction]:
         found: list[AbortedTransaction] = []
-        for segment in self._log.segments.from_offset(0):
+        for segment in self._view.segments.from_offset(0):
             end = self._state.log_end_offset
             found += read_aborted(segment.txn_index_path, end)
         return found

@@ -29,6 +29,7 @@ from mpbroker.storage.cleaning.throttler import Throttler
 from mpbroker.storage.files.checkpoints import TopicPartition
 from mpbroker.storage.files.log_segment import LogSegment
 from mpbroker.storage.log.partition_log import PartitionLog
+from mpbroker.storage.log.partition_view import PartitionView
 from mpbroker.storage.log_directory import LogDirectory
 from mpbroker.storage.log_manager import LogManager, TopicView
 
@@ -100,7 +101,7 @@ class LogCleaner:
             except (OSError, ApiError, StorageError) as error:
                 logger.error("cleaning of %s-%d: %s", topic.name, partition, error)
                 continue
-            if chosen.is_due(log.config.min_cleanable_dirty_ratio) and (
+            if chosen.is_due(log.view.config.min_cleanable_dirty_ratio) and (
                 best is None or chosen.ratio > best[0]
             ):
                 best = chosen.ratio, log, chosen, (topic.name, partition)
@@ -121,7 +122,7 @@ class LogCleaner:
     ) -> int:
         try:
             result = self.clean(log, chosen, now_ms)
-            due_ms = now_ms + log.config.file_delete_delay_ms
+            due_ms = now_ms + log.view.config.file_delete_delay_ms
             for path in result.deleted_files:
                 delete_later(due_ms, path)
             offsets = directory.cleaner_offsets()
@@ -162,21 +163,22 @@ def assess(log: PartitionLog, clean_offset: int | None, now_ms: int) -> LogToCle
     Raises:
         ApiError, OSError: it cannot be read.
     """
-    state = log.state()
-    log.refresh(state.active_base_offset)
+    view = log.view
+    state = view.state()
+    view.refresh(state.active_base_offset)
     start = log.row.log_start_offset
     first_dirty = start if clean_offset is None else clean_offset
     if not start <= first_dirty <= state.log_end_offset:
         first_dirty = start  # deleted or cut since; be thorough
-    first_uncleanable = _first_uncleanable(log, state, first_dirty, now_ms)
+    first_uncleanable = _first_uncleanable(view, state, first_dirty, now_ms)
     clean_bytes = cleanable_bytes = 0
     earliest: int | None = None
-    for segment in log.segments.from_offset(0):
+    for segment in view.segments.from_offset(0):
         if segment.base_offset >= first_uncleanable:
             break
         size = os.stat(segment.path).st_size
         # A segment is as dirty as its last record.
-        if _next(log, segment) <= first_dirty:
+        if _next(view, segment) <= first_dirty:
             clean_bytes += size
             continue
         cleanable_bytes += size
@@ -185,7 +187,7 @@ def assess(log: PartitionLog, clean_offset: int | None, now_ms: int) -> LogToCle
             earliest = min(earliest or batch.max_timestamp, batch.max_timestamp)
         segment.close()
     overdue = (
-        earliest is not None and earliest < now_ms - log.config.max_compaction_lag_ms
+        earliest is not None and earliest < now_ms - view.config.max_compaction_lag_ms
     )
     return LogToClean(
         first_dirty, first_uncleanable, clean_bytes, cleanable_bytes, overdue
@@ -193,17 +195,17 @@ def assess(log: PartitionLog, clean_offset: int | None, now_ms: int) -> LogToCle
 
 
 def _first_uncleanable(
-    log: PartitionLog, state: LogState, first_dirty: int, now_ms: int
+    view: PartitionView, state: LogState, first_dirty: int, now_ms: int
 ) -> int:
     """Return the base offset of the first segment that must be left alone."""
     limit = state.active_base_offset
     if state.first_unstable_offset >= 0:
         limit = min(limit, state.first_unstable_offset)
-    lag_ms = log.config.min_compaction_lag_ms
-    for segment in log.segments.from_offset(first_dirty):
+    lag_ms = view.config.min_compaction_lag_ms
+    for segment in view.segments.from_offset(first_dirty):
         if segment.base_offset >= limit:
             break
-        if _next(log, segment) > limit:
+        if _next(view, segment) > limit:
             return segment.base_offset
         if lag_ms > 0:
             newest = segment.largest_timestamp().timestamp
@@ -213,7 +215,7 @@ def _first_uncleanable(
     return limit
 
 
-def _next(log: PartitionLog, segment: LogSegment) -> int:
-    following = log.segments.next_base(segment.base_offset)
+def _next(view: PartitionView, segment: LogSegment) -> int:
+    following = view.segments.next_base(segment.base_offset)
     assert following is not None
     return following

@@ -79,7 +79,7 @@ class LogUpkeep:
 
         def retain(log: PartitionLog) -> None:
             nonlocal count
-            due_ms = now_ms + log.config.file_delete_delay_ms
+            due_ms = now_ms + log.view.config.file_delete_delay_ms
             for path in apply_retention(log, now_ms):
                 self._deleted.append((due_ms, path))
                 count += 1
@@ -158,8 +158,8 @@ class LogUpkeep:
             last_ms = self._flushed_ms.setdefault(index, now_ms)
             if row.durable_end_offset >= row.log_end_offset:
                 self._flushed_ms[index] = now_ms
-            elif now_ms - last_ms >= log.config.flush_ms:
-                log.sync()
+            elif now_ms - last_ms >= log.view.config.flush_ms:
+                log.sync.flush()
                 self._flushed_ms[index] = now_ms
                 count += 1
 
@@ -177,7 +177,7 @@ class LogUpkeep:
             index, size = log.row.index, log.row.snapshot().active_size
             grown = size - self._snapshot_sizes.get(index, 0)
             if grown < 0 or grown >= SNAPSHOT_INTERVAL_BYTES:
-                log.take_snapshot(sync=False)
+                log.sync.take_snapshot(sync=False)
                 self._snapshot_sizes[index] = size
                 count += 1
 
@@ -200,13 +200,13 @@ class LogUpkeep:
                 try:
                     # A segment that was rolled is forced without being asked, as in
                     # Kafka, so that recovery has little more to check than the last.
-                    log.sync(log.row.snapshot().active_base_offset)
-                    points[partition] = log.sync_indexes()
+                    log.sync.flush(log.row.snapshot().active_base_offset)
+                    points[partition] = log.sync.flush_indexes()
                 except (OSError, ApiError) as error:
                     logger.error("checkpoint of %s: %s", log.directory, error)
                     continue
                 start = log.row.log_start_offset
-                if start > log.first_base_offset():
+                if start > log.view.first_base_offset():
                     starts[partition] = start
                 log.close()
             try:
@@ -252,7 +252,7 @@ class LogUpkeep:
                     if log.row.status == RowStatus.UNLOADED and directory.clean:
                         continue  # untouched since it was last closed cleanly
                     points[partition] = log.close_cleanly()
-                    if log.row.log_start_offset > log.first_base_offset():
+                    if log.row.log_start_offset > log.view.first_base_offset():
                         starts[partition] = log.row.log_start_offset
                 except (OSError, ApiError, StorageError) as error:
                     logger.error("%s is not closed cleanly: %s", log.directory, error)

@@ -23,6 +23,7 @@ from mpbroker.storage.files.log_files import (
     segment_file,
 )
 from mpbroker.storage.log.partition_log import PartitionLog
+from mpbroker.storage.log.partition_view import PartitionView
 
 
 class SegmentAge(NamedTuple):
@@ -68,19 +69,20 @@ def apply_retention(log: PartitionLog, now_ms: int) -> list[str]:
         ApiError: the partition is offline or was deleted.
         OSError: its directory cannot be read or changed.
     """
-    state = log.state()
-    log.refresh(state.active_base_offset)
+    view = log.view
+    state = view.state()
+    view.refresh(state.active_base_offset)
     start_offset = log.row.log_start_offset
-    ages = _ages(log, state)
-    count = expired_segments(ages, log.config, start_offset, now_ms)
+    ages = _ages(view, state)
+    count = expired_segments(ages, view.config, start_offset, now_ms)
     if not count:
         return []
     row = log.row
     with row.locked():
         if row.status != RowStatus.ONLINE:
             return []
-        log.repair_structure()
-        current = LogState._make(log.committed())
+        view.repair_structure()
+        current = LogState._make(view.committed())
         if count == len(ages):
             if current.log_end_offset != state.log_end_offset:
                 count -= 1  # somebody appended to it meanwhile
@@ -123,10 +125,10 @@ def remove_old_snapshots(directory: str, log_start_offset: int) -> None:
             remove_if_exists(segment_file(directory, offset, SNAPSHOT_SUFFIX))
 
 
-def _ages(log: PartitionLog, state: LogState) -> list[SegmentAge]:
+def _ages(view: PartitionView, state: LogState) -> list[SegmentAge]:
     ages = []
-    for segment in log.segments.from_offset(0):
-        next_base = log.segments.next_base(segment.base_offset)
+    for segment in view.segments.from_offset(0):
+        next_base = view.segments.next_base(segment.base_offset)
         if next_base is None:
             size, largest = state.active_size, state.max_timestamp
             next_base = state.log_end_offset

@@ -2,6 +2,7 @@
 
 import os
 
+from mpbroker.ipc.tables.partition_table import LogState
 from mpbroker.storage.files.batch_scan import StoredBatch, find_batch, scan_batches
 from mpbroker.storage.files.log_files import (
     INDEX_SUFFIX,
@@ -83,6 +84,16 @@ class LogSegment:
 
     def file_size(self) -> int:
         return os.fstat(self.fd).st_size
+
+    def extent(self, state: LogState) -> tuple[int, int]:
+        """Return how many bytes and offset index entries of the segment are committed.
+
+        Args:
+            state: what is committed of the partition; it knows the active segment.
+        """
+        if self.base_offset == state.active_base_offset:
+            return state.active_size, state.index_entries
+        return self.file_size(), self.offset_index.file_entries()
 
     def find(self, offset: int, end: int, entries: int) -> tuple[int, int]:
         """Return (position, size) of the first batch that ends at or after ``offset``.

@@ -1,10 +1,8 @@
 """Offsets by timestamp, by leader epoch, and at either end (ListOffsets)."""
 
 import os
-from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Final
 
-from mpbroker.base.storage_errors import CorruptLogError
 from mpbroker.ipc.tables.partition_table import LogState
 from mpbroker.protocol.records.record_batch import iter_records
 from mpbroker.storage.files.batch_scan import (
@@ -15,30 +13,47 @@ from mpbroker.storage.files.batch_scan import (
 from mpbroker.storage.files.leader_epochs import EpochEntry, LeaderEpochs
 from mpbroker.storage.files.log_segment import LogSegment
 from mpbroker.storage.files.time_index import NO_TIMESTAMP, TimestampOffset
-from mpbroker.storage.log.log_reader import LogReader
-
-_T = TypeVar("_T")
+from mpbroker.storage.log.partition_view import PartitionView
 
 
-class LogLookup(LogReader):
-    """The looking-up part of a partition's log."""
+class LogLookup:
+    """The part of a PartitionLog that finds the offsets which clients ask for.
+
+    Every method raises ApiError as ``PartitionView.require_online`` does, and
+    KAFKA_STORAGE_ERROR if the files cannot be read.
+    """
+
+    __slots__ = ("_view",)
+
+    def __init__(self, view: PartitionView) -> None:
+        self._view = view
+
+    @property
+    def leader_epoch(self) -> int:
+        """The epoch that new batches are of."""
+        return self._view.leader_epoch
+
+    @property
+    def epochs(self) -> LeaderEpochs:
+        """Which epoch began at which offset."""
+        return self._view.epochs
 
     def earliest(self) -> int:
         """Return the log start offset."""
-        self.require_online()
-        return self._words[self._start_word]
+        self._view.require_online()
+        return self._view.row.log_start_offset
 
     def latest(self) -> int:
         """Return the log end offset, which on one node is the high watermark."""
-        return self.state().log_end_offset
+        return self._view.state().log_end_offset
 
     def last_stable_offset(self) -> int:
         """Return the end of what readers of committed data may see."""
-        state = self.state()
+        state = self._view.state()
         unstable = state.first_unstable_offset
         if unstable < 0:
             return state.log_end_offset
-        return max(unstable, self._words[self._start_word])
+        return max(unstable, self._view.row.log_start_offset)
 
     def end_offset_for_epoch(self, epoch: int) -> EpochEntry:
         """Return the largest epoch not above ``epoch`` and where it ends."""
@@ -47,94 +62,44 @@ class LogLookup(LogReader):
     def offset_for_timestamp(self, timestamp: int) -> tuple[int, int] | None:
         """Return (offset, timestamp) of the first record not older than ``timestamp``.
 
-        Raises:
-            ApiError: KAFKA_STORAGE_ERROR...
+        None if all records are older.
         """
-        return self.look_up(lambda state: self._search(timestamp, state))
+        return self._view.look(lambda state: self._search(timestamp, state))
 
     def max_timestamp(self) -> tuple[int, int] | None:
-        """Return (offset, timestamp) of the first record with the largest timestamp."""
-        largest = self.look_up(self._largest_of_all)
+        """Return (offset, timestamp) of the first record with the largest timestamp.
+
+        None if no record has a timestamp.
+        """
+        largest = self._view.look(self._largest_of_all)
         return None if largest < 0 else self.offset_for_timestamp(largest)
 
-    def look_up(self, look: Callable[[LogState], _T]) -> _T:
-        """Look into files that belong together, once they do."""
-        made_room = False
-        while True:
-            state = self.state()
-            try:
-                self.refresh(state.active_base_offset)
-                found = look(state)
-            except (FileNotFoundError, CorruptLogError) as error:
-                self._structure_moved_or_fail(error)
-                continue
-            except OSError as error:
-                if not made_room and self._descriptors_released(error):
-                    made_room = True
-                    continue
-                self.fail(error, "cannot be read")
-            if self._words[self._structure_word] == self._structure:
-                return found
-
     def _largest_of_all(self, state: LogState) -> int:
-        start_offset = self._words[self._start_word]
+        view = self._view
+        start_offset = view.row.log_start_offset
         largest = NO_TIMESTAMP
-        for segment in self.segments.from_offset(start_offset):
-            here = self._largest(segment, state)
+        for segment in view.segments.from_offset(start_offset):
+            here = _largest(segment, state)
             if segment.base_offset < start_offset:
-                here = self._largest_from(segment, start_offset, here, state)
+                here = _largest_from(segment, start_offset, here, state)
             largest = max(largest, here.timestamp)
-            self._close_unless_active(segment)
+            view.close_unless_active(segment)
         return largest
 
-    def _largest(self, segment: LogSegment, state: tuple[int, ...]) -> TimestampOffset:
-        if segment.base_offset == state[1]:
-            return TimestampOffset(state[6], state[7])
-        return segment.largest_timestamp()
-
-    def _largest_from(
-        self,
-        segment: LogSegment,
-        start_offset: int,
-        largest: TimestampOffset,
-        state: tuple[int, ...],
-    ) -> TimestampOffset:
-        """As ``_largest``, of a segment whose first records were deleted.
-
-        Args:
-            largest: of all of its records; the offset is that of a batch's last.
-        """
-        active = segment.base_offset == state[1]
-        entries = state[3] if active else segment.offset_index.file_entries()
-        position = segment.offset_index.lookup(start_offset, entries)
-        end = state[2] if active else segment.file_size()
-        left = TimestampOffset(NO_TIMESTAMP, -1)
-        for batch in scan_batches(segment.fd, position, end):
-            if batch.last_offset < start_offset:
+    def _search(self, timestamp: int, state: LogState) -> tuple[int, int] | None:
+        view = self._view
+        start_offset = view.row.log_start_offset
+        for segment in view.segments.from_offset(start_offset):
+            if _largest(segment, state).timestamp < timestamp:
+                view.close_unless_active(segment)
                 continue
-            here = batch.max_timestamp
-            if batch.base_offset < start_offset:  # it may be of a deleted one
-                here = newest_from(segment.fd, batch, start_offset)
-            elif largest.offset >= batch.base_offset:
-                return largest if largest.timestamp > left.timestamp else left
-            if here > left.timestamp:
-                left = TimestampOffset(here, batch.last_offset)
-        return left
-
-    def _search(self, timestamp: int, state: tuple[int, ...]) -> tuple[int, int] | None:
-        start_offset = self._words[self._start_word]
-        for segment in self.segments.from_offset(start_offset):
-            if self._largest(segment, state).timestamp < timestamp:
-                self._close_unless_active(segment)
-                continue
-            if segment.base_offset == state[1]:
-                end, entries, time_entries = state[2], state[3], state[4]
+            if segment.base_offset == state.active_base_offset:
+                time_entries = state.time_index_entries
             else:
-                end = segment.file_size()
-                entries = segment.offset_index.file_entries()
                 time_entries = segment.time_index.file_entries()
             # All before this entry's offset is older than the timestamp.
             entry = segment.time_index.lookup(timestamp - 1, time_entries)
+            end, entries = segment.extent(state)
             position = segment.offset_index.lookup(
                 max(entry.offset, start_offset), entries
             )
@@ -147,8 +112,41 @@ class LogLookup(LogReader):
         return None
 
 
+def _largest(segment: LogSegment, state: LogState) -> TimestampOffset:
+    """Return the largest timestamp of a segment, and the offset up to which it is."""
+    if segment.base_offset == state.active_base_offset:
+        return TimestampOffset(state.max_timestamp, state.max_timestamp_offset)
+    return segment.largest_timestamp()
+
+
+def _largest_from(
+    segment: LogSegment, start_offset: int, largest: TimestampOffset, state: LogState
+) -> TimestampOffset:
+    """Return the same for the records of a segment from an offset on.
+
+    Args:
+        largest: what all records of the segment have; its offset is that of a batch's
+            last record.
+    """
+    end, entries = segment.extent(state)
+    position = segment.offset_index.lookup(start_offset, entries)
+    left = TimestampOffset(NO_TIMESTAMP, -1)
+    for batch in scan_batches(segment.fd, position, end):
+        if batch.last_offset < start_offset:
+            continue
+        here = batch.max_timestamp
+        if batch.base_offset < start_offset:
+            # The newest record of this batch may be one of those that were deleted.
+            here = newest_from(segment.fd, batch, start_offset)
+        elif largest.offset >= batch.base_offset:
+            return largest if largest.timestamp > left.timestamp else left
+        if here > left.timestamp:
+            left = TimestampOffset(here, batch.last_offset)
+    return left
+
+
 class EmptyLog:
-    """As LogLookup, of a partition that nobody has touched: it has no files yet."""
+    """What LogLookup would say of a partition that has no files yet."""
 
     leader_epoch: Final = 0
     epochs: Final = LeaderEpochs([])

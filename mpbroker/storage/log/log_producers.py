@@ -1,32 +1,31 @@
 """What a partition's log knows of its producers, and how it keeps up with the log."""
 
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from mpbroker.base.storage_errors import CorruptLogError
-from mpbroker.ipc.layout import RowStatus
-from mpbroker.ipc.tables.partition_table import LogState, PartitionRow
-from mpbroker.metadata.log_config import LogConfig
+from mpbroker.ipc.tables.partition_table import LogState
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.storage.files.batch_scan import CONTROL_MASK, TRANSACTIONAL_MASK
-from mpbroker.storage.files.log_files import SNAPSHOT_SUFFIX, segment_file
 from mpbroker.storage.files.log_segment import LogSegment
 from mpbroker.storage.files.txn_index import append_aborted
-from mpbroker.storage.log.append_plan import AppendPlan
-from mpbroker.storage.log.log_loader import LoadHints, load_producers
-from mpbroker.storage.log.log_lookup import LogLookup
+from mpbroker.storage.log.log_loader import load_producers
+from mpbroker.storage.log.partition_view import (
+    ACTIVE_BASE,
+    ACTIVE_SIZE,
+    END_OFFSET,
+    ONLINE,
+    PartitionView,
+)
 from mpbroker.storage.producers.producer_replay import (
     parse_marker,
     replay_log,
     replay_range,
 )
-from mpbroker.storage.producers.producer_snapshot import (
-    remove_needless_snapshots,
-    write_snapshot,
-)
 from mpbroker.storage.producers.producer_state import (
+    NO_SEQUENCE,
+    SEQUENCE_MASK,
     AppendedBatch,
     EndTransactionMarker,
     ProducerState,
@@ -34,6 +33,8 @@ from mpbroker.storage.producers.producer_state import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mpbroker.protocol.records.batch_header import BatchHeader
     from mpbroker.protocol.records.log_validator import ValidatedBatch
 
@@ -46,41 +47,77 @@ _EXPIRATION_CHECK_MS: Final = 600_000
 _LAG_OFFSETS: Final = 1_000
 
 
-class LogProducers(LogLookup):
-    """The part of a partition's log that judges and follows producers.
+class LogProducers:
+    """The part of a PartitionLog that judges and follows producers.
 
-    Each process has its own copy of their state, as of some offset, and reads what
-    others appended since only when a batch with a producer id comes.
+    Each process has its own copy of their state (``PartitionView.producers``), as of
+    some offset, and reads what others appended since only when a batch with a producer
+    id comes. Its methods run under the row's lock unless they say otherwise.
     """
 
-    def __init__(
-        self,
-        directory: str,
-        row: PartitionRow,
-        config: LogConfig,
-        hints: LoadHints | None = None,
-    ) -> None:
-        super().__init__(directory, row, config, hints)
-        # Where ``producers.end_offset`` stands in the active segment; -1: elsewhere.
-        self._producers_position = -1
-        self._expire_at_ms = 0  # when to look for producers that are to be forgotten
-        # Up to this offset; what a start had to check, it has also forced to disk.
-        self._indexes_synced = self._hints.recovery_point
-        # What the compiled core appends by, once it has been asked for.
-        self._plan: AppendPlan | None = None
+    __slots__ = ("_expire_at_ms", "_view")
 
-    def _check_marker(
-        self, batch: "ValidatedBatch", offset: int
-    ) -> EndTransactionMarker | None:
-        marker = parse_marker(batch.data)
-        if marker is None:
-            return None
-        header = batch.header
-        assert self.producers is not None
-        self.producers.check_marker(
-            header.producer_id, header.producer_epoch, marker.coordinator_epoch
-        )
-        return marker._replace(offset=offset)
+    def __init__(self, view: PartitionView) -> None:
+        self._view = view
+        self._expire_at_ms = 0  # when to look for producers that are to be forgotten
+
+    # -- before an append ----------------------------------------------------------
+
+    def judge(
+        self,
+        batch: "ValidatedBatch",
+        state: "Sequence[int]",
+        now_ms: int,
+        is_open: IsOpen | None,
+    ) -> AppendedBatch | EndTransactionMarker | None:
+        """Judge a batch that has a producer id, against what ``state`` has committed.
+
+        Returns:
+            An AppendedBatch if there is nothing to append: the batch in the log that
+            this one repeats or, for the marker of a transaction that has ended, the
+            end of the log. Else the marker in the batch; None if it has none.
+
+        Raises:
+            ApiError: INVALID_PRODUCER_EPOCH, OUT_OF_ORDER_SEQUENCE_NUMBER,
+                INVALID_TXN_STATE; for a marker TRANSACTION_COORDINATOR_FENCED.
+        """
+        header, end_offset = batch.header, state[END_OFFSET]
+        producers = self._view.producers
+        if (
+            producers is None
+            or producers.end_offset != end_offset
+            or now_ms > self._expire_at_ms
+        ):
+            producers = self.catch_up(state, now_ms)
+        producers.now_ms = now_ms
+        attributes = header.attributes
+        if attributes & CONTROL_MASK:
+            marker = _judge_marker(producers, batch, end_offset)
+            if marker is None or not producers.has_ended(
+                header.producer_id, header.producer_epoch
+            ):
+                return marker
+            # Its coordinator died after this marker, and before it knew of it.
+            last = end_offset - 1
+            return AppendedBatch(NO_SEQUENCE, NO_SEQUENCE, last, last, -1)
+        sequence = header.base_sequence
+        if sequence < 0:
+            return None  # the coordinator's own records have no sequence
+        last_sequence = sequence + batch.last_offset_delta & SEQUENCE_MASK
+        transactional = attributes & TRANSACTIONAL_MASK
+        try:
+            known = producers.check(
+                header.producer_id,
+                header.producer_epoch,
+                sequence,
+                last_sequence,
+                transactional,
+            )
+        except ApiError as refusal:
+            known = self._recall(header, last_sequence, refusal)
+        if known is None and transactional and is_open is not None:
+            self._require_transaction(producers, header, is_open)
+        return known
 
     def _recall(
         self, header: "BatchHeader", last_sequence: int, refusal: ApiError
@@ -96,14 +133,14 @@ class LogProducers(LogLookup):
             recall_batches,
         )
 
-        producers = self.producers
-        assert producers is not None
-        entry = producers.entries.get(header.producer_id)
+        view = self._view
+        assert view.producers is not None
+        entry = view.producers.entries.get(header.producer_id)
         sequence = header.base_sequence
         if entry is None or not may_be_recalled(entry, header.producer_epoch, sequence):
             raise refusal
         try:
-            recall_batches(entry, self.segments, LogState._make(self.committed()))
+            recall_batches(entry, view.segments, LogState._make(view.committed()))
         except (FileNotFoundError, CorruptLogError):
             raise refusal from None  # old segments went, or were compacted
         for batch in entry.batches:
@@ -111,28 +148,31 @@ class LogProducers(LogLookup):
                 return batch
         raise refusal
 
-    def _require_transaction(self, header: "BatchHeader", is_open: IsOpen) -> None:
+    def _require_transaction(
+        self, producers: ProducerState, header: "BatchHeader", is_open: IsOpen
+    ) -> None:
         """Let a batch begin a transaction here only if its coordinator knows of it.
 
         A batch that was on its way for longer than its transaction lasted would begin
         one that nobody ever ends (KIP-890). Under the row's lock, as the marker that
-        ends it: so it comes before the marker, or not at all.
+        ends the transaction is: so the batch comes before the marker, or not at all.
 
         Raises:
             ApiError: INVALID_TXN_STATE.
         """
         producer_id, epoch = header.producer_id, header.producer_epoch
-        assert self.producers is not None
-        entry = self.producers.entries.get(producer_id)
+        entry = producers.entries.get(producer_id)
         if entry is not None and entry.txn_first_offset >= 0 and entry.epoch == epoch:
             return
-        if not is_open(producer_id, epoch, self.row.index):
+        if not is_open(producer_id, epoch, self._view.row.index):
             raise ApiError(
                 ErrorCode.INVALID_TXN_STATE,
                 f"producer {producer_id} has no transaction here at epoch {epoch}",
             )
 
-    def _unstable_after(
+    # -- during and after it -------------------------------------------------------
+
+    def unstable_after(
         self,
         segment: LogSegment,
         header: "BatchHeader",
@@ -140,7 +180,7 @@ class LogProducers(LogLookup):
         end_offset: int,
     ) -> int:
         """Return the first unstable offset after this append; index an abort."""
-        producers = self.producers
+        producers = self._view.producers
         assert producers is not None
         unstable = producers.first_unstable_offset
         if marker is not None:
@@ -152,14 +192,16 @@ class LogProducers(LogLookup):
             return end_offset
         return unstable
 
-    def _apply(
+    def apply(
         self,
-        producers: ProducerState,
         batch: "ValidatedBatch",
         marker: EndTransactionMarker | None,
         base_offset: int,
         last_offset: int,
     ) -> None:
+        """Take over a batch that was judged, and has been appended."""
+        producers = self._view.producers
+        assert producers is not None
         header = batch.header
         attributes = header.attributes
         if marker is not None:
@@ -175,85 +217,93 @@ class LogProducers(LogLookup):
                 header.producer_id, header.producer_epoch, appended, transactional
             )
 
-    def _leave_active(self) -> None:
-        self._take_over_from_plan()
-        self._producers_position = -1
-        if self._plan is not None:
-            self._plan.producers_end = -1
+    # -- following the log ---------------------------------------------------------
 
-    def _take_over_from_plan(self) -> None:
-        """Step over what the compiled core has appended, or read of others'.
+    def at(self, state: LogState) -> ProducerState:
+        """Return the producers as of a committed state. Needs no lock.
 
-        It has told ``producers`` of all of it that has a producer.
+        Raises:
+            ApiError: KAFKA_STORAGE_ERROR: the log is damaged.
+            OSError: it cannot be read.
         """
-        plan, producers = self._plan, self.producers
-        if (
-            plan is not None
-            and producers is not None
-            and plan.producers_end > producers.end_offset
-        ):
-            producers.end_offset = plan.producers_end
-            self._producers_position = plan.producers_position
+        self._view.refresh(state.active_base_offset)
+        # There is no clock here. This time is late enough for what is read now, and
+        # producers are at most remembered a few minutes longer for it.
+        return self.catch_up(state, self._expire_at_ms)
 
-    def producers_at(self, state: LogState) -> ProducerState:
-        """Return this process's producers, brought up to a committed state."""
-        self.refresh(state.active_base_offset)
-        return self._catch_up(state, self._expire_at_ms)
-
-    def take_snapshot(self, *, sync: bool = True) -> None:
-        """Write the producers as of the log end, so that the next start is short."""
-        state = self.state()
-        producers = self.producers_at(state)
-        path = segment_file(self.directory, state.log_end_offset, SNAPSHOT_SUFFIX)
-        if not os.path.exists(path):
-            write_snapshot(self.directory, producers, sync=sync)
-            bases, point = self.segments.bases, self._indexes_synced
-            remove_needless_snapshots(self.directory, bases, point)
-
-    def _catch_up_unlocked(self, now_ms: int) -> None:
+    def catch_up_unlocked(self, now_ms: int) -> None:
         """Read most of what others appended before taking the lock."""
-        self._take_over_from_plan()
-        producers = self.producers
-        words, version_word = self._words, self._version_word
+        view = self._view
+        view.take_over_from_core()
+        producers, words = view.producers, view.words
         # A guess is enough: this word may be one that is being written.
-        end_word = self._copy_bytes[words[version_word] & 1] >> 3
+        end_word = view.copy_bytes[words[view.version_word] & 1] >> 3
         if producers is not None and (
             words[end_word] - producers.end_offset < _LAG_OFFSETS
         ):
             return
-        if words[self._status_word] == RowStatus.ONLINE:
-            state = self.committed()
+        if words[view.status_word] == ONLINE:
+            state = view.committed()
             try:
-                self.refresh(state[1])
-                self._catch_up(state, now_ms)
+                view.refresh(state[ACTIVE_BASE])
+                self.catch_up(state, now_ms)
             except (OSError, CorruptLogError, ApiError):
                 pass  # files moved under us, say; it is done again under the lock
 
-    def _catch_up(self, state: tuple[int, ...], now_ms: int) -> ProducerState:
-        """Make the producers those of the log end in ``state``."""
-        self._take_over_from_plan()
-        producers = self.producers
+    def catch_up(self, state: "Sequence[int]", now_ms: int) -> ProducerState:
+        """Make the producers those of the log end in ``state``; return them.
+
+        Needs no lock, if the files are as ``state`` has them.
+
+        Raises:
+            ApiError: KAFKA_STORAGE_ERROR: the log is damaged.
+            OSError: it cannot be read.
+        """
+        view = self._view
+        view.take_over_from_core()
+        producers = view.producers
         if producers is not None and now_ms > producers.now_ms:
             producers.now_ms = now_ms
         try:
             if producers is None:
                 log_state = LogState._make(state)
-                start = self._words[self._start_word]
+                start = view.row.log_start_offset
                 producers = load_producers(
-                    self.segments, log_state, self._hints, start, now_ms
+                    view.segments, log_state, view.hints, start, now_ms
                 )
-                self.producers = producers
-            elif producers.end_offset != state[0]:
-                if self._producers_position >= 0:
-                    fd = self._active.fd
-                    replay_range(producers, fd, self._producers_position, state[2])
-                    producers.end_offset = state[0]
+                view.producers = producers
+            elif producers.end_offset != state[END_OFFSET]:
+                if view.producers_position >= 0:
+                    fd, position = view.active.fd, view.producers_position
+                    replay_range(producers, fd, position, state[ACTIVE_SIZE])
+                    producers.end_offset = state[END_OFFSET]
                 else:
-                    replay_log(producers, self.segments, LogState._make(state))
+                    replay_log(producers, view.segments, LogState._make(state))
         except CorruptLogError as error:
-            self.fail(error, "cannot be caught up with")
-        self._producers_position = state[2] if state[1] == self._active_base else -1
+            view.fail(error, "cannot be caught up with")
+        is_here = state[ACTIVE_BASE] == view.active_base
+        view.producers_position = state[ACTIVE_SIZE] if is_here else -1
         if now_ms > self._expire_at_ms:
             self._expire_at_ms = now_ms + _EXPIRATION_CHECK_MS
-            producers.remove_expired(now_ms, self._hints.producer_id_expiration_ms)
+            producers.remove_expired(now_ms, view.hints.producer_id_expiration_ms)
         return producers
+
+
+def _judge_marker(
+    producers: ProducerState, batch: "ValidatedBatch", offset: int
+) -> EndTransactionMarker | None:
+    """Return the marker in a control batch that is to be appended at an offset.
+
+    None if it has none.
+
+    Raises:
+        ApiError: INVALID_PRODUCER_EPOCH or TRANSACTION_COORDINATOR_FENCED.
+    """
+    marker = parse_marker(batch.data)
+    if marker is None:
+        return None
+    header = batch.header
+    producers.check_marker(
+        header.producer_id, header.producer_epoch, marker.coordinator_epoch
+    )
+    return marker._replace(offset=offset)

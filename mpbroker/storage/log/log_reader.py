@@ -1,8 +1,8 @@
 """Read a partition: where in which file the bytes of a fetch lie.
 
-Nothing is copied: the answer names a file, a position and a length, and whoever owns
-the connection sends it from there. Only what was committed is named, and to readers of
-committed data only what lies below the last stable offset.
+Nothing is copied: the answer names a file, a position and a length, and the process
+that owns the connection sends the bytes from there. Only what was committed is named,
+and to readers of committed data only what lies below the last stable offset.
 """
 
 import os
@@ -14,10 +14,17 @@ from mpbroker.protocol.errors import ApiError
 from mpbroker.storage.files.batch_scan import batch_size_at
 from mpbroker.storage.files.log_segment import LogSegment
 from mpbroker.storage.files.txn_index import find_aborted
-from mpbroker.storage.log.partition_view import PartitionView
-from mpbroker.storage.log.read_plan import ReadPlan
+from mpbroker.storage.log.core_plans import ReadPlan
+from mpbroker.storage.log.partition_view import (
+    ACTIVE_BASE,
+    ACTIVE_SIZE,
+    END_OFFSET,
+    FIRST_UNSTABLE,
+    INDEX_ENTRIES,
+    ONLINE,
+    PartitionView,
+)
 
-_POSITIONS_KEPT: Final = 64
 _ATTEMPTS: Final = 10
 _new_tuple: Final = tuple.__new__  # a third of the cost of calling the class
 
@@ -42,28 +49,31 @@ class ReadResult(NamedTuple):
     aborted_transactions: list[tuple[int, int]] | None
 
 
-class LogReader(PartitionView):
-    """The reading half of a partition's log."""
+class LogReader:
+    """The part of a PartitionLog that fetches read by."""
 
-    _read_plan: ReadPlan | None = None
-    _is_read = False  # here: somebody will ask where the next batch begins
+    __slots__ = ("_plan", "_view")
 
-    def read_plan(self) -> ReadPlan:
+    def __init__(self, view: PartitionView) -> None:
+        self._view = view
+        self._plan: ReadPlan | None = None
+
+    def plan(self) -> ReadPlan:
         """Return what the compiled core may read by, as it is right now.
 
-        The same object every time; when the segment is another one it is of no use
-        until this is called again.
+        The same object every time. Once another segment is active, the core leaves
+        reads to us until this is called again.
         """
-        plan = self._read_plan
+        view, plan = self._view, self._plan
         if plan is None:
-            plan = self._read_plan = ReadPlan(self.row.index, self._positions)
-        if plan.segment is not self._active:
-            plan.txn_index_path = os.fsencode(self._active.txn_index_path)
-        plan.segment = self._active
-        plan.active_base = self._active_base
-        plan.structure = self._structure
-        if self._epochs is not None:
-            plan.leader_epoch = self._epochs.latest
+            plan = self._plan = ReadPlan(view.row.index, view.positions)
+        if plan.segment is not view.active:
+            plan.txn_index_path = os.fsencode(view.active.txn_index_path)
+        plan.segment = view.active
+        plan.active_base = view.active_base
+        plan.structure = view.structure
+        if plan.leader_epoch < 0:
+            plan.leader_epoch = view.known_epoch
         return plan
 
     def read(
@@ -84,82 +94,101 @@ class LogReader(PartitionView):
             ApiError: OFFSET_OUT_OF_RANGE, KAFKA_STORAGE_ERROR,
                 UNKNOWN_TOPIC_OR_PARTITION (deleted).
         """
-        words, max_bytes = self._words, max(0, max_bytes)
+        view, max_bytes = self._view, max(0, max_bytes)
+        words = view.words
         for _ in range(_ATTEMPTS):
-            if words[self._status_word] != 1:
-                self.require_online()
-            state = self.committed()
-            end_offset, active_base, active_size = state[0], state[1], state[2]
-            start_offset = words[self._start_word]
-            if not start_offset <= fetch_offset <= end_offset:
-                self._out_of_range(fetch_offset, start_offset, end_offset)
-            unstable = state[8]
-            # What is still open may have begun with records that are deleted since.
-            stable_offset = max(unstable, start_offset) if unstable >= 0 else end_offset
-            upper = stable_offset if read_committed else end_offset
+            if words[view.status_word] != ONLINE:
+                view.require_online()
             try:
-                if (
-                    active_base != self._active_base
-                    or words[self._structure_word] != self._structure
-                ):
-                    self.refresh(active_base)
-                segment, position, end = self._locate(fetch_offset, upper, state)
-                length = end - position
-                if length > max_bytes:
-                    length = self._limit(segment, position, max_bytes, min_one_batch)
-                elif upper == end_offset and end == active_size:
-                    self._remember(end_offset, segment, end)
-                path, fd, inode = segment.path, segment.fd, segment.inode
-                aborted: list[tuple[int, int]] | None = [] if read_committed else None
-                if read_committed and length:
-                    stop = position + length if length < end - position else None
-                    until = self._offset_behind(segment, stop, upper, state)
-                    aborted = self._aborted(segment, fetch_offset, until, end_offset)
+                found = self._try_read(
+                    fetch_offset, max_bytes, min_one_batch, read_committed
+                )
             except (FileNotFoundError, CorruptLogError) as error:
-                if fetch_offset >= words[self._start_word]:
-                    self._structure_moved_or_fail(error)
+                if fetch_offset >= words[view.start_word]:
+                    view.moved_or_fail(error)
                 continue  # or records were deleted while we looked for them
             except OSError as error:
-                if self._descriptors_released(error):
+                if view.descriptors_released(error):
                     continue
-                self.fail(error, "cannot be read")
+                view.fail(error, "cannot be read")
             # Unmoved: the files that were opened on the way belong together.
-            if words[self._structure_word] != self._structure:
-                continue
-            return _new_tuple(
-                ReadResult,
-                (
-                    path,
-                    inode,
-                    fd,
-                    position,
-                    length,
-                    end_offset,
-                    stable_offset,
-                    start_offset,
-                    aborted,
-                ),
-            )
+            if words[view.structure_word] == view.structure:
+                return found
         raise ApiError(
             ErrorCode.KAFKA_STORAGE_ERROR,
-            f"{self.directory}: its files changed {_ATTEMPTS} times during one read",
+            f"{view.directory}: its files changed {_ATTEMPTS} times during one read",
+        )
+
+    def _try_read(
+        self,
+        fetch_offset: int,
+        max_bytes: int,
+        min_one_batch: bool,
+        read_committed: bool,
+    ) -> ReadResult:
+        """Read once, in files that may be changed by others meanwhile."""
+        view = self._view
+        words = view.words
+        state = view.committed()
+        end_offset, active_base = state[END_OFFSET], state[ACTIVE_BASE]
+        start_offset = words[view.start_word]
+        if not start_offset <= fetch_offset <= end_offset:
+            raise out_of_range(fetch_offset, start_offset, end_offset, view.directory)
+        unstable = state[FIRST_UNSTABLE]
+        # An open transaction may have begun with records that were deleted since.
+        stable_offset = max(unstable, start_offset) if unstable >= 0 else end_offset
+        upper = stable_offset if read_committed else end_offset
+        if (
+            active_base != view.active_base
+            or words[view.structure_word] != view.structure
+        ):
+            view.refresh(active_base)
+        segment, position, end = self._locate(fetch_offset, upper, state)
+        length = end - position
+        if length > max_bytes:
+            length = _limit(segment, position, max_bytes, min_one_batch)
+        elif upper == end_offset and end == state[ACTIVE_SIZE]:
+            # Here the next fetch of this reader begins.
+            view.remember(end_offset, segment, end)
+        # The inode is that of the descriptor, so the path may be opened later.
+        path, fd, inode = segment.path, segment.fd, segment.inode
+        aborted: list[tuple[int, int]] | None = [] if read_committed else None
+        if read_committed and length:
+            stop = position + length if length < end - position else None
+            until = self._offset_behind(segment, stop, upper, state)
+            aborted = self._aborted(segment, fetch_offset, until, end_offset)
+        return _new_tuple(
+            ReadResult,
+            (
+                path,
+                inode,
+                fd,
+                position,
+                length,
+                end_offset,
+                stable_offset,
+                start_offset,
+                aborted,
+            ),
         )
 
     def _locate(
         self, offset: int, upper: int, state: tuple[int, ...]
     ) -> tuple[LogSegment, int, int]:
         """Return (segment, position of ``offset``, end of what may be read of it)."""
-        if not self._is_read:
-            self._expect_readers()
-        found = self._positions.get(offset)
+        view = self._view
+        if not view.has_readers:
+            view.expect_readers()
+        found = view.positions.get(offset)
         if found is not None:
             segment, position = found
             end = self._readable_end(segment, upper, state)
-            if position < end or segment is self._active:
+            if position < end or segment is view.active:
                 return segment, position, max(position, end)
-        if self.segments.trim():
-            self._positions.clear()
-        located = self.segments.floor(offset)
+        segments = view.segments
+        if segments.trim():
+            view.positions.clear()
+        located = segments.floor(offset)
         while located is not None:
             end = self._readable_end(located, upper, state)
             if offset >= upper:
@@ -170,51 +199,36 @@ class LogReader(PartitionView):
                 entries = self._entries(located, state)
                 position, _ = located.find(offset, end, entries)
             if 0 <= position < end:
-                if located is self._active:
+                if located is view.active:
                     # Its reader is seldom the only one: the compiled core finds it.
-                    self._remember(offset, located, position)
+                    view.remember(offset, located, position)
                 return located, position, end
             # Compaction can leave a hole between a segment's last batch and the next.
-            base = self.segments.next_base(located.base_offset)
+            base = segments.next_base(located.base_offset)
             if base is None or base >= upper:
                 return located, end, end
-            located = self.segments.get(base)
-        raise CorruptLogError(f"{self.directory}: no segment holds offset {offset}")
+            located = segments.get(base)
+        raise CorruptLogError(f"{view.directory}: no segment holds offset {offset}")
 
     def _entries(self, segment: LogSegment, state: tuple[int, ...]) -> int:
-        if segment is self._active:
-            return state[3]
+        if segment is self._view.active:
+            return state[INDEX_ENTRIES]
         return segment.offset_index.file_entries()
 
     def _readable_end(
         self, segment: LogSegment, upper: int, state: tuple[int, ...]
     ) -> int:
-        size = state[2] if segment is self._active else segment.file_size()
-        if upper < state[0]:
+        view = self._view
+        size = state[ACTIVE_SIZE] if segment is view.active else segment.file_size()
+        if upper < state[END_OFFSET]:
             # Readers of committed data stop before the batch that holds ``upper``.
-            following = self.segments.next_base(segment.base_offset)
+            following = view.segments.next_base(segment.base_offset)
             if following is None or upper < following:
                 if upper <= segment.base_offset:
                     return 0
                 position, _ = segment.find(upper, size, self._entries(segment, state))
                 return position if position >= 0 else size
         return size
-
-    def _limit(
-        self, segment: LogSegment, position: int, max_bytes: int, min_one_batch: bool
-    ) -> int:
-        first = batch_size_at(segment.fd, position)
-        if first <= max_bytes:
-            return max_bytes
-        return first if min_one_batch else 0
-
-    def _expect_readers(self) -> None:
-        self._is_read = True
-
-    def _remember(self, offset: int, segment: LogSegment, position: int) -> None:
-        if len(self._positions) >= _POSITIONS_KEPT:
-            self._positions.clear()
-        self._positions[offset] = segment, position
 
     def _offset_behind(
         self,
@@ -223,26 +237,28 @@ class LogReader(PartitionView):
         upper: int,
         state: tuple[int, ...],
     ) -> int:
-        """Return an offset above all that stands before a position.
+        """Return an offset above all that stands before a position of a segment.
 
-        Before the end of what may be read of the segment, if that is None.
+        Args:
+            position: None: the end of what may be read of the segment.
         """
         found = None
         if position is not None:
             entries = self._entries(segment, state)
             found = segment.offset_index.offset_behind(position, entries)
         if found is None:
-            found = self.segments.next_base(segment.base_offset)
+            found = self._view.segments.next_base(segment.base_offset)
         return upper if found is None else min(found, upper)
 
     def _aborted(
         self, segment: LogSegment, offset: int, until: int, end_offset: int
     ) -> list[tuple[int, int]]:
         # A transaction's entry stands in the segment of its abort marker, which may be
-        # a later one than that of its records. Who died between entry and marker left
-        # one that another follows: clients count them, so each goes once.
+        # a later one than that of its records. A process that died between entry and
+        # marker left an entry that is written once more: clients count the entries, so
+        # each is given once.
         found: dict[tuple[int, int], None] = {}
-        for later in self.segments.from_offset(segment.base_offset):
+        for later in self._view.segments.from_offset(segment.base_offset):
             path = later.txn_index_path
             entries, complete = find_aborted(path, end_offset, offset, until)
             for entry in entries:
@@ -251,8 +267,19 @@ class LogReader(PartitionView):
                 break
         return list(found)
 
-    def _out_of_range(self, offset: int, start: int, end: int) -> None:
-        raise ApiError(
-            ErrorCode.OFFSET_OUT_OF_RANGE,
-            f"offset {offset} is not in {start}..{end} of {self.directory}",
-        )
+
+def out_of_range(offset: int, start: int, end: int, directory: str) -> ApiError:
+    return ApiError(
+        ErrorCode.OFFSET_OUT_OF_RANGE,
+        f"offset {offset} is not in {start}..{end} of {directory}",
+    )
+
+
+def _limit(
+    segment: LogSegment, position: int, max_bytes: int, min_one_batch: bool
+) -> int:
+    """Return how many bytes to give where there are more than ``max_bytes``."""
+    first = batch_size_at(segment.fd, position)
+    if first <= max_bytes:
+        return max_bytes
+    return first if min_one_batch else 0

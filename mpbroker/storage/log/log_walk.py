@@ -26,7 +26,7 @@ from mpbroker.storage.files.batch_scan import HEADER, HEADER_BYTES, LOG_OVERHEAD
 if TYPE_CHECKING:
     from mpbroker.ipc.tables.partition_table import LogState
     from mpbroker.storage.files.log_segment import LogSegment
-    from mpbroker.storage.log.log_lookup import LogLookup
+    from mpbroker.storage.log.partition_view import PartitionView
 
 _MIN_LENGTH: Final = HEADER_BYTES - LOG_OVERHEAD
 _CRC_START: Final = 21
@@ -62,7 +62,7 @@ class _Piece(NamedTuple):
 
 
 def walk_log(
-    log: LogLookup,
+    view: PartitionView,
     from_offset: int,
     max_bytes: int,
     take: Callable[[BatchHeader, memoryview], Sequence[T]],
@@ -78,9 +78,9 @@ def walk_log(
     Raises:
         ApiError: KAFKA_STORAGE_ERROR, UNKNOWN_TOPIC_OR_PARTITION.
     """
-    walk = _Walk(log, from_offset, max_bytes)
+    walk = _Walk(view, from_offset, max_bytes)
     damage: list[Damage] = []
-    while (found := log.look_up(walk.read)) is not None:
+    while (found := view.look(walk.read)) is not None:
         taken: list[T] = []
         if isinstance(found, _Piece):
             damage += walk.parse(found, take, taken)
@@ -95,8 +95,8 @@ def walk_log(
 
 
 class _Walk:
-    def __init__(self, log: LogLookup, from_offset: int, max_bytes: int) -> None:
-        self._log = log
+    def __init__(self, view: PartitionView, from_offset: int, max_bytes: int) -> None:
+        self._view = view
         self._from_offset = from_offset
         self._max_bytes = max(max_bytes, HEADER_BYTES)
         self.place: _Place | None = None
@@ -108,14 +108,14 @@ class _Walk:
             What was read; or the place to go on from, behind a segment's end or what is
             wrong there; None: there is no more.
         """
-        log = self._log
-        structure = log.row.structure_version
+        structure = self._view.row.structure_version
         place = self.place
         if place is None or place.structure != structure:
             place = self._locate(state, structure)
-        segment = log.segments.get(place.segment)
-        following = log.segments.next_base(place.segment)
-        end, entries = _extent(segment, state)
+        segments = self._view.segments
+        segment = segments.get(place.segment)
+        following = segments.next_base(place.segment)
+        end, entries = segment.extent(state)
         position = place.position
         if position >= end:
             if following is None:
@@ -143,9 +143,9 @@ class _Walk:
         """Find where to begin, or to go on in files that are others by now."""
         if self.place is not None:
             self._from_offset = max(self._from_offset, self.place.floor)
-        offset, segments = self._from_offset, self._log.segments
+        offset, segments = self._from_offset, self._view.segments
         segment = segments.floor(offset) or segments.get(segments.bases[0])
-        _, entries = _extent(segment, state)
+        _, entries = segment.extent(state)
         position = segment.offset_index.lookup(offset, entries)
         return _Place(structure, segment.base_offset, position, segment.base_offset)
 
@@ -191,13 +191,6 @@ class _Walk:
             position=position + at, floor=floor, is_damaged=at == 0
         )
         return damage
-
-
-def _extent(segment: LogSegment, state: LogState) -> tuple[int, int]:
-    """Return how many bytes and index entries of a segment are committed."""
-    if segment.base_offset == state.active_base_offset:
-        return state.active_size, state.index_entries
-    return segment.file_size(), segment.offset_index.file_entries()
 
 
 def _is_whole(data: memoryview, at: int) -> int:

@@ -14,7 +14,7 @@ from mpbroker.ipc.compiled import core
 from mpbroker.storage.files.log_segment import LogSegment
 from mpbroker.storage.files.offset_index import OffsetIndex
 from mpbroker.storage.files.time_index import TimeIndex
-from mpbroker.storage.log.append_plan import AppendPlan
+from mpbroker.storage.log.core_plans import AppendPlan
 from mpbroker.storage.producers.producer_state import (
     AppendedBatch,
     ProducerEntry,

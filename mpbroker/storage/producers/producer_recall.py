@@ -53,10 +53,7 @@ def recall_batches(
     wanted, left = BATCHES_KEPT - len(entry.batches), RECALL_BYTES
     for base in reversed(segments.below(below)):
         segment = segments.get(base)
-        if base == state.active_base_offset:
-            size, entries = state.active_size, state.index_entries
-        else:
-            size, entries = segment.file_size(), segment.offset_index.file_entries()
+        size, entries = segment.extent(state)
         end, _ = segment.find(below, size, entries)
         if end < 0:
             end = size  # the segment ends before that offset

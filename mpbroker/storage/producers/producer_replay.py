@@ -88,10 +88,7 @@ def replay_log(
             was read.
     """
     for segment in segments.from_offset(producers.end_offset):
-        if segment.base_offset == state.active_base_offset:
-            end, entries = state.active_size, state.index_entries
-        else:
-            end, entries = segment.file_size(), segment.offset_index.file_entries()
+        end, entries = segment.extent(state)
         start = 0
         if producers.end_offset > segment.base_offset:
             start, _ = segment.find(producers.end_offset, end, entries)

@@ -216,7 +216,7 @@ class CrowdedProducer(Producer):
             except ApiError:
                 return
             if sync:
-                log.sync(log.row.log_end_offset)
+                log.sync.flush(log.row.log_end_offset)
 
         return append
 

@@ -215,7 +215,7 @@ class Machine:
         """Die here, perhaps; and some log is synced by others, perhaps."""
         if self.chance.random() < 0.1 and self._logs:
             log = self._logs[self.chance.choice(sorted(self._logs))]
-            log.sync(log.row.log_end_offset)
+            log.sync.flush(log.row.log_end_offset)
         self.fuse -= 1
         if self.fuse == 0:
             raise Killed
@@ -256,13 +256,13 @@ class Machine:
             path.mkdir(exist_ok=True)
             log = PartitionLog(str(path), self.rows.row(row), ONE_SEGMENT)
             self._logs[row] = log
-            log.state()
+            log.view.state()
         return log
 
     def _sync(self, logs: list[PartitionLog]) -> None:
         for log in logs:
             self.burn()
-            log.sync(log.row.log_end_offset)
+            log.sync.flush(log.row.log_end_offset)
             self.burn()
 
     def batches(self, row: int) -> list[tuple[int, Any, memoryview]]:

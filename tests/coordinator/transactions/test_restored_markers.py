@@ -24,6 +24,7 @@ from mpbroker.metadata.log_config import LogConfig
 from mpbroker.metadata.topic_names import OFFSETS_TOPIC
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
+from mpbroker.storage.log.log_sync import LogSync
 from mpbroker.storage.log.own_appends import OwnAppends
 from mpbroker.storage.log.partition_log import PartitionLog
 from tests.coordinator.rig import FakeTopics
@@ -65,7 +66,7 @@ def test_a_marker_of_a_transaction_that_wrote_nothing_there_is_appended_again(
 ) -> None:
     """Who has read behind it would miss what came in its place."""
     append(log, 10)
-    log.sync()
+    log.sync.flush()
     ((left, moved),) = writer_to(log).restore([[NAMED]], 1)
     assert (left, moved) == ([], True)
     assert log.row.log_end_offset == log.row.durable_end_offset == 11
@@ -106,7 +107,7 @@ def test_of_many_producers_that_lost_theirs_a_log_is_synced_once(
     producers = range(20)
     for producer in producers:
         append(log, 1, producer)
-    log.sync()
+    log.sync.flush()
     synced: list[int] = []
     sync = os.fdatasync
     monkeypatch.setattr(os, "fdatasync", lambda fd: (synced.append(fd), sync(fd)))
@@ -119,7 +120,7 @@ def test_of_many_producers_that_lost_theirs_a_log_is_synced_once(
 
 @pytest.mark.parametrize("durable", [7, 12])
 def test_a_marker_whose_second_append_died_before_its_sync_is_forced_to_disk(
-    tmp_path: Path, durable: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durable: int
 ) -> None:
     """Though all is on disk, perhaps, as far as the place where it was once."""
     table = PartitionTable.create()
@@ -140,17 +141,16 @@ def test_a_marker_whose_second_append_died_before_its_sync_is_forced_to_disk(
         others: Any = batch(*[b"x"] * count)
         log.append(others, now_ms=1)
         if log.row.log_end_offset == durable:
-            log.sync()
-    sync = log.sync
+            log.sync.flush()
 
-    def die(to_offset: int | None = None) -> int:
+    def die(*_: Any) -> int:
         raise Killed
 
-    log.sync = die  # type: ignore[method-assign]
-    with pytest.raises(Killed):
-        writer().restore([[NAMED]], 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(LogSync, "flush", die)
+        with pytest.raises(Killed):
+            writer().restore([[NAMED]], 1)
     assert (log.row.log_end_offset, log.row.durable_end_offset) == (13, durable)
-    log.sync = sync  # type: ignore[method-assign]
     ((left, _),) = writer().restore([[NAMED]], 1)
     assert left == []
     assert log.row.durable_end_offset == log.row.log_end_offset == 13

@@ -425,7 +425,7 @@ def test_less_than_nothing_is_nothing(pair, offset):
 def test_readers_of_committed_data_stop_at_an_open_transaction(pair):
     for each in pair.both:
         log = each.stage.log("one")
-        log.row.publish(log.state()._replace(first_unstable_offset=2))
+        log.row.publish(log.view.state()._replace(first_unstable_offset=2))
     pair.produce(batch(20))
     assert pair.ask(2, isolation_level=1) is None
     assert offsets_in(pair.expire()) == []
@@ -438,7 +438,7 @@ def test_what_is_stable_ends_no_sooner_than_the_log_begins(pair):
     """Records of an open transaction were deleted."""
     for each in pair.both:
         log = each.stage.log("one")
-        log.row.publish(log.state()._replace(first_unstable_offset=0))
+        log.row.publish(log.view.state()._replace(first_unstable_offset=0))
         assert log.delete_records(1) == 1
     answer = FetchResponse.decode(11, pair.ask(2, max_wait_ms=0)[8:])
     assert answer.responses[0].partitions[0].last_stable_offset == 1
@@ -448,7 +448,7 @@ def test_what_is_stable_ends_no_sooner_than_the_log_begins(pair):
 def test_readers_of_committed_data_are_told_of_aborted_transactions(pair):
     pair.produce(batch(20))
     for each in pair.both:
-        path = each.stage.log("one").segments.get(0).txn_index_path
+        path = each.stage.log("one").view.segments.get(0).txn_index_path
         append_aborted(path, AbortedTransaction(7, 2, 2, 2), 3)
     answer = FetchResponse.decode(11, pair.ask(2, isolation_level=1)[8:])
     aborted = answer.responses[0].partitions[0].aborted_transactions

@@ -152,7 +152,7 @@ def known(stage):
             log.row.log_end_offset,
             {
                 number: (entry.epoch, entry.batches)
-                for number, entry in log.producers_at(log.state()).entries.items()
+                for number, entry in log.producers.at(log.view.state()).entries.items()
             },
         )
         for log in (stage.log(*each) for each in THREE)
@@ -351,7 +351,10 @@ def test_a_segment_that_must_be_rolled_hands_what_is_left_to_the_usual_way(pair)
 def test_a_write_that_fails_fails_its_partition_and_no_other(short):
     log = short.log("one")
     before = log.row.snapshot()
-    whole, read_only = log._plan.segment._fd, os.open("/dev/null", os.O_RDONLY)
+    whole, read_only = (
+        log.view.append_plan.segment._fd,
+        os.open("/dev/null", os.O_RDONLY),
+    )
     os.dup2(read_only, whole)
     os.close(read_only)
     _, answer = short.ask(to_three())

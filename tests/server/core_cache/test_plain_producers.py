@@ -87,7 +87,7 @@ def answered(answer):
 def known(stage):
     """What the process knows of its producers, as of the log's end."""
     log = stage.log("one")
-    producers = log.producers_at(log.state())
+    producers = log.producers.at(log.view.state())
     return producers.end_offset, {
         number: (entry.epoch, entry.batches, entry.last_timestamp)
         for number, entry in producers.entries.items()

@@ -390,7 +390,10 @@ def test_a_write_that_fails_is_answered_as_one_and_leaves_nothing(short):
     warm(short)
     log = short.log("one")
     before = log.row.snapshot()
-    whole, read_only = log._plan.segment._fd, os.open("/dev/null", os.O_RDONLY)
+    whole, read_only = (
+        log.view.append_plan.segment._fd,
+        os.open("/dev/null", os.O_RDONLY),
+    )
     os.dup2(read_only, whole)
     os.close(read_only)
     _, answer = short.ask(frame)

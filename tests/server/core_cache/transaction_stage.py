@@ -151,7 +151,7 @@ def known(stage):
     found = []
     for each in THREE:
         log = stage.log(*each)
-        producers = log.producers_at(log.state())
+        producers = log.producers.at(log.view.state())
         entries = {
             number: (
                 entry.epoch,

@@ -28,14 +28,14 @@ def test_a_file_closed_behind_a_read_is_read_by_nobody_elses_number(
         stage.ask(produce_request(name, 0, batch(name.encode() * 10)))
     first, second = stage.log("a"), stage.log("b")
     second.close()
-    found = first.read(0, 1 << 20, min_one_batch=True)
+    found = first.reader.read(0, 1 << 20, min_one_batch=True)
     assert b"a" * 10 in read_small(found)
     stage.logs.close_files()
     if reopened:
         # The lowest number that is free: other files may have had lower ones.
         taken = []
         while not taken or taken[-1] < found.fd:
-            taken.append(os.open(stage.log("b").segments.get(0).path, os.O_RDONLY))
+            taken.append(os.open(stage.log("b").view.segments.get(0).path, os.O_RDONLY))
         assert taken[-1] == found.fd
     try:
         assert read_small(found) is None  # the file is sent by its name

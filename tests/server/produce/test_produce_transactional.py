@@ -55,5 +55,5 @@ def test_who_names_no_transaction_begins_none(memory, tmp_path, version, partiti
     refused = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     assert [answer.error_code for answer in answers] == [refused] * partitions
     for index in range(partitions):
-        state = stage.log("t", index).state()
+        state = stage.log("t", index).view.state()
         assert (state.log_end_offset, state.first_unstable_offset) == (0, -1)
