@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -276,6 +277,35 @@ def test_files_to_sync_are_those_of_the_range_and_new_names_with_them(
     log.view.config = LogConfig()
     log.append(batch(b"a"), now_ms=1)
     assert names(7, 8) == [f"{6:020d}.log"]
+    broker.die()
+
+
+def test_a_new_name_is_forced_to_disk_though_its_directory_could_not_be_opened_at_once(
+    start: Start, topics: Topics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topics.create("t")
+    broker = start(topics)
+    log = broker.manager.log("t", 0)
+    log.append(batch(b"a"), now_ms=1)
+    real = os.open
+
+    def without_the_last(path: str, *arguments: Any, **more: Any) -> int:
+        if path == os.path.dirname(log.directory):
+            raise OSError(errno.ENFILE, "Too many open files in system")
+        return real(path, *arguments, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", without_the_last)
+        with pytest.raises(OSError, match="Too many"):
+            log.sync.segments_to_sync(0, 1)
+    opened = [
+        os.readlink(f"/proc/self/fd/{fd}") for fd in log.sync.segments_to_sync(0, 1)
+    ]
+    assert [os.path.basename(path) for path in opened] == [
+        f"{0:020d}.log",
+        "t-0",
+        "data",
+    ]
     broker.die()
 
 

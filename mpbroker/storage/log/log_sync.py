@@ -68,11 +68,11 @@ class LogSync:
         return fds
 
     def _directory_fds(self) -> tuple[int, ...]:
-        if not self._directories:
-            directory = self._view.directory
-            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-            for path in (directory, os.path.dirname(directory)):
-                self._directories += (os.open(path, flags),)
+        paths = self._view.directory, os.path.dirname(self._view.directory)
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        # Only one may be open: where the other could not be, this is asked once more.
+        for path in paths[len(self._directories) :]:
+            self._directories += (os.open(path, flags),)
         return self._directories
 
     def make_room(self) -> None:
