@@ -57,18 +57,17 @@ BEFORE_THE_FORK = """
     storage.files.batch_scan storage.files.checkpoints storage.files.leader_epochs
     storage.files.log_files storage.files.log_segment storage.files.offset_index
     storage.files.segment_list storage.files.segment_recovery storage.files.time_index
-    storage.files.txn_index storage.log.append_plan storage.log.disk_sync
+    storage.files.txn_index storage.log.core_plans storage.log.disk_sync
     storage.log.log_loader storage.log.log_lookup storage.log.log_producers
     storage.log.log_reader storage.log.log_sync storage.log.partition_log
-    storage.log.partition_view storage.log.read_plan storage.log.sync_ring
-    storage.log_directory storage.log_manager storage.partition_directory
-    storage.producers.producer_replay storage.producers.producer_snapshot
-    storage.producers.producer_state supervisor.become_child supervisor.child
-    supervisor.connection_moves supervisor.listen_sockets supervisor.live_config
-    supervisor.loop supervisor.memory supervisor.pool_settings supervisor.pools
-    supervisor.repair.last_tries supervisor.repair.recovery supervisor.role_bodies
-    supervisor.signals supervisor.supervisor supervisor.systemd
-    supervisor.upgrade.running_broker
+    storage.log.partition_view storage.log.sync_ring storage.log_directory
+    storage.log_manager storage.partition_directory storage.producers.producer_replay
+    storage.producers.producer_snapshot storage.producers.producer_state
+    supervisor.become_child supervisor.child supervisor.connection_moves
+    supervisor.listen_sockets supervisor.live_config supervisor.loop supervisor.memory
+    supervisor.pool_settings supervisor.pools supervisor.repair.last_tries
+    supervisor.repair.recovery supervisor.role_bodies supervisor.signals
+    supervisor.supervisor supervisor.systemd supervisor.upgrade.running_broker
 """
 
 # While those get ready: what the supervisor alone needs to say that it serves, and to
