@@ -454,7 +454,8 @@ def test_an_upgrade_keeps_the_address_and_all_counts(tmp_path):
             client.request("upgrade", argv=None)
         wait_until(lambda: str(told(made).get("upgrade", "")).startswith("done"))
         assert url_of(made) == address
-        assert pids_of(made, "exporter") not in ([], before)
+        # The new supervisor forks it after the processes that clients wait for.
+        wait_until(lambda: pids_of(made, "exporter") not in ([], before))
 
         def is_back():
             try:

@@ -141,7 +141,7 @@ def test_who_stalls_with_others_waiting_for_its_memory_is_closed(
     waiting.send(frame(bytes(BIG))[20_000:])
     crowded.pump(waiting.frames)
     assert slow[0].is_closed  # the one that was silent longest
-    assert "stalled with 20000 of 4194308 bytes" in caplog.text
+    assert "stalled after 20000 of 4194308 bytes" in caplog.text
 
 
 def test_all_memory_comes_back_after_the_crowd(crowded):

@@ -61,7 +61,7 @@ def test_that_partitions_are_closed_is_said_ever_less_often(caplog: Any) -> None
             said.append(seconds)
     assert said == [5, 10, 20, 40, 80, 140, 200, 260]
     assert "for 260 s" in caplog.text
-    assert "coordinator 2 of at most 3" in caplog.text
+    assert "attempt 2 of at most 3" in caplog.text
     status = commands.execute("status", {})
     assert status["closed"] == {"for_s": 299.0, "coordinators": 2}
     assert "power cut" in status["why_closed"]
