@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 BATCH_HEADER_SIZE: Final = 61
 LOG_OVERHEAD: Final = 12  # base_offset and batch_length, which batch_length leaves out
+MIN_BATCH_LENGTH: Final = BATCH_HEADER_SIZE - LOG_OVERHEAD
+MAGIC: Final = 2
 MAGIC_POSITION: Final = 16
 CRC_POSITION: Final = 17
 ATTRIBUTES_POSITION: Final = 21  # the CRC covers the batch from here to its end
@@ -51,7 +53,7 @@ NO_PRODUCER_EPOCH: Final = -1
 NO_SEQUENCE: Final = -1
 NO_PARTITION_LEADER_EPOCH: Final = -1
 
-_HEADER: Final = Struct(">qiibIhiqqqhii")
+HEADER: Final = Struct(">qiibIhiqqqhii")
 _BASE_OFFSET: Final = Struct(">q")
 _LEADER_EPOCH: Final = Struct(">i")
 _CRC: Final = Struct(">I")
@@ -146,15 +148,14 @@ def parse_batch_header(view: Buffer, pos: int = 0) -> BatchHeader:
         RecordBatchError: fewer than 61 bytes, or batch_length is less than a header's.
     """
     try:
-        fields = _HEADER.unpack_from(view, pos)
+        fields = HEADER.unpack_from(view, pos)
     except StructError:
         return _refuse_short_header(view, pos)
-    if fields[3] != 2:
+    if fields[3] != MAGIC:
         raise UnsupportedMagicError(fields[3])
-    if fields[1] < BATCH_HEADER_SIZE - LOG_OVERHEAD:
+    if fields[1] < MIN_BATCH_LENGTH:
         raise RecordBatchError(
-            f"batch_length {fields[1]} is below the {BATCH_HEADER_SIZE - LOG_OVERHEAD} "
-            "bytes of a header"
+            f"batch_length {fields[1]} is below a header's {MIN_BATCH_LENGTH} bytes"
         )
     # _make() does this too, in 0.3 us instead of 0.1.
     return _new_tuple(BatchHeader, fields)
@@ -165,7 +166,7 @@ def _refuse_short_header(view: Buffer, pos: int) -> BatchHeader:
     if (
         pos >= 0
         and pos + MAGIC_POSITION < len(view)
-        and view[pos + MAGIC_POSITION] != 2
+        and view[pos + MAGIC_POSITION] != MAGIC
     ):
         raise UnsupportedMagicError(view[pos + MAGIC_POSITION])
     raise RecordBatchError(
@@ -231,13 +232,13 @@ def write_header(
         base_sequence: likewise.
         record_count: above 0.
     """
-    _HEADER.pack_into(
+    HEADER.pack_into(
         batch,
         0,
         0,
         len(batch) - LOG_OVERHEAD,
         NO_PARTITION_LEADER_EPOCH,
-        2,
+        MAGIC,
         0,
         attributes,
         record_count - 1,
@@ -254,8 +255,8 @@ def write_header(
 def pack_header(header: BatchHeader, payload: Buffer) -> bytearray:
     """Return the header's bytes, with length and CRC set to fit ``payload``."""
     fields = list(header)
-    fields[1] = BATCH_HEADER_SIZE - LOG_OVERHEAD + len(payload)
-    packed = bytearray(_HEADER.pack(*fields))
+    fields[1] = MIN_BATCH_LENGTH + len(payload)
+    packed = bytearray(HEADER.pack(*fields))
     crc = crc32c(payload, crc32c(packed[ATTRIBUTES_POSITION:]))
     _CRC.pack_into(packed, CRC_POSITION, crc)
     return packed

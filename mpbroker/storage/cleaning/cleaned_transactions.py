@@ -6,7 +6,7 @@ left, and then for delete.retention.ms more, like a tombstone.
 Source: Kafka's CleanedTransactionMetadata.
 """
 
-from mpbroker.storage.files.batch_scan import StoredBatch
+from mpbroker.protocol.records.batch_header import BatchHeader
 from mpbroker.storage.files.txn_index import AbortedTransaction
 from mpbroker.storage.producers.producer_state import (
     ABORT_MARKER,
@@ -29,7 +29,7 @@ class CleanedTransactions:
         self._committed: set[int] = set()
         self.kept: list[AbortedTransaction] = []
 
-    def discards_batch(self, batch: StoredBatch) -> bool:
+    def discards_batch(self, batch: BatchHeader) -> bool:
         """Say whether a data batch belongs to an aborted transaction."""
         self._advance(batch.last_offset)
         if not batch.is_transactional:
@@ -41,7 +41,7 @@ class CleanedTransactions:
         return False
 
     def discards_marker(
-        self, batch: StoredBatch, marker: EndTransactionMarker | None
+        self, batch: BatchHeader, marker: EndTransactionMarker | None
     ) -> bool:
         """Say whether a control batch's transaction has left nothing else behind."""
         self._advance(batch.last_offset)

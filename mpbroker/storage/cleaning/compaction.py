@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from mpbroker.ipc.layout import RowStatus
-from mpbroker.protocol.records.record_batch import parse_batch_header
+from mpbroker.protocol.records.batch_header import BatchHeader, parse_batch_header
 from mpbroker.storage.cleaning.batch_filter import (
     KeptRecords,
     build_empty,
@@ -31,7 +31,7 @@ from mpbroker.storage.cleaning.batch_filter import (
 from mpbroker.storage.cleaning.cleaned_transactions import CleanedTransactions
 from mpbroker.storage.cleaning.key_map import KeyMap
 from mpbroker.storage.cleaning.retention import rename_deleted
-from mpbroker.storage.files.batch_scan import StoredBatch, scan_batches
+from mpbroker.storage.files.batch_scan import read_batch, scan_batches
 from mpbroker.storage.files.log_files import sync_directory
 from mpbroker.storage.files.log_segment import LogSegment
 from mpbroker.storage.files.segment_writer import SegmentWriter
@@ -121,23 +121,20 @@ class Compaction:
         for segment in self._view.segments.from_offset(start):
             if segment.base_offset >= end:
                 break
-            for batch in self._batches(segment, start):
+            for batch, body in self._batches(segment, start):
                 if not batch.is_control and not transactions.discards_batch(batch):
-                    if not self._map_batch(segment, batch, start):
+                    if not self._map_batch(batch, body, start):
                         return
                 elif batch.is_control:
-                    marker = parse_marker(_body(segment, batch))
-                    transactions.discards_marker(batch, marker)
+                    transactions.discards_marker(batch, parse_marker(body))
                 keys.latest_offset = max(keys.latest_offset, batch.last_offset)
             following = self._view.segments.next_base(segment.base_offset)
             assert following is not None  # the active segment is never cleanable
             keys.latest_offset = min(following, end) - 1
             segment.close()
 
-    def _map_batch(self, segment: LogSegment, batch: StoredBatch, start: int) -> bool:
-        body = _body(segment, batch)
-        records = read_raw_records(parse_batch_header(body), body).records
-        for record in records:
+    def _map_batch(self, batch: BatchHeader, body: bytes, start: int) -> bool:
+        for record in read_raw_records(batch, body).records:
             offset = batch.base_offset + record.offset_delta
             if record.key is None or offset < start:
                 continue
@@ -191,8 +188,8 @@ class Compaction:
         transactions.kept = []
         try:
             for segment, _ in group:
-                for batch in self._batches(segment, 0):
-                    self._copy(segment, batch, writer, transactions, first_uncleanable)
+                for batch, body in self._batches(segment, 0):
+                    self._copy(batch, body, writer, transactions, first_uncleanable)
                 segment.close()
         except BaseException:
             writer.abandon()
@@ -227,28 +224,28 @@ class Compaction:
 
     # -- batches -----------------------------------------------------------------------
 
-    def _batches(self, segment: LogSegment, start: int) -> Iterator[StoredBatch]:
+    def _batches(
+        self, segment: LogSegment, start: int
+    ) -> Iterator[tuple[BatchHeader, bytes]]:
         end = segment.file_size()
         position = 0
         if start > segment.base_offset:
             entries = segment.offset_index.file_entries()
             position = segment.offset_index.lookup(start, entries)
-        for batch in scan_batches(segment.fd, position, end):
-            self._throttled(batch.size)
-            yield batch
+        for at, batch in scan_batches(segment.fd, position, end):
+            self._throttled(batch.size_in_bytes)
+            yield batch, read_batch(segment.fd, at, batch)
 
     def _copy(
         self,
-        segment: LogSegment,
-        batch: StoredBatch,
+        batch: BatchHeader,
+        body: bytes,
         writer: SegmentWriter,
         transactions: CleanedTransactions,
         first_uncleanable: int,
     ) -> None:
         """Write what is to stay of a batch."""
-        body = _body(segment, batch)
-        header = parse_batch_header(body)
-        horizon = delete_horizon(header)
+        horizon = delete_horizon(batch)
         if batch.is_control:
             gone = transactions.discards_marker(batch, parse_marker(body))
             drop_all = gone and 0 <= horizon <= self._now_ms
@@ -256,7 +253,7 @@ class Compaction:
             gone = drop_all = transactions.discards_batch(batch)
         kept: KeptRecords | None = None
         if not drop_all and batch.record_count:
-            kept = read_raw_records(header, body)
+            kept = read_raw_records(batch, body)
             if not batch.is_control:
                 kept = self._keep(batch, kept, horizon)
         if kept is None or not kept.records:
@@ -264,21 +261,21 @@ class Compaction:
             if self._is_last_of_producer(batch) or (
                 batch.last_offset + 1 == first_uncleanable
             ):
-                writer.write(build_empty(header), batch.last_offset, _NO_TIMESTAMP)
+                writer.write(build_empty(batch), batch.last_offset, _NO_TIMESTAMP)
             return
         needs_horizon = horizon < 0 and (
             gone if batch.is_control else kept.has_tombstone
         )
         if needs_horizon:
             horizon = self._now_ms + self._view.config.delete_retention_ms
-            body = build_filtered(header, kept, horizon)
+            body = build_filtered(batch, kept, horizon)
         elif len(kept.records) < batch.record_count:
-            body = build_filtered(header, kept, _NO_TIMESTAMP)
+            body = build_filtered(batch, kept, _NO_TIMESTAMP)
         timestamp = parse_batch_header(body).max_timestamp
         writer.write(body, batch.last_offset, timestamp)
 
     def _keep(
-        self, batch: StoredBatch, all_records: KeptRecords, horizon: int
+        self, batch: BatchHeader, all_records: KeptRecords, horizon: int
     ) -> KeptRecords:
         keys = self._keys
         kept = []
@@ -293,7 +290,7 @@ class Compaction:
                 kept.append(record)
         return KeptRecords(all_records.payload, kept)
 
-    def _is_last_of_producer(self, batch: StoredBatch) -> bool:
+    def _is_last_of_producer(self, batch: BatchHeader) -> bool:
         if batch.producer_id < 0:
             return False
         last = self._last_of_producer.get(batch.producer_id)
@@ -321,10 +318,6 @@ def _last_of_producers(producers: ProducerState) -> dict[int, tuple[int, int]]:
         )
         for producer_id, entry in producers.entries.items()
     }
-
-
-def _body(segment: LogSegment, batch: StoredBatch) -> bytes:
-    return os.pread(segment.fd, batch.size, batch.position)
 
 
 __all__ = ["CleanResult", "CleaningAbortedError", "Compaction"]

@@ -10,21 +10,25 @@ Source: Kafka protocol guide, "Record Batch".
 import os
 from collections.abc import Iterator
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final
 from zlib import crc32
 
 from mpbroker.base.storage_errors import CorruptLogError
+from mpbroker.protocol.records.batch_header import (
+    ATTRIBUTES_POSITION,
+    BATCH_HEADER_SIZE,
+    HEADER,
+    LOG_OVERHEAD,
+    MAGIC,
+    MAGIC_POSITION,
+    MIN_BATCH_LENGTH,
+    BatchHeader,
+)
 from mpbroker.protocol.records.crc32c import crc32c
 
-HEADER_BYTES: Final = 61
-LOG_OVERHEAD: Final = 12  # base offset and length, which the length does not count
-_MIN_LENGTH: Final = HEADER_BYTES - LOG_OVERHEAD
-_CRC_START: Final = 21  # the checksum covers all from the attributes on
-MAGIC: Final = 2
-_MAGIC_POSITION: Final = 16  # in every format
 _MIN_OLD_LENGTH: Final = 14
 _MAX_OLD_LENGTH: Final = 128 * 1024 * 1024
-HEADER: Final = Struct(">qiibIhiqqqhii")
+# Parts of the header, for walks that look at no more of it.
 _SPAN: Final = Struct(">qi11xi")  # base offset, length, last offset delta
 # Base offset, length, magic, CRC, last offset delta, max timestamp, record count.
 _CHECKED: Final = Struct(">qi4xbI2xi8xq14xi")
@@ -33,61 +37,15 @@ _SPAN_BYTES: Final = _SPAN.size
 CHUNK_BYTES: Final = 64 * 1024
 _VALIDATION_CHUNK_BYTES: Final = 1024 * 1024
 _SEARCH_CHUNK_BYTES: Final = 8 * 1024  # what lies between two index entries, mostly
-
-COMPRESSION_MASK: Final = 0x07
-TIMESTAMP_TYPE_MASK: Final = 0x08
-TRANSACTIONAL_MASK: Final = 0x10
-CONTROL_MASK: Final = 0x20
-DELETE_HORIZON_MASK: Final = 0x40
-
+_new_tuple: Final = tuple.__new__  # a quarter of the cost of calling the class
 
 # Position, end, base offset, last offset, max timestamp, record count: a plain tuple,
 # since a recovery looks at every batch of a segment.
 ValidBatch = tuple[int, int, int, int, int, int]
 
 
-class StoredBatch(NamedTuple):
-    """A batch's header and where in the file it stands."""
-
-    position: int
-    base_offset: int
-    length: int
-    leader_epoch: int
-    magic: int
-    crc: int
-    attributes: int
-    last_offset_delta: int
-    base_timestamp: int
-    max_timestamp: int
-    producer_id: int
-    producer_epoch: int
-    base_sequence: int
-    record_count: int
-
-    @property
-    def size(self) -> int:
-        return self.length + LOG_OVERHEAD
-
-    @property
-    def end(self) -> int:
-        """Position of the next batch."""
-        return self.position + self.length + LOG_OVERHEAD
-
-    @property
-    def last_offset(self) -> int:
-        return self.base_offset + self.last_offset_delta
-
-    @property
-    def is_control(self) -> bool:
-        return bool(self.attributes & CONTROL_MASK)
-
-    @property
-    def is_transactional(self) -> bool:
-        return bool(self.attributes & TRANSACTIONAL_MASK)
-
-
-def scan_batches(fd: int, position: int, end: int) -> Iterator[StoredBatch]:
-    """Yield the headers of the committed batches from ``position`` to ``end``.
+def scan_batches(fd: int, position: int, end: int) -> Iterator[tuple[int, BatchHeader]]:
+    """Yield position and header of the committed batches from ``position`` to ``end``.
 
     Small batches come many to a read; the bodies of large ones are skipped.
 
@@ -97,17 +55,22 @@ def scan_batches(fd: int, position: int, end: int) -> Iterator[StoredBatch]:
     while position < end:
         chunk = os.pread(fd, min(CHUNK_BYTES, end - position), position)
         at, have = 0, len(chunk)
-        while have - at >= HEADER_BYTES:
-            fields = HEADER.unpack_from(chunk, at)
-            size = fields[1] + LOG_OVERHEAD
+        while have - at >= BATCH_HEADER_SIZE:
+            header = _new_tuple(BatchHeader, HEADER.unpack_from(chunk, at))
+            size = header.batch_length + LOG_OVERHEAD
             here = position + at
-            if size < HEADER_BYTES or fields[3] != MAGIC or here + size > end:
+            if size < BATCH_HEADER_SIZE or header.magic != MAGIC or here + size > end:
                 raise CorruptLogError(f"no record batch at position {here}")
-            yield StoredBatch(here, *fields)
+            yield here, header
             at += size
         if at == 0:
             raise CorruptLogError(f"no record batch at position {position}")
         position += at
+
+
+def read_batch(fd: int, position: int, header: BatchHeader) -> bytes:
+    """Return all bytes of a batch that a scan has found."""
+    return os.pread(fd, header.size_in_bytes, position)
 
 
 def find_batch(fd: int, position: int, end: int, offset: int) -> tuple[int, int]:
@@ -128,7 +91,7 @@ def find_batch(fd: int, position: int, end: int, offset: int) -> tuple[int, int]
             base_offset, length, delta = unpack(chunk, at)
             if base_offset + delta >= offset:
                 return position + at, length + LOG_OVERHEAD
-            if length < _MIN_LENGTH:
+            if length < MIN_BATCH_LENGTH:
                 raise CorruptLogError(f"no record batch at position {position + at}")
             at += length + LOG_OVERHEAD
         position += at
@@ -144,7 +107,7 @@ def batch_size_at(fd: int, position: int) -> int:
     head = os.pread(fd, LOG_OVERHEAD, position)
     if len(head) == LOG_OVERHEAD:
         length = int.from_bytes(head[8:], "big", signed=True)
-        if length >= _MIN_LENGTH:
+        if length >= MIN_BATCH_LENGTH:
             return length + LOG_OVERHEAD
     raise CorruptLogError(f"no record batch at position {position}")
 
@@ -157,17 +120,17 @@ def scan_valid_batches(fd: int, position: int, end: int) -> Iterator[ValidBatch]
     while position < end:
         have = os.preadv(fd, [view[: min(len(buffer), end - position)]], position)
         at = 0
-        while have - at >= HEADER_BYTES:
+        while have - at >= BATCH_HEADER_SIZE:
             base, length, magic, crc, delta, timestamp, count = unpack(buffer, at)
             next_at = at + length + LOG_OVERHEAD
-            if length < _MIN_LENGTH or magic != MAGIC or position + next_at > end:
+            if length < MIN_BATCH_LENGTH or magic != MAGIC or position + next_at > end:
                 return
             if next_at <= have:
-                checksum = crc32c(view[at + _CRC_START : next_at])
+                checksum = crc32c(view[at + ATTRIBUTES_POSITION : next_at])
             elif at:
                 break  # read again from here: it may fit then
             else:
-                start = position + _CRC_START
+                start = position + ATTRIBUTES_POSITION
                 checksum = _crc_of_range(fd, start, position + next_at, view)
             if checksum != crc or delta < 0:
                 return
@@ -185,7 +148,9 @@ def scan_valid_batches(fd: int, position: int, end: int) -> Iterator[ValidBatch]
         position += at
 
 
-def scan_producer_batches(fd: int, position: int, end: int) -> Iterator[StoredBatch]:
+def scan_producer_batches(
+    fd: int, position: int, end: int
+) -> Iterator[tuple[int, BatchHeader]]:
     """As ``scan_batches``, but only of the batches that have a producer id.
 
     Raises:
@@ -194,14 +159,15 @@ def scan_producer_batches(fd: int, position: int, end: int) -> Iterator[StoredBa
     unpack = _PRODUCED.unpack_from
     while position < end:
         chunk = os.pread(fd, min(CHUNK_BYTES, end - position), position)
-        at, last_start = 0, len(chunk) - HEADER_BYTES
+        at, last_start = 0, len(chunk) - BATCH_HEADER_SIZE
         while at <= last_start:
             length, magic, producer_id = unpack(chunk, at)
             next_at = at + length + LOG_OVERHEAD
-            if length < _MIN_LENGTH or magic != MAGIC or position + next_at > end:
+            if length < MIN_BATCH_LENGTH or magic != MAGIC or position + next_at > end:
                 raise CorruptLogError(f"no record batch at position {position + at}")
             if producer_id >= 0:
-                yield StoredBatch(position + at, *HEADER.unpack_from(chunk, at))
+                header = _new_tuple(BatchHeader, HEADER.unpack_from(chunk, at))
+                yield position + at, header
             at = next_at
         if at == 0:
             raise CorruptLogError(f"no record batch at position {position}")
@@ -210,17 +176,17 @@ def scan_producer_batches(fd: int, position: int, end: int) -> Iterator[StoredBa
 
 def old_magic_at(fd: int, position: int) -> int | None:
     """Return 0 or 1 if a message of that old format, whole, stands at a position."""
-    head = os.pread(fd, _MAGIC_POSITION + 1, position)
-    if len(head) <= _MAGIC_POSITION or head[_MAGIC_POSITION] not in (0, 1):
+    head = os.pread(fd, MAGIC_POSITION + 1, position)
+    if len(head) <= MAGIC_POSITION or head[MAGIC_POSITION] not in (0, 1):
         return None
     length = int.from_bytes(head[8:12], "big", signed=True)
     crc = int.from_bytes(head[12:16], "big")
     if not _MIN_OLD_LENGTH <= length <= _MAX_OLD_LENGTH:
         return None
-    content = os.pread(fd, length - 4, position + _MAGIC_POSITION)
+    content = os.pread(fd, length - 4, position + MAGIC_POSITION)
     if len(content) < length - 4 or crc32(content) != crc:
         return None
-    return head[_MAGIC_POSITION]
+    return head[MAGIC_POSITION]
 
 
 def _crc_of_range(fd: int, start: int, end: int, view: memoryview) -> int:

@@ -3,7 +3,8 @@
 import os
 
 from mpbroker.ipc.tables.partition_table import LogState
-from mpbroker.storage.files.batch_scan import StoredBatch, find_batch, scan_batches
+from mpbroker.protocol.records.batch_header import BatchHeader
+from mpbroker.storage.files.batch_scan import find_batch, scan_batches
 from mpbroker.storage.files.log_files import (
     INDEX_SUFFIX,
     LOG_SUFFIX,
@@ -103,9 +104,11 @@ class LogSegment:
         start = self.offset_index.lookup(offset, entries)
         return find_batch(self.fd, start, end, offset)
 
-    def first_batch(self, end: int) -> StoredBatch | None:
+    def first_batch(self, end: int) -> BatchHeader | None:
         """Return the header of the first batch, if there is one below ``end``."""
-        return next(scan_batches(self.fd, 0, end), None)
+        for _, header in scan_batches(self.fd, 0, end):
+            return header
+        return None
 
     def largest_timestamp(self) -> TimestampOffset:
         """Return the last time index entry of a segment that is not active."""

@@ -1,15 +1,11 @@
 """Offsets by timestamp, by leader epoch, and at either end (ListOffsets)."""
 
-import os
 from typing import Final
 
 from mpbroker.ipc.tables.partition_table import LogState
+from mpbroker.protocol.records.batch_header import TIMESTAMP_TYPE_FLAG, BatchHeader
 from mpbroker.protocol.records.record_batch import iter_records
-from mpbroker.storage.files.batch_scan import (
-    TIMESTAMP_TYPE_MASK,
-    StoredBatch,
-    scan_batches,
-)
+from mpbroker.storage.files.batch_scan import read_batch, scan_batches
 from mpbroker.storage.files.leader_epochs import EpochEntry, LeaderEpochs
 from mpbroker.storage.files.log_segment import LogSegment
 from mpbroker.storage.files.time_index import NO_TIMESTAMP, TimestampOffset
@@ -103,10 +99,11 @@ class LogLookup:
             position = segment.offset_index.lookup(
                 max(entry.offset, start_offset), entries
             )
-            for batch in scan_batches(segment.fd, position, end):
+            for at, batch in scan_batches(segment.fd, position, end):
                 if batch.max_timestamp < timestamp or batch.last_offset < start_offset:
                     continue
-                found = first_record_at(segment.fd, batch, timestamp, start_offset)
+                body = read_batch(segment.fd, at, batch)
+                found = first_record_at(batch, body, timestamp, start_offset)
                 if found is not None:
                     return found
         return None
@@ -131,13 +128,14 @@ def _largest_from(
     end, entries = segment.extent(state)
     position = segment.offset_index.lookup(start_offset, entries)
     left = TimestampOffset(NO_TIMESTAMP, -1)
-    for batch in scan_batches(segment.fd, position, end):
+    for at, batch in scan_batches(segment.fd, position, end):
         if batch.last_offset < start_offset:
             continue
         here = batch.max_timestamp
         if batch.base_offset < start_offset:
             # The newest record of this batch may be one of those that were deleted.
-            here = newest_from(segment.fd, batch, start_offset)
+            body = read_batch(segment.fd, at, batch)
+            here = newest_from(batch, body, start_offset)
         elif largest.offset >= batch.base_offset:
             return largest if largest.timestamp > left.timestamp else left
         if here > left.timestamp:
@@ -170,24 +168,23 @@ class EmptyLog:
 EMPTY_LOG: Final = EmptyLog()
 
 
-def newest_from(fd: int, batch: StoredBatch, start_offset: int) -> int:
+def newest_from(batch: BatchHeader, body: bytes, start_offset: int) -> int:
     """Return the largest timestamp of a batch's records from an offset on."""
     left = [
         batch.max_timestamp
-        if batch.attributes & TIMESTAMP_TYPE_MASK
+        if batch.attributes & TIMESTAMP_TYPE_FLAG
         else record.timestamp
-        for record in iter_records(os.pread(fd, batch.size, batch.position))
+        for record in iter_records(body)
         if record.offset >= start_offset
     ]
     return max(left, default=NO_TIMESTAMP)
 
 
 def first_record_at(
-    fd: int, batch: StoredBatch, timestamp: int, start_offset: int
+    batch: BatchHeader, body: bytes, timestamp: int, start_offset: int
 ) -> tuple[int, int] | None:
     """Return (offset, timestamp) of a batch's first record not older than that."""
-    body = os.pread(fd, batch.size, batch.position)
-    stamped_by_broker = batch.attributes & TIMESTAMP_TYPE_MASK
+    stamped_by_broker = batch.attributes & TIMESTAMP_TYPE_FLAG
     for record in iter_records(body):
         own = batch.max_timestamp if stamped_by_broker else record.timestamp
         if own >= timestamp and record.offset >= start_offset:

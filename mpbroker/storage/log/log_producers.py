@@ -7,7 +7,7 @@ from mpbroker.base.storage_errors import CorruptLogError
 from mpbroker.ipc.tables.partition_table import LogState
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
-from mpbroker.storage.files.batch_scan import CONTROL_MASK, TRANSACTIONAL_MASK
+from mpbroker.protocol.records.batch_header import CONTROL_FLAG, TRANSACTIONAL_FLAG
 from mpbroker.storage.files.log_segment import LogSegment
 from mpbroker.storage.files.txn_index import append_aborted
 from mpbroker.storage.log.log_loader import load_producers
@@ -91,7 +91,7 @@ class LogProducers:
             producers = self.catch_up(state, now_ms)
         producers.now_ms = now_ms
         attributes = header.attributes
-        if attributes & CONTROL_MASK:
+        if attributes & CONTROL_FLAG:
             marker = _judge_marker(producers, batch, end_offset)
             if marker is None or not producers.has_ended(
                 header.producer_id, header.producer_epoch
@@ -104,7 +104,7 @@ class LogProducers:
         if sequence < 0:
             return None  # the coordinator's own records have no sequence
         last_sequence = sequence + batch.last_offset_delta & SEQUENCE_MASK
-        transactional = attributes & TRANSACTIONAL_MASK
+        transactional = attributes & TRANSACTIONAL_FLAG
         try:
             known = producers.check(
                 header.producer_id,
@@ -206,13 +206,13 @@ class LogProducers:
         attributes = header.attributes
         if marker is not None:
             producers.apply_marker(header.producer_id, header.producer_epoch, marker)
-        elif not attributes & CONTROL_MASK:
+        elif not attributes & CONTROL_FLAG:
             sequence = header.base_sequence
             last_sequence = last_sequence_of(sequence, batch.last_offset_delta)
             timestamp = batch.max_timestamp
             fields = (sequence, last_sequence, base_offset, last_offset, timestamp)
             appended = _new_tuple(AppendedBatch, fields)
-            transactional = attributes & TRANSACTIONAL_MASK
+            transactional = attributes & TRANSACTIONAL_FLAG
             producers.apply(
                 header.producer_id, header.producer_epoch, appended, transactional
             )

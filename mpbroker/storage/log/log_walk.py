@@ -19,17 +19,22 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
-from mpbroker.protocol.records.batch_header import BatchHeader
+from mpbroker.protocol.records.batch_header import (
+    ATTRIBUTES_POSITION,
+    BATCH_HEADER_SIZE,
+    HEADER,
+    LOG_OVERHEAD,
+    MAGIC,
+    MIN_BATCH_LENGTH,
+    BatchHeader,
+)
 from mpbroker.protocol.records.crc32c import crc32c
-from mpbroker.storage.files.batch_scan import HEADER, HEADER_BYTES, LOG_OVERHEAD, MAGIC
 
 if TYPE_CHECKING:
     from mpbroker.ipc.tables.partition_table import LogState
     from mpbroker.storage.files.log_segment import LogSegment
     from mpbroker.storage.log.partition_view import PartitionView
 
-_MIN_LENGTH: Final = HEADER_BYTES - LOG_OVERHEAD
-_CRC_START: Final = 21
 # What is tried byte by byte for one damaged batch; index entries come every few KiB.
 _MAX_SEARCHED: Final = 128 * 1024 * 1024
 # Bytes under checksums while trying: records may be full of what looks like headers.
@@ -98,7 +103,7 @@ class _Walk:
     def __init__(self, view: PartitionView, from_offset: int, max_bytes: int) -> None:
         self._view = view
         self._from_offset = from_offset
-        self._max_bytes = max(max_bytes, HEADER_BYTES)
+        self._max_bytes = max(max_bytes, BATCH_HEADER_SIZE)
         self.place: _Place | None = None
 
     def read(self, state: LogState) -> _Piece | tuple[_Place, list[Damage]] | None:
@@ -133,7 +138,7 @@ class _Walk:
             return place._replace(position=behind, is_damaged=False), [damage]
         fd = segment.fd
         data = os.pread(fd, min(self._max_bytes, end - position), position)
-        if len(data) >= HEADER_BYTES:
+        if len(data) >= BATCH_HEADER_SIZE:
             first = HEADER.unpack_from(data)[1] + LOG_OVERHEAD
             if len(data) < first <= end - position:
                 data = os.pread(fd, first, position)
@@ -162,14 +167,16 @@ class _Walk:
         have, at, from_offset = len(data), 0, self._from_offset
         unpack, checksum, new = HEADER.unpack_from, crc32c, tuple.__new__
         damage: list[Damage] = []
-        while have - at >= HEADER_BYTES:
+        while have - at >= BATCH_HEADER_SIZE:
             fields = unpack(data, at)
             base, length, _, magic, crc, _, delta, _, _, _, _, _, _ = fields
             behind = at + length + LOG_OVERHEAD
-            if length < _MIN_LENGTH or magic != MAGIC or behind > have or delta < 0:
+            if length < MIN_BATCH_LENGTH or magic != MAGIC:
+                break
+            if behind > have or delta < 0:
                 break
             batch = view[at:behind]
-            if checksum(batch[_CRC_START:]) != crc:
+            if checksum(batch[ATTRIBUTES_POSITION:]) != crc:
                 break
             header = new(BatchHeader, fields)
             last = base + delta
@@ -195,22 +202,22 @@ class _Walk:
 
 def _is_whole(data: memoryview, at: int) -> int:
     """Return the size of the whole batch that is there; 0: none is."""
-    if len(data) - at < HEADER_BYTES:
+    if len(data) - at < BATCH_HEADER_SIZE:
         return 0
     _, length, _, magic, crc, _, delta = HEADER.unpack_from(data, at)[:7]
     end = at + length + LOG_OVERHEAD
-    if length < _MIN_LENGTH or magic != MAGIC or end > len(data) or delta < 0:
+    if length < MIN_BATCH_LENGTH or magic != MAGIC or end > len(data) or delta < 0:
         return 0
-    return end - at if crc32c(data[at + _CRC_START : end]) == crc else 0
+    return end - at if crc32c(data[at + ATTRIBUTES_POSITION : end]) == crc else 0
 
 
 def _is_whole_at(fd: int, position: int, end: int) -> bool:
     """Say whether a whole batch is at a position of a file."""
-    if end - position < HEADER_BYTES:
+    if end - position < BATCH_HEADER_SIZE:
         return False
     head = os.pread(fd, LOG_OVERHEAD, position)
     size = int.from_bytes(head[8:], "big", signed=True) + LOG_OVERHEAD
-    if not HEADER_BYTES <= size <= end - position:
+    if not BATCH_HEADER_SIZE <= size <= end - position:
         return False
     return _is_whole(memoryview(os.pread(fd, size, position)), 0) > 0
 
@@ -247,12 +254,12 @@ def _search(data: bytes, floor: int, below: int) -> int:
         re.escape(first[:same]) + b".{%d}\\x02" % (16 - same), re.DOTALL
     )
     stated = int.from_bytes(data[8:LOG_OVERHEAD], "big", signed=True) + LOG_OVERHEAD
-    crc = int.from_bytes(data[17:_CRC_START], "big")
-    summed, so_far = _CRC_START, 0
+    crc = int.from_bytes(data[17:ATTRIBUTES_POSITION], "big")
+    summed, so_far = ATTRIBUTES_POSITION, 0
     found = pattern.search(data, 1)
     while found is not None and left > 0:
         at = found.start()
-        if len(data) - at < HEADER_BYTES:
+        if len(data) - at < BATCH_HEADER_SIZE:
             break
         found = pattern.search(data, at + 1)
         base, length, *_, delta = HEADER.unpack_from(data, at)[:7]
@@ -262,7 +269,7 @@ def _search(data: bytes, floor: int, below: int) -> int:
         size = _is_whole(view, at)
         if not size:
             continue
-        if at >= HEADER_BYTES:
+        if at >= BATCH_HEADER_SIZE:
             so_far = crc32c(view[summed:at], so_far)
             summed = at
             if at == stated or so_far == crc:

@@ -27,7 +27,7 @@ from mpbroker.ipc.tables.partition_table import LogState, PartitionRow
 from mpbroker.metadata.log_config import LogConfig
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
-from mpbroker.storage.files.batch_scan import CONTROL_MASK, TRANSACTIONAL_MASK
+from mpbroker.protocol.records.batch_header import CONTROL_FLAG, TRANSACTIONAL_FLAG
 from mpbroker.storage.files.log_files import (
     remove_uncommitted_segments,
     reserve_space,
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
 _FRONT: Final = Struct(">qii")  # base offset, length, leader epoch
 _LENGTH_FROM: Final = 12  # what a batch's length counts from
-_TXN_OR_CONTROL: Final = TRANSACTIONAL_MASK | CONTROL_MASK
+_TXN_OR_CONTROL: Final = TRANSACTIONAL_FLAG | CONTROL_FLAG
 # A third of the cost of calling the class.
 _new_tuple: Final = tuple.__new__
 _MAX_RELATIVE_OFFSET: Final = 0x7FFF_FFFF

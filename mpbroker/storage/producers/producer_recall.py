@@ -67,7 +67,7 @@ def recall_batches(
                 batch.last_offset,
                 batch.max_timestamp,
             )
-            for batch in scan_producer_batches(segment.fd, start, end)
+            for _, batch in scan_producer_batches(segment.fd, start, end)
             if batch.producer_id == entry.producer_id
             and batch.producer_epoch == entry.epoch
             and not batch.is_control

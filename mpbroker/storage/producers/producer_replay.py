@@ -5,15 +5,16 @@ from struct import Struct
 from typing import Final
 
 from mpbroker.ipc.tables.partition_table import LogState
-from mpbroker.storage.files.batch_scan import (
-    CONTROL_MASK,
-    HEADER_BYTES,
+from mpbroker.protocol.records.batch_header import (
+    BATCH_HEADER_SIZE,
+    CONTROL_FLAG,
     LOG_OVERHEAD,
     MAGIC,
-    TRANSACTIONAL_MASK,
-    StoredBatch,
-    scan_producer_batches,
+    MIN_BATCH_LENGTH,
+    TRANSACTIONAL_FLAG,
+    BatchHeader,
 )
+from mpbroker.storage.files.batch_scan import read_batch, scan_producer_batches
 from mpbroker.storage.files.segment_list import SegmentList
 from mpbroker.storage.producers.producer_state import (
     AppendedBatch,
@@ -59,11 +60,13 @@ def parse_marker(batch: bytes | memoryview) -> EndTransactionMarker | None:
     return None
 
 
-def replay_batch(state: ProducerState, fd: int, batch: StoredBatch) -> None:
+def replay_batch(
+    state: ProducerState, fd: int, position: int, batch: BatchHeader
+) -> None:
     """Take over one batch of the log that has a producer id."""
     producer_id = batch.producer_id
     if batch.is_control:
-        marker = parse_marker(os.pread(fd, batch.size, batch.position))
+        marker = parse_marker(read_batch(fd, position, batch))
         if marker is not None:
             state.apply_marker(producer_id, batch.producer_epoch, marker)
         return
@@ -105,24 +108,24 @@ def replay_range(producers: ProducerState, fd: int, start: int, end: int) -> Non
         producers, os.pread(fd, end - start, start)
     ):
         return
-    for batch in scan_producer_batches(fd, start, end):
+    for position, batch in scan_producer_batches(fd, start, end):
         if batch.base_offset >= producers.end_offset:
-            replay_batch(producers, fd, batch)
+            replay_batch(producers, fd, position, batch)
             producers.end_offset = batch.last_offset + 1
 
 
 def _replay_short(producers: ProducerState, data: bytes) -> bool:
     """Do the same in memory; False: these are no batches, as the reader will say."""
     at, size = 0, len(data)
-    while size - at >= HEADER_BYTES:
+    while size - at >= BATCH_HEADER_SIZE:
         fields = _BATCH.unpack_from(data, at)
         offset, length, magic, attributes, delta, timestamp, *producer = fields
         following = at + length + LOG_OVERHEAD
-        if length < HEADER_BYTES - LOG_OVERHEAD or magic != MAGIC or following > size:
+        if length < MIN_BATCH_LENGTH or magic != MAGIC or following > size:
             return False
         producer_id, epoch, sequence = producer
         if producer_id >= 0 and offset >= producers.end_offset:
-            if attributes & CONTROL_MASK:
+            if attributes & CONTROL_FLAG:
                 marker = parse_marker(data[at:following])
                 if marker is not None:
                     producers.apply_marker(producer_id, epoch, marker)
@@ -130,7 +133,7 @@ def _replay_short(producers: ProducerState, data: bytes) -> bool:
                 last = last_sequence_of(sequence, delta)
                 end = offset + delta
                 appended = AppendedBatch(sequence, last, offset, end, timestamp)
-                transactional = attributes & TRANSACTIONAL_MASK
+                transactional = attributes & TRANSACTIONAL_FLAG
                 producers.apply(producer_id, epoch, appended, transactional)
             producers.end_offset = offset + delta + 1
         at = following
