@@ -1,10 +1,10 @@
 """Definitions of configuration keys: type, default, limits, documentation.
 
-Kafka's ConfigDef, kept small. A value travels as text (command line, file, wire,
-metadata log) and is parsed once, here, into the type its key declares; everything
-that refuses a value names the key, the value, the limit and the way out.
+A small version of Kafka's ConfigDef. A value travels as text (command line, file, wire,
+metadata log), and its key parses it into the type that the key declares. A refusal
+names the key, the value, the limits and what to do.
 
-Source: the "Configuration" chapter of the Apache Kafka documentation, for what the
+Source: the "Configuration" chapter of the Apache Kafka documentation says what the
 types accept.
 """
 
@@ -23,11 +23,11 @@ HIDDEN: Final = "[hidden]"  # what is shown of a password
 
 
 class ConfigError(MpbrokerError):
-    """A setting that cannot be used; the text says which one and what to do."""
+    """A setting cannot be used; the text names it and says what to do."""
 
 
 class ConfigType(Enum):
-    """Type of a key's value; the number is the one DescribeConfigs v3+ answers."""
+    """The type of a key's value, with its number in DescribeConfigs v3 and later."""
 
     BOOLEAN = 1
     STRING = 2
@@ -40,22 +40,22 @@ class ConfigType(Enum):
 
 
 class UpdateMode(Enum):
-    """When a new value takes effect, in the words of Kafka's documentation."""
+    """How a value may change while the broker serves, in Kafka's words."""
 
-    READ_ONLY = "read-only"
-    PER_BROKER = "per-broker"  # and of a listener only
-    CLUSTER_WIDE = "cluster-wide"
+    READ_ONLY = "read-only"  # not at all
+    PER_BROKER = "per-broker"  # for one listener of one broker
+    CLUSTER_WIDE = "cluster-wide"  # for one broker or for all
 
 
 class Importance(Enum):
-    """How often people need the key."""
+    """How often users need the key."""
 
     HIGH = "high"
     MEDIUM = "medium"
     LOW = "low"
 
 
-# What parse() returns: tuple for LIST, None for a key without a value.
+# The types that parse() returns.
 type_of: Final[Mapping[ConfigType, type]] = {
     ConfigType.BOOLEAN: bool,
     ConfigType.STRING: str,
@@ -73,9 +73,11 @@ _BITS: Final = {ConfigType.SHORT: 16, ConfigType.INT: 32, ConfigType.LONG: 64}
 
 
 class Validator(NamedTuple):
-    """A limit on values: its wording, and the test.
+    """A limit of values.
 
-    ``limit`` completes the sentence "it must be ...".
+    Attributes:
+        limit: tells the limit, as the end of the sentence "it must be ...".
+        accepts: returns whether a value is within the limit.
     """
 
     limit: str
@@ -83,12 +85,12 @@ class Validator(NamedTuple):
 
 
 def at_least(lowest: int) -> Validator:
-    """Accept numbers from ``lowest`` up."""
+    """Accept ``lowest`` and larger numbers."""
     return Validator(f"{lowest} or more", lambda value: _number(value) >= lowest)
 
 
 def between(lowest: float, highest: float) -> Validator:
-    """Accept numbers in the closed range."""
+    """Accept numbers from ``lowest`` to ``highest``, both included."""
     return Validator(
         f"between {lowest} and {highest}",
         lambda value: lowest <= _number(value) <= highest,
@@ -96,12 +98,12 @@ def between(lowest: float, highest: float) -> Validator:
 
 
 def one_of(*choices: str) -> Validator:
-    """Accept exactly these strings."""
+    """Accept these strings."""
     return Validator("one of " + ", ".join(choices), lambda value: value in choices)
 
 
 def list_of(*choices: str) -> Validator:
-    """Accept lists all of whose members are among ``choices``."""
+    """Accept lists of ``choices``, the empty list too."""
     return Validator(
         "a comma-separated list of " + ", ".join(choices),
         lambda value: isinstance(value, tuple) and set(value) <= set(choices),
@@ -118,7 +120,7 @@ def some_of(*choices: str) -> Validator:
 
 
 def not_empty() -> Validator:
-    """Accept any string or list that holds something."""
+    """Accept strings and lists that are not empty."""
     return Validator("non-empty", lambda value: bool(value))
 
 
@@ -126,7 +128,7 @@ def utf8(most_bytes: int = 0x7FFF) -> Validator:
     """Accept strings that a message of the protocol can carry."""
     return Validator(
         f"UTF-8 of at most {most_bytes} bytes",
-        # What the command line has that is none is half of a pair of surrogates here.
+        # Python turns a byte of an argument that is not UTF-8 into a lone surrogate.
         lambda value: (
             len(str(value).encode("utf-8", "replace")) <= most_bytes
             and not any("\ud800" <= letter <= "\udfff" for letter in str(value))
@@ -135,7 +137,7 @@ def utf8(most_bytes: int = 0x7FFF) -> Validator:
 
 
 def minus_one_or(other: Validator) -> Validator:
-    """Accept -1, which in Kafka's keys means "no limit" or "the default"."""
+    """Accept -1, which Kafka uses for "no limit" or "the default", and ``other``."""
     return Validator(
         f"-1, or {other.limit}", lambda value: value == -1 or other.accepts(value)
     )
@@ -167,22 +169,22 @@ NO_EFFECT: Final = "Has no effect, and is accepted for files and tools made for 
 
 
 class ConfigKey:
-    """One key: what it means, what it accepts, and what it is when nobody sets it.
+    """One key: its name, type, default and meaning.
 
     A key is one row of a table. The columns that a row may leave out:
 
-        validator: limits on values, besides those of the type.
-        not_above: the key whose value this one's must not exceed.
-        importance: how often people need the key.
-        update_mode: when a new value takes effect.
+        validator: limits of the value, beside those of the type.
+        not_above: the key whose value this key's value must not exceed.
+        importance: how often users need the key.
+        update_mode: how the value may change while the broker serves.
         aliases: other names of the key.
-        since: the release that had it first.
+        since: the release that had the key first.
         is_url: whether the value is a URL, which may hold a password or a token.
-        has_effect: whether anything reads the value. If not, the documentation says
-            so before what the row gives as the reason.
-        per_listener: whether ``listener.name.NAME.KEY`` sets it for one listener; a
-            validator if the limits are others there.
-        per_mechanism: whether ``listener.name.NAME.MECHANISM.KEY`` sets it for one
+        has_effect: whether anything reads the value. If not, the meaning is the reason,
+            and the documentation says first that there is no effect.
+        per_listener: whether ``listener.name.NAME.KEY`` sets a value for one listener;
+            a validator if that value has other limits.
+        per_mechanism: whether ``listener.name.NAME.MECHANISM.KEY`` sets a value for one
             SASL mechanism of a listener.
     """
 
@@ -214,12 +216,12 @@ class ConfigKey:
 
     @property
     def documentation(self) -> str:
-        """What people are told: the meaning, and if the value has no effect, that."""
+        """What users are told: the meaning, and whether there is an effect at all."""
         return self.meaning if self.has_effect else f"{NO_EFFECT} {self.meaning}"
 
     @property
     def attribute(self) -> str:
-        """The name as a Python attribute: num.io.threads is num_io_threads."""
+        """The name as a Python attribute, such as num_io_threads for num.io.threads."""
         return self.name.replace(".", "_")
 
     @property
@@ -229,7 +231,7 @@ class ConfigKey:
 
     @property
     def limit(self) -> str:
-        """What a value must be, as the end of the sentence "it must be ..."."""
+        """The limits of a value, as the end of the sentence "it must be ..."."""
         told = kind = _KIND[self.type]
         if self.validator is not None:
             limit = self.validator.limit
@@ -237,10 +239,10 @@ class ConfigKey:
         return f"{told}, not above {self.not_above}" if self.not_above else told
 
     def parse(self, text: str) -> ConfigValue:
-        """Turn text into a checked value.
+        """Return the value that a text stands for.
 
         Raises:
-            ConfigError: not of the key's type, or outside its limits.
+            ConfigError: it is not of the key's type, or outside its limits.
         """
         value = self._parse_type(text)
         self.check(value)
@@ -252,7 +254,7 @@ class ConfigKey:
             raise self._refusal(self.format(value))
 
     def format(self, value: ConfigValue) -> str | None:
-        """Return the text that parse() would turn into ``value``; None for None."""
+        """Return the text that parse() turns into ``value``; None for None."""
         if value is None:
             return None
         if isinstance(value, bool):
@@ -262,7 +264,7 @@ class ConfigKey:
         return str(value)
 
     def shown(self, text: str) -> str:
-        """Return a text of this key as people may see it."""
+        """Return a text of this key in the form that may be shown."""
         if self.is_sensitive:
             return HIDDEN
         return without_credentials(text) if self.is_url else text
@@ -276,7 +278,7 @@ class ConfigKey:
         return self._with(validator=validator)
 
     def of_listener(self) -> Self:
-        """Return this key as it is for one listener, whose limits may be others."""
+        """Return this key with the limits of a value for one listener."""
         if isinstance(self.per_listener, Validator):
             return self.with_validator(self.per_listener)
         return self
@@ -305,8 +307,8 @@ class ConfigKey:
         return lowered == "true"
 
     def _parse_integer(self, text: str, bits: int) -> int:
-        # int() alone would also take "1_000", " 5" and Arabic digits, and is slow on
-        # a megabyte of digits.
+        # int() alone accepts "1_000", " 5" and Arabic digits, too, and takes long for a
+        # megabyte of digits.
         digits = text[1:] if text[:1] in ("-", "+") else text
         if not (digits.isascii() and digits.isdigit() and len(digits) <= 20):
             raise self._refusal(text)
@@ -341,12 +343,12 @@ class ConfigKey:
 
 
 def without_credentials(url: str) -> str:
-    """Hide what of a URL lets somebody in: its user, and the values it asks with."""
+    """Return a URL with its user, its password and the values of its query hidden."""
     where, asks, query = url.partition("?")
     scheme, slashes, rest = where.partition("://")
     if not slashes:
         scheme, rest = "", where
-    # The last: a password may hold one, too, where it was not written as it should be.
+    # The last "@": a password that was not encoded may contain one, too.
     user, at, place = rest.rpartition("@")
     items = [
         name + equals + HIDDEN if equals else item and HIDDEN
@@ -372,24 +374,27 @@ _KIND: Final[Mapping[ConfigType, str]] = {
 LISTENER_PREFIX: Final = "listener.name."
 
 
-# Of what is set of one broker, of all, and the names whose values are new, or gone.
+# Checks dynamic configs together. Its arguments: the texts set for one broker by key,
+# those set for all brokers, and the names whose values are new or gone.
 Together = Callable[[Mapping[str, str], Mapping[str, str], Collection[str]], None]
 
 
 class UnusableConfigError(ConfigError):
-    """A value of the right form that cannot be used, such as a key of another file."""
+    """A value has the right form, and cannot be used: a file does not exist, say."""
 
 
 def _nothing_to_check(
     own: Mapping[str, str], of_all: Mapping[str, str], touched: Collection[str]
 ) -> None:
-    """Any values that are good alone are good together."""
+    """Accept all values that are accepted alone."""
 
 
 class ListenerSetting(NamedTuple):
-    """A key that is set for one listener, with the limits that it has there.
+    """A key that is set for one listener.
 
-    ``mechanism`` is the SASL mechanism that it is set for; "" for all of them.
+    Attributes:
+        key: with the limits of a value for one listener.
+        mechanism: the SASL mechanism that it is set for; "": all mechanisms.
     """
 
     listener: str
@@ -398,10 +403,14 @@ class ListenerSetting(NamedTuple):
 
 
 class ConfigDef:
-    """A set of keys that may be set in one place (a broker, a topic)."""
+    """The keys that one kind of thing has, such as a broker or a topic."""
 
     def __init__(self, what: str, keys: Iterable[ConfigKey]) -> None:
-        """Collect keys; ``what`` names their place in errors ("topic config")."""
+        """Take the keys.
+
+        Args:
+            what: is what errors call a key, such as "topic config".
+        """
         self._what = what
         self.check_together: Together = _nothing_to_check
         self._keys = {key.name: key for key in keys}
@@ -419,14 +428,14 @@ class ConfigDef:
         return name in self._keys or name in self._aliases
 
     def get(self, name: str) -> ConfigKey | None:
-        """Return the key of that name or alias, or None."""
+        """Return the key with this name or alias, or None."""
         return self._keys.get(self._aliases.get(name, name))
 
     def key(self, name: str) -> ConfigKey:
-        """Return the key of that name or alias.
+        """Return the key with this name or alias.
 
         Raises:
-            ConfigError: there is none; the text offers the nearest spelling.
+            ConfigError: there is no such key; the text offers the nearest spelling.
         """
         key = self.get(name)
         if key is None:
@@ -434,9 +443,10 @@ class ConfigDef:
         return key
 
     def of_listener(self, name: str) -> ListenerSetting | None:
-        """Return what ``listener.name.NAME.[MECHANISM.]KEY`` sets.
+        """Return what a name ``listener.name.NAME.[MECHANISM.]KEY`` sets.
 
-        None: it is no such name, or a listener has no such key.
+        Returns:
+            None if it is another name, or if listeners do not have the key.
         """
         if not name.startswith(LISTENER_PREFIX):
             return None
@@ -452,13 +462,13 @@ class ConfigDef:
         return ListenerSetting(listener, key.of_listener(), mechanism)
 
     def check_order(self, value: Callable[[str], ConfigValue]) -> None:
-        """Check values against those that they must not exceed.
+        """Check each value that must not exceed another value.
 
         Args:
-            value: gives a key's value by its name.
+            value: returns a key's value by its name.
 
         Raises:
-            ConfigError: one is above another.
+            ConfigError: a value is above the other one.
         """
         for key in self._keys.values():
             if not key.not_above:
@@ -471,22 +481,22 @@ class ConfigDef:
                 )
 
     def with_check(self, check: Together) -> ConfigDef:
-        """Return these keys with a check of what is set of one broker and of all.
+        """Return these keys with a check of dynamic configs taken together.
 
-        ``check`` gets the texts of both, by key, and what is new, and raises
-        ConfigError.
+        Args:
+            check: raises ConfigError; see Together.
         """
         definition = ConfigDef(self._what, self)
         definition.check_together = check
         return definition
 
     def with_keys(self, keys: Iterable[ConfigKey]) -> ConfigDef:
-        """Return these keys with some replaced by others of the same names."""
+        """Return these keys, with ``keys`` instead of those that have their names."""
         replaced = {**self._keys, **{key.name: key for key in keys}}
         return ConfigDef(self._what, replaced.values())
 
     def _unknown(self, name: str) -> str:
-        import difflib  # only ever needed on the way to an error: 2 ms of import
+        import difflib  # imported here: it takes 2 ms, and is needed for errors only
 
         shown = name if len(name) <= 100 else name[:100] + "..."
         text = f"unknown {self._what} {shown!r}"

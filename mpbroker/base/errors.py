@@ -1,4 +1,4 @@
-"""The root of everything mpbroker raises on purpose."""
+"""The root of the errors that mpbroker raises."""
 
 
 class MpbrokerError(Exception):

@@ -1,10 +1,10 @@
-"""The wait status of a process, in words."""
+"""Describe how a process ended."""
 
 import os
 
 
 def explain_exit(status: int) -> str:
-    """Say how a process ended: "signal 9", "exit status 1"."""
+    """Return a wait status in words, such as "signal 9" or "exit status 1"."""
     if os.WIFSIGNALED(status):
         return f"signal {os.WTERMSIG(status)}"
     return f"exit status {os.WEXITSTATUS(status)}"

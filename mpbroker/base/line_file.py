@@ -1,4 +1,4 @@
-"""A file that lines are appended to; it may be a pipe, whose reader holds up nobody."""
+"""Append lines to a file, or to a pipe whose reader may be slow or absent."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from mpbroker.base.logger import get_logger
 _LOG = get_logger(__name__)
 _FLAGS: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
 _MODE: Final = 0o640
-# So long the reader of a pipe is waited for that has taken a part of a line.
+# How long to wait for the reader of a pipe that has read a part of a line.
 _PATIENCE_S: Final = 0.1
 
 
 class LineFile:
-    """See the module.
+    """Appends lines to a file.
 
     Args:
-        path: made if it is not there. It is opened for each append, so that it may be
-            moved away at any time.
-        setting: which names it, for the log.
-        max_bytes: a file that has so many makes way for the next: it is renamed to
-            ``path.1``, whatever was there before. None: it grows for ever.
+        path: the file, which is made if it does not exist. It is opened for each
+            append, so it may be renamed at any time.
+        setting: the setting that names the file, for the log.
+        max_bytes: a file of this size is renamed to ``path.1``, which is replaced, and
+            a new file is begun. None: the file has no limit.
     """
 
     def __init__(self, path: str, setting: str, max_bytes: int | None = None) -> None:
@@ -35,10 +35,10 @@ class LineFile:
         self._setting = setting
         self._max_bytes = max_bytes
         self._failed = False
-        self._is_cut = False  # the last line has no end
+        self._is_cut = False  # whether the end of the last line is missing
 
     def append(self, data: bytes) -> None:
-        """Write whole lines; what cannot be written is lost, and the log says so."""
+        """Write whole lines. If they cannot be written, log it and drop them."""
         try:
             fd = self._open()
             try:
@@ -52,12 +52,12 @@ class LineFile:
             self._failed = True
 
     def _open(self) -> int:
-        # A pipe without a reader, or with a slow one, must hold up nobody.
+        # O_NONBLOCK: a pipe without a reader, or with a slow one, must not block.
         fd = os.open(self._path, _FLAGS, _MODE)
         if self._max_bytes is None:
             return fd
         found = os.fstat(fd)
-        if found.st_size < self._max_bytes:  # as of all that are no files
+        if found.st_size < self._max_bytes:  # also of a pipe, whose size is 0
             return fd
         try:
             self._move_away(fd, found)
@@ -66,29 +66,31 @@ class LineFile:
         return os.open(self._path, _FLAGS, _MODE)
 
     def _move_away(self, fd: int, found: os.stat_result) -> None:
-        """Rename the file that we have open, unless another process has.
+        """Rename the open file, unless another process has renamed it.
 
         Raises:
-            OSError: it cannot be renamed, and nothing more goes into it.
+            OSError: it cannot be renamed; do not append to it.
         """
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return  # somebody is at it, or was stopped there: we do not wait
-        # Who was quicker has made a new one, which is not full.
+            return  # another process renames it, or was stopped there: do not wait
+        # If another process was quicker, the path names a new file, which is not full.
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.stat(self._path), found):
                 os.replace(self._path, f"{self._path}.1")
 
     def _write_whole(self, fd: int, data: bytes) -> None:
-        """Raises:
-        OSError: it cannot be written, or not as a whole.
+        """Write all of the data.
+
+        Raises:
+            OSError: it cannot be written, or not all of it.
         """
-        # One call, if it can be: lines of several processes do not mix.
+        # With one call if possible, so that lines of several processes do not mix.
         rest = memoryview(data)[os.write(fd, data) :]
         self._is_cut = bool(rest)
         until = time.monotonic() + _PATIENCE_S
-        while rest:  # longer than what a pipe has room for: somebody does read it
+        while rest:  # a pipe had no room for all of it, so it has a reader
             room = select.poll()
             room.register(fd, select.POLLOUT)
             if not room.poll(max(0.0, until - time.monotonic()) * 1e3):

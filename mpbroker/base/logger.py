@@ -1,11 +1,12 @@
-"""Loggers that import ``logging`` with the first line that is logged.
+"""Loggers that import ``logging`` when the first line is logged.
 
-It and what it needs (traceback, tokenize, threading, string...) take a tenth of the
-time from exec to the first answer, and until then there is nothing to say. The name is
-the standard one, so whoever configures or captures logging finds the loggers as ever.
+That module and those that it needs (traceback, tokenize, threading, string...) take a
+tenth of the time from exec to the first response, and until then nothing is logged.
+Loggers have their standard names, so code that configures or captures logging finds
+them as usual.
 
-Since every line passes here, this is also where a process finds out that somebody has
-set other levels: whatever it is and whenever it was forked, before its next line.
+Every line passes through here. So this is also where a process notices that log levels
+were changed: each process of the broker applies new levels before its next line.
 """
 
 from __future__ import annotations
@@ -33,20 +34,20 @@ _FORMAT: Final = "%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"
 
 
 class Levels(Protocol):
-    """Where the levels are that were set while the broker runs."""
+    """The log levels that were set while the broker runs."""
 
     @property
     def version(self) -> int:
-        """Grows with each change; 0: there was none."""
+        """Grows with each change; 0: nothing was changed."""
 
     def read(self) -> Mapping[str, int]:
-        """Return them by logger."""
+        """Return the levels by logger."""
 
 
 class _State:
     to_stderr = False
     levels: Levels | None = None
-    version = 0  # of what was applied here
+    version = 0  # of the levels that are applied in this process
     applied: Mapping[str, int] = {}
 
 
@@ -79,8 +80,8 @@ def _logger(name: str) -> logging.Logger:
 def _formatter() -> logging.Formatter:
     import logging
 
-    # Clients choose names, and some before they have said who they are: none may write
-    # a line of its own here, or to the terminal of who reads it.
+    # Clients choose names, even before they have authenticated. A name must neither
+    # begin a new line of the log, nor send control codes to a terminal that shows it.
     class OneLine(logging.Formatter):
         def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
             return printable(super().formatMessage(record))
@@ -95,29 +96,29 @@ def _formatter() -> logging.Formatter:
 
 
 def printable(text: str) -> str:
-    """The text on one line, with what a terminal would obey escaped."""
+    """Return a text on one line, with all control characters escaped."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
 def quoted(text: str) -> str:
-    """A text of several lines, such as a traceback, none of which can be another's."""
+    """Return a text of several lines, such as a traceback, with each line marked."""
     return "\n".join(f"  | {printable(line)}" for line in text.split("\n"))
 
 
 def get_logger(name: str) -> logging.Logger:
-    """The logger of that name, when it is first used."""
+    """Return a logger that is looked up when it is first used."""
     return cast("logging.Logger", _LateLogger(name))
 
 
 def log_to_stderr() -> None:
-    """Write what is logged there, from INFO up, in this process and its children."""
+    """Log to stderr, from INFO on, in this process and its children."""
     _State.to_stderr = True
 
 
 def follow(levels: Levels | None) -> None:
-    """Obey levels that may change, in this process and its children; None: no more."""
+    """Apply levels that may change, in this process and its children; None: stop."""
     _State.levels, _State.version = levels, 0
 
 
@@ -125,7 +126,7 @@ def _obey(levels: Levels) -> None:
     import logging
 
     logging.addLevelName(LEVELS["TRACE"], "TRACE")
-    # Before it is read: what comes in between is read twice rather than not at all.
+    # Before read(): a change in between is then read twice, and not missed.
     _State.version = levels.version
     wanted = levels.read()
     for name in {**_State.applied, **wanted}:
@@ -136,9 +137,9 @@ def _obey(levels: Levels) -> None:
 
 
 def load() -> None:
-    """Import it now, before the first fork.
+    """Import ``logging`` now, before the first fork.
 
-    A process that is out of descriptors can import nothing, and has something to say.
+    A process without free descriptors cannot import, and must be able to log that.
     """
     import logging
 
@@ -146,7 +147,7 @@ def load() -> None:
 
 
 def shut_down() -> None:
-    """Write out what is buffered, as at the end of a process."""
+    """Flush the handlers, as ``logging`` does at the end of a process."""
     if "logging" in sys.modules:
         import logging
 

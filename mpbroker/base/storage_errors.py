@@ -1,7 +1,6 @@
-"""What storage raises when files are not what they should be.
+"""Errors of storage about files that are damaged or cannot be used.
 
-Errors that a client is told are ApiError; these are for the process itself, its log
-and its exit code.
+They are for the process, its log and its exit code. A client is told an ApiError.
 """
 
 from mpbroker.base.errors import MpbrokerError
@@ -12,24 +11,24 @@ class StorageError(MpbrokerError):
 
 
 class CorruptLogError(StorageError):
-    """A segment's bytes are not record batches; says the file and the position."""
+    """A segment has bytes that are no record batch; names the file and the position."""
 
 
 class CorruptIndexError(StorageError):
-    """An index file contradicts its segment; it is rebuilt from the segment."""
+    """An index contradicts its segment: rebuild it from the segment."""
 
 
 class CorruptSnapshotError(StorageError):
-    """A producer snapshot cannot be trusted; an older one or the log is used."""
+    """A producer snapshot is damaged: use an older one, or the log."""
 
 
 class CheckpointError(StorageError):
-    """A checkpoint file has another version, or lines that are not entries."""
+    """A checkpoint file has another version, or lines that are no entries."""
 
 
 class LogDirectoryError(StorageError):
-    """A directory of ``log.dirs`` cannot be used; one line for the operator."""
+    """A directory of ``log.dirs`` cannot be used; the text is one line."""
 
 
 class LogDirectoryLockedError(LogDirectoryError):
-    """A live broker owns the directory."""
+    """A broker that runs has the directory."""

@@ -1,9 +1,9 @@
 """The broker's configuration: Kafka's keys, from arguments, environment and a file.
 
-BrokerConfig            all settings, resolved and checked: see broker_config.py
+BrokerConfig            all settings of a broker; a new key is a row of broker_config.py
 BROKER_CONFIG_DEF       the keys
-explain                 what a key means and what it is now
-EndPoint, AdvertisedEndPoint    one parsed listener, one advertised address
+explain                 explains a key and its value
+EndPoint, AdvertisedEndPoint    one listener, one advertised address
 """
 
 from typing import TYPE_CHECKING
@@ -34,7 +34,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    # Only people ask for explanations: a broker that starts does not load them.
+    # Imported only if it is used: a broker that starts does not explain settings.
     if name in ("Explanation", "explain"):
         from mpbroker.config import explanation
 

@@ -1,12 +1,13 @@
-"""BrokerConfig: every setting of a broker, one row each.
+"""BrokerConfig: every setting of a broker, each as one row of a table.
 
-A row says all there is to know of a key: name, type, default, meaning, limits, who
-reads it while the broker serves, whether a listener may have its own value. It is an
-attribute, too: num.io.threads is `config.num_io_threads`, of the type that the row
-declares. A new key is a new row, and nothing else.
+A row says everything about a key: name, type, default, meaning, limits, which process
+reads a new value while the broker serves, and whether a listener may have a value of
+its own. The row is also an attribute: `config.num_io_threads` is the value of
+num.io.threads, and has the type that the row declares. To add a setting, add a row.
 
-Names, defaults and meanings are Kafka's; what differs says so. Keys that only set a
-default of topics are rows of the table of topics (metadata/log_config_def.py).
+Names, defaults and meanings are Kafka's; where they differ, the documentation of the
+key says so. A key that only supplies a default of topics is in the table of topics
+(metadata/log_config_def.py).
 
 Source: "Broker Configs" of the Apache Kafka 4.x documentation; KIP-651 (PEM), KIP-768
 (OAUTHBEARER), KIP-368 (sessions), KIP-371 (mapping rules), KIP-714 (clients' metrics).
@@ -100,8 +101,8 @@ _SHORT: Final = ConfigType.SHORT
 _STRING: Final = ConfigType.STRING
 _HIGH, _LOW = Importance.HIGH, Importance.LOW
 
-# A quota's samples have a place in shared memory; Kafka's default is 11, and the more
-# there are, the longer a burst is remembered.
+# The samples of a quota lie in shared memory, which has room for so many. More samples
+# remember a burst for longer.
 _SAMPLES: Final = between(1, MAX_QUOTA_SAMPLES)
 _SECONDS: Final = between(1, 3600)
 
@@ -109,15 +110,16 @@ T = TypeVar("T", bound=ConfigValue)
 
 
 def _room_for_handlers(pools: ListenerPools) -> Validator:
-    # Shared memory has room for so many; the control plane's is one of them.
+    # Shared memory has room for MAX_HANDLERS; the control plane takes one of them.
     return between(1, MAX_HANDLERS - pools.has_control_plane)
 
 
 def _room_for_processors(pools: ListenerPools) -> Validator:
-    """Return what num.network.threads may be, which counts once a listener.
+    """Return the limits of num.network.threads, which each listener counts anew.
 
     Raises:
-        ConfigError: listeners' own numbers leave too few for the others.
+        ConfigError: some listeners have so many processors of their own that too few
+            are left for the other listeners.
     """
     listeners, own = pools.listeners, pools.own_processors
     following = listeners - len(own)
@@ -144,7 +146,7 @@ def _topic_default(
     """Return the row of a key that supplies a default of topics.
 
     Args:
-        more: what the broker itself does with the value, for the documentation.
+        more: added to the documentation; what the broker itself does with the value.
     """
     key = BROKER_LOG_DEF.key(name)
     assert type_of[key.type] is kind
@@ -154,20 +156,19 @@ def _topic_default(
 
 
 class BrokerConfig:
-    """The settings of one broker; immutable, and valid if it exists at all.
+    """The settings of one broker: immutable, and checked when they are made.
 
-    Besides one attribute per key:
+    Besides one attribute for each key:
 
-        endpoints: the listeners to open, parsed.
-        advertised: what clients are told, by listener name.
-        warnings: sentences about settings that had no effect.
-        definition: the keys, with the defaults and limits of this broker.
+        endpoints: the listeners to open.
+        advertised: by listener name, the addresses that clients are told.
+        warnings: sentences about settings that have no effect or are dangerous.
+        definition: the keys, with the defaults and limits that they have here.
     """
 
     # -- processes, listeners and connections ------------------------------------------
 
-    # Kafka has no usable default (-1). 1 is what its own example files use, and one
-    # broker needs no thought about numbers.
+    # Kafka's default, -1, cannot be used. Its example files say 1.
     node_id = BrokerKey(
         "node.id",
         _INT,
@@ -178,15 +179,15 @@ class BrokerConfig:
         importance=_HIGH,
         aliases=("broker.id",),
     )
-    # Kafka binds every address by default. Here other machines are served only if that
-    # is set: the default has neither TLS nor authentication.
+    # Kafka's default is every address. Here other machines are served only if listeners
+    # is set, because the default has neither TLS nor authentication.
     listeners = BrokerKey(
         "listeners",
         _LIST,
         ("PLAINTEXT://127.0.0.1:9092",),
         "Addresses to serve, as NAME://host:port. An empty host or [::] is every"
-        " address of the machine, 0.0.0.0 every IPv4 address; port 0 lets the system"
-        " choose. A Unix socket is NAME://unix:/path.",
+        " address of the machine, 0.0.0.0 is every IPv4 address. Port 0 lets the"
+        " system choose a port. NAME://unix:/path is a Unix socket.",
         validator=not_empty(),
         importance=_HIGH,
     )
@@ -194,8 +195,9 @@ class BrokerConfig:
         "advertised.listeners",
         _LIST,
         None,
-        "Addresses that clients are told to connect to, per listener. Unset, a client"
-        " is told the address that it dialled; so is an empty host or a port 0.",
+        "Addresses that clients are told to connect to, one for each listener. A"
+        " listener without one, or with an empty host or port 0, tells each client the"
+        " address that the client connected to.",
         importance=_HIGH,
     )
     listener_security_protocol_map = BrokerKey(
@@ -213,40 +215,43 @@ class BrokerConfig:
         "inter.broker.listener.name",
         _STRING,
         None,
-        "Listener for other brokers. There are none, but as in Kafka its clients may"
-        " connect when max.connections or max.connection.creation.rate is reached, if"
-        " there is another listener. It must be among the listeners.",
+        "Listener for other brokers. There are no other brokers, but as in Kafka its"
+        " clients may connect although max.connections or max.connection.creation.rate"
+        " is reached, if there is another listener. The name must be that of a"
+        " listener.",
     )
     security_inter_broker_protocol = BrokerKey(
         "security.inter.broker.protocol",
         _STRING,
         "PLAINTEXT",
-        "Security protocol between brokers. With one broker nothing uses it; it must"
-        " not be set beside inter.broker.listener.name.",
+        "Security protocol between brokers. With one broker nothing uses it. Set"
+        " either this or inter.broker.listener.name, not both.",
         validator=one_of("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"),
     )
     controller_listener_names = BrokerKey(
         "controller.listener.names",
         _LIST,
         (),
-        "Listeners of a KRaft controller. There is no controller here: listeners named"
-        " here are not opened, so that a file written for Kafka works as it is.",
+        "Listeners of a KRaft controller. There is no controller here: listeners with"
+        " these names are not opened, so that a file made for Kafka works as it is.",
     )
     control_plane_listener_name = BrokerKey(
         "control.plane.listener.name",
         _STRING,
         None,
-        "Listener with processes of its own, so that control requests never queue"
-        " behind data.",
+        "Listener with a processor, a handler and a queue of its own, so that metadata"
+        " and administration requests do not wait behind data. It serves no produce or"
+        " fetch requests.",
     )
     num_network_threads = BrokerKey(
         "num.network.threads",
         _INT,
-        # Kafka's 3 and 8 are threads; here they are processes, and more of them than
-        # cores only take turns: a second processor on two cores cost ApiVersions a
-        # third more CPU a request.
+        # Kafka's defaults, 3 and 8, are numbers of threads. Here they are processes,
+        # and more processes than cores only take turns: a second processor on two
+        # cores raised the CPU time of an ApiVersions request by a third.
         share_of_cores(2, at_least=1, at_most=3),
-        "Processors per listener: processes that read and write connections.",
+        "Processors for each listener: processes that read requests from connections"
+        " and send responses.",
         validator=between(1, MAX_PROCESSORS),
         room=_room_for_processors,
         importance=_HIGH,
@@ -256,8 +261,10 @@ class BrokerConfig:
     num_io_threads = BrokerKey(
         "num.io.threads",
         _INT,
-        share_of_cores(1, at_least=2, at_most=8),  # 2: one slow disk must not stop all
-        "Request handlers: processes that execute requests, disk included.",
+        # At least 2, so that one slow disk does not stop all requests.
+        share_of_cores(1, at_least=2, at_most=8),
+        "Request handlers: processes that execute requests, with their reads and"
+        " writes of the disk.",
         validator=between(1, MAX_HANDLERS),
         room=_room_for_handlers,
         importance=_HIGH,
@@ -267,7 +274,7 @@ class BrokerConfig:
         "background.threads",
         _INT,
         10,
-        "One housekeeper does this work.",
+        "One housekeeper process does this work.",
         validator=at_least(1),
         reader=Reader.NONE,
         has_effect=False,
@@ -276,7 +283,7 @@ class BrokerConfig:
         "num.replica.fetchers",
         _INT,
         1,
-        "With one broker there is no other to fetch from.",
+        "With one broker there is no other broker to fetch from.",
         validator=at_least(1),
         reader=Reader.NONE,
         has_effect=False,
@@ -285,7 +292,7 @@ class BrokerConfig:
         "num.recovery.threads.per.data.dir",
         _INT,
         2,
-        "A log is recovered by the process that needs it first.",
+        "The process that first needs a log recovers it.",
         validator=at_least(1),
         reader=Reader.NONE,
         has_effect=False,
@@ -294,7 +301,8 @@ class BrokerConfig:
         "queued.max.requests",
         _INT,
         500,
-        "Requests that may wait for a handler before processors stop reading.",
+        "Requests that may wait for a handler. While as many wait, processors read no"
+        " more.",
         validator=at_least(1),
         importance=_HIGH,
         reader=Reader.RING,
@@ -303,18 +311,18 @@ class BrokerConfig:
         "queued.max.request.bytes",
         _LONG,
         -1,
-        "Bytes of requests that may be in the broker at one time; -1 sizes that by"
-        " the number of processors. At least socket.request.max.bytes.",
+        "Bytes of requests that may be in the broker at one time; -1 sizes this by the"
+        " number of processors. It must be at least socket.request.max.bytes.",
         validator=minus_one_or(at_least(1)),
     )
     socket_send_buffer_bytes = BrokerKey(
         "socket.send.buffer.bytes",
         _INT,
-        # Kafka's 102400 switches the kernel's own sizing off; a 1 MiB fetch then cost
-        # 1.35 times the CPU in alternating runs.
+        # Kafka's default, 102400, switches the kernel's own sizing off. With it a fetch
+        # of 1 MiB took 1.35 times the CPU time, in alternating runs.
         -1,
-        "SO_SNDBUF of a connection; -1 leaves it to the operating system, which is the"
-        " default here (Kafka's is 102400).",
+        "SO_SNDBUF of a connection; -1 leaves the size to the operating system"
+        " (Kafka's default is 102400).",
         validator=minus_one_or(at_least(1)),
         reader=Reader.PAGE,
         per_listener=True,
@@ -322,10 +330,10 @@ class BrokerConfig:
     socket_receive_buffer_bytes = BrokerKey(
         "socket.receive.buffer.bytes",
         _INT,
-        # Likewise: 7-13 % of the CPU of a 1 MiB produce.
+        # For the same reason: 7-13 % of the CPU time of a produce of 1 MiB.
         -1,
-        "SO_RCVBUF of a connection; -1 leaves it to the operating system, which is the"
-        " default here (Kafka's is 102400).",
+        "SO_RCVBUF of a connection; -1 leaves the size to the operating system"
+        " (Kafka's default is 102400).",
         validator=minus_one_or(at_least(1)),
         reader=Reader.SOCKETS,
     )
@@ -333,19 +341,20 @@ class BrokerConfig:
         "socket.request.max.bytes",
         _INT,
         104_857_600,
-        "Largest request accepted; a connection that announces more is closed.",
+        "Largest request accepted. A connection that announces a larger request is"
+        " closed.",
         validator=at_least(1),
         importance=_HIGH,
     )
     socket_listen_backlog_size = BrokerKey(
         "socket.listen.backlog.size",
         _INT,
-        # As much as Linux allows by default. Who finds Kafka's 50 taken tries again a
-        # second later: of 2,000 clients that came at once, 34 did, one after another,
-        # and the last was let in after 35 s instead of one.
+        # As many as Linux allows by default. A client that finds the backlog full tries
+        # again a second later. With Kafka's default, 50, that happened to 34 of 2,000
+        # clients that connected at once, and the last one waited 35 s instead of 1 s.
         4096,
-        "Connections that may wait to be accepted (Kafka's default is 50); Linux caps"
-        " it by net.core.somaxconn.",
+        "Connections that may wait to be accepted (Kafka's default is 50). Linux"
+        " allows at most net.core.somaxconn.",
         validator=at_least(1),
         reader=Reader.SOCKETS,
     )
@@ -353,7 +362,7 @@ class BrokerConfig:
         "max.connections",
         _INT,
         INT_MAX,
-        "Connections open at one time on all listeners together.",
+        "Connections that may be open at one time, over all listeners.",
         validator=at_least(0),
         reader=Reader.PAGE,
         per_listener=at_least(1),
@@ -362,7 +371,7 @@ class BrokerConfig:
         "max.connections.per.ip",
         _INT,
         INT_MAX,
-        "Connections open at one time from one address.",
+        "Connections that may be open at one time from one address.",
         validator=at_least(0),
         reader=Reader.PAGE,
     )
@@ -378,7 +387,7 @@ class BrokerConfig:
         "max.connection.creation.rate",
         _INT,
         INT_MAX,
-        "Connections accepted per second on all listeners together.",
+        "Connections accepted per second, over all listeners.",
         validator=at_least(0),
         reader=Reader.PAGE,
         per_listener=at_least(1),
@@ -402,7 +411,8 @@ class BrokerConfig:
         "fetch.max.bytes",
         _INT,
         57_671_680,
-        "Most bytes of records in one fetch response, whatever the client asks for.",
+        "Most bytes of records in one fetch response, even if the client asks for"
+        " more.",
         validator=at_least(1024),
         reader=Reader.HANDLER,
     )
@@ -410,24 +420,25 @@ class BrokerConfig:
         "max.incremental.fetch.session.cache.slots",
         _INT,
         1000,
-        f"Fetch sessions kept, at most {MAX_SESSIONS}; consumers beyond that send full"
-        " requests.",
+        f"Fetch sessions kept, at most {MAX_SESSIONS}. A consumer for which there is"
+        " no session sends full fetch requests.",
         validator=at_least(0),
     )
     control_socket_path = BrokerKey(
         "control.socket.path",
         _STRING,
         None,
-        "Unix socket of mpbroker ctl. Not Kafka's. Default: control.sock in"
-        " $RUNTIME_DIRECTORY under systemd, otherwise in the first of log.dirs.",
+        "Unix socket for mpbroker ctl. If it is not set: control.sock in"
+        " $RUNTIME_DIRECTORY, which systemd sets, else in the first of log.dirs. Not a"
+        " setting of Kafka.",
         importance=_LOW,
     )
     control_inject_enable = BrokerKey(
         "control.inject.enable",
         _BOOLEAN,
         False,
-        "Whether mpbroker ctl may inject faults, for tests (serve --enable-inject)."
-        " Not Kafka's.",
+        "Whether mpbroker ctl inject may cause faults, for tests; serve"
+        " --enable-inject sets it. Not a setting of Kafka.",
         importance=_LOW,
     )
     broker_rack = BrokerKey(
@@ -441,7 +452,7 @@ class BrokerConfig:
         "controlled.shutdown.enable",
         _BOOLEAN,
         True,
-        "A stop is always controlled.",
+        "The broker always stops in a controlled way.",
         has_effect=False,
     )
 
@@ -451,7 +462,7 @@ class BrokerConfig:
         "log.dirs",
         _LIST,
         DEFAULT_LOG_DIRS,
-        "Directories of the partitions' logs.",
+        "Directories for the logs of partitions.",
         validator=not_empty(),
         importance=_HIGH,
         aliases=("log.dir",),
@@ -460,7 +471,7 @@ class BrokerConfig:
         "num.partitions",
         _INT,
         1,
-        "Partitions of a topic whose creator does not say.",
+        "Partitions of a new topic, if the request that creates it does not say.",
         validator=between(1, MAX_PARTITIONS),
         reader=Reader.HANDLER,
     )
@@ -468,15 +479,16 @@ class BrokerConfig:
         "default.replication.factor",
         _SHORT,
         1,
-        "Replicas of a topic whose creator does not say. One broker holds one,"
-        " whatever is set; another value is a warning.",
+        "Replicas of a new topic, if the request that creates it does not say. One"
+        " broker holds one replica; the broker warns of any other value and uses 1.",
         validator=at_least(1),
     )
     auto_create_topics_enable = BrokerKey(
         "auto.create.topics.enable",
         _BOOLEAN,
         True,
-        "Whether a client that asks for an unknown topic's metadata creates it.",
+        "Whether the broker creates an unknown topic when a client asks for its"
+        " metadata.",
         importance=_HIGH,
         reader=Reader.HANDLER,
     )
@@ -492,7 +504,7 @@ class BrokerConfig:
         "log.retention.check.interval.ms",
         _LONG,
         300_000,
-        "Time between two looks for segments that retention lets go.",
+        "Time between two searches for segments that retention deletes.",
         validator=at_least(1),
         reader=Reader.HOUSEKEEPER,
     )
@@ -516,7 +528,7 @@ class BrokerConfig:
         "log.cleaner.backoff.ms",
         _LONG,
         15_000,
-        "Time between two looks for a log worth compacting.",
+        "Time between two searches for a log that needs compaction.",
         validator=at_least(0),
         reader=Reader.HOUSEKEEPER,
     )
@@ -524,7 +536,8 @@ class BrokerConfig:
         "log.cleaner.dedupe.buffer.size",
         _LONG,
         134_217_728,
-        "Memory for the keys of one compaction pass; more keys take more passes.",
+        "Memory for the keys of one compaction pass. A log with more keys takes"
+        " several passes.",
         validator=at_least(1),
         reader=Reader.HOUSEKEEPER,
     )
@@ -532,7 +545,7 @@ class BrokerConfig:
         "log.cleaner.io.buffer.size",
         _INT,
         524_288,
-        "Compaction decides by itself how much it reads at a time.",
+        "Compaction chooses how much it reads at a time.",
         validator=at_least(1),
         reader=Reader.NONE,
         has_effect=False,
@@ -541,7 +554,7 @@ class BrokerConfig:
         "log.cleaner.io.buffer.load.factor",
         _DOUBLE,
         0.9,
-        "All of the dedupe buffer is filled.",
+        "Compaction fills all of log.cleaner.dedupe.buffer.size.",
         validator=between(0, 1),
         reader=Reader.NONE,
         has_effect=False,
@@ -550,7 +563,7 @@ class BrokerConfig:
         "log.cleaner.io.max.bytes.per.second",
         _DOUBLE,
         1.7976931348623157e308,
-        "Most bytes per second that compaction reads and writes.",
+        "Most bytes per second that compaction reads and writes together.",
         reader=Reader.HOUSEKEEPER,
     )
     log_flush_offset_checkpoint_interval_ms = BrokerKey(
@@ -575,8 +588,8 @@ class BrokerConfig:
         _LONG,
         30_000,
         "Time after the start before the housekeeper begins with retention,"
-        " compaction, flushes by time and checkpoints. What it does more often begins"
-        " after its own interval.",
+        " compaction, timed flushes and checkpoints. A task whose own interval is"
+        " shorter begins after that interval.",
         validator=at_least(0),
         importance=_LOW,
     )
@@ -584,7 +597,8 @@ class BrokerConfig:
         "producer.id.expiration.ms",
         _INT,
         86_400_000,
-        "Time after which an idempotent producer that stopped writing is forgotten.",
+        "Time after which the broker forgets an idempotent producer that has stopped"
+        " writing.",
         validator=at_least(1),
         reader=Reader.HANDLER,
     )
@@ -592,14 +606,14 @@ class BrokerConfig:
         "producer.id.expiration.check.interval.ms",
         _INT,
         600_000,
-        "Whoever appends to a log looks for such producers every ten minutes.",
+        "Every ten minutes, an append to a log looks for producers to forget.",
         validator=at_least(1),
         importance=_LOW,
         has_effect=False,
     )
 
     # -- defaults of topics that the broker reads itself -------------------------------
-    # The others are only in the table of topics (metadata/log_config_def.py).
+    # All other defaults of topics are in metadata/log_config_def.py only.
 
     message_max_bytes = _topic_default("message.max.bytes", int)
     log_flush_scheduler_interval_ms = _topic_default(
@@ -615,36 +629,38 @@ class BrokerConfig:
         "offsets.topic.num.partitions",
         _INT,
         50,
-        "Partitions of the topic that holds committed offsets.",
+        "Partitions of __consumer_offsets, the topic that holds committed offsets.",
         validator=between(1, MAX_PARTITIONS),
     )
     offsets_topic_replication_factor = BrokerKey(
         "offsets.topic.replication.factor",
         _SHORT,
         1,
-        "Replicas of that topic (Kafka's default is 3). One broker holds one, whatever"
-        " is set; another value is a warning.",
+        "Replicas of __consumer_offsets (Kafka's default is 3). One broker holds one"
+        " replica; the broker warns of any other value and uses 1.",
         validator=at_least(1),
     )
     offsets_topic_segment_bytes = BrokerKey(
         "offsets.topic.segment.bytes",
         _INT,
         104_857_600,
-        "Segment size of that topic; small, so that compaction has closed segments.",
+        "Segment size of __consumer_offsets. It is small because compaction works on"
+        " closed segments.",
         validator=at_least(1),
     )
     offsets_topic_compression_codec = BrokerKey(
         "offsets.topic.compression.codec",
         _INT,
         0,
-        "Codec of that topic: 0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd.",
+        "Compression codec of __consumer_offsets: 0 none, 1 gzip, 2 snappy, 3 lz4, 4"
+        " zstd.",
         validator=between(0, 4),
     )
     offsets_retention_minutes = BrokerKey(
         "offsets.retention.minutes",
         _INT,
         10_080,
-        "How long the offsets of a group without members are kept.",
+        "How long the committed offsets of a group without members are kept.",
         validator=at_least(1),
         reader=Reader.COORDINATOR,
     )
@@ -652,7 +668,7 @@ class BrokerConfig:
         "offsets.retention.check.interval.ms",
         _LONG,
         600_000,
-        "Time between two looks for such offsets.",
+        "Time between two searches for committed offsets that are no longer kept.",
         validator=at_least(1),
         reader=Reader.COORDINATOR,
     )
@@ -660,14 +676,14 @@ class BrokerConfig:
         "offsets.load.buffer.size",
         _INT,
         5_242_880,
-        "Bytes read at a time when offsets are loaded at the start.",
+        "Bytes read at a time when the committed offsets are loaded at the start.",
         validator=at_least(1),
     )
     offsets_commit_timeout_ms = BrokerKey(
         "offsets.commit.timeout.ms",
         _INT,
         5000,
-        "A commit waits for the disk as long as that takes.",
+        "A commit takes as long as the disk takes.",
         validator=at_least(1),
         has_effect=False,
     )
@@ -675,7 +691,7 @@ class BrokerConfig:
         "offset.metadata.max.bytes",
         _INT,
         4096,
-        "Most bytes of the text that a client may keep with a committed offset.",
+        "Largest text, in bytes, that a client may store with a committed offset.",
         validator=at_least(0),
         reader=Reader.COORDINATOR,
     )
@@ -683,7 +699,7 @@ class BrokerConfig:
         "group.initial.rebalance.delay.ms",
         _INT,
         3000,
-        "How long the first member of a group waits for others to join.",
+        "How long the first member of a new group waits for other members to join.",
         validator=at_least(0),
         reader=Reader.COORDINATOR,
     )
@@ -691,7 +707,8 @@ class BrokerConfig:
         "group.min.session.timeout.ms",
         _INT,
         6000,
-        "Shortest session timeout that a member may ask for.",
+        "Shortest session timeout that a member under the `classic` protocol may ask"
+        " for.",
         validator=at_least(1),
         not_above="group.max.session.timeout.ms",
         reader=Reader.COORDINATOR,
@@ -700,7 +717,8 @@ class BrokerConfig:
         "group.max.session.timeout.ms",
         _INT,
         1_800_000,
-        "Longest session timeout that a member may ask for.",
+        "Longest session timeout that a member under the `classic` protocol may ask"
+        " for.",
         validator=at_least(1),
         reader=Reader.COORDINATOR,
     )
@@ -708,7 +726,7 @@ class BrokerConfig:
         "group.max.size",
         _INT,
         2_147_483_647,
-        "Most members of a group.",
+        "Most members of a group under the `classic` protocol.",
         validator=at_least(1),
         reader=Reader.COORDINATOR,
     )
@@ -735,7 +753,8 @@ class BrokerConfig:
         "group.consumer.session.timeout.ms",
         _INT,
         45_000,
-        "Session timeout of a member under the `consumer` protocol.",
+        "Session timeout of a member under the `consumer` protocol, unless its group"
+        " has one of its own.",
         validator=at_least(1),
         reader=Reader.COORDINATOR,
     )
@@ -743,7 +762,8 @@ class BrokerConfig:
         "group.consumer.min.session.timeout.ms",
         _INT,
         45_000,
-        "Least value of group.consumer.session.timeout.ms that a group may set.",
+        "Shortest session timeout that a group under the `consumer` protocol may have"
+        " of its own.",
         validator=at_least(1),
         not_above="group.consumer.max.session.timeout.ms",
     )
@@ -751,14 +771,16 @@ class BrokerConfig:
         "group.consumer.max.session.timeout.ms",
         _INT,
         60_000,
-        "Greatest value of group.consumer.session.timeout.ms that a group may set.",
+        "Longest session timeout that a group under the `consumer` protocol may have"
+        " of its own.",
         validator=at_least(1),
     )
     group_consumer_heartbeat_interval_ms = BrokerKey(
         "group.consumer.heartbeat.interval.ms",
         _INT,
         5000,
-        "Time between a member's heartbeats under the `consumer` protocol.",
+        "Time between the heartbeats of a member under the `consumer` protocol, unless"
+        " its group has an interval of its own.",
         validator=at_least(1),
         reader=Reader.COORDINATOR,
     )
@@ -766,7 +788,8 @@ class BrokerConfig:
         "group.consumer.min.heartbeat.interval.ms",
         _INT,
         5000,
-        "Least value of group.consumer.heartbeat.interval.ms that a group may set.",
+        "Shortest heartbeat interval that a group under the `consumer` protocol may"
+        " have of its own.",
         validator=at_least(1),
         not_above="group.consumer.max.heartbeat.interval.ms",
     )
@@ -774,7 +797,8 @@ class BrokerConfig:
         "group.consumer.max.heartbeat.interval.ms",
         _INT,
         15_000,
-        "Greatest value of group.consumer.heartbeat.interval.ms that a group may set.",
+        "Longest heartbeat interval that a group under the `consumer` protocol may"
+        " have of its own.",
         validator=at_least(1),
     )
     group_consumer_max_size = BrokerKey(
@@ -799,7 +823,8 @@ class BrokerConfig:
         "group.consumer.migration.policy",
         _STRING,
         "bidirectional",
-        "Whether a group may change between the two protocols while it runs.",
+        "Which way a group may change its protocol while it has members: from"
+        " `classic` to `consumer` (upgrade), back (downgrade), both or neither.",
         validator=one_of("disabled", "downgrade", "upgrade", "bidirectional"),
     )
 
@@ -809,37 +834,38 @@ class BrokerConfig:
         "transaction.state.log.num.partitions",
         _INT,
         50,
-        "Partitions of the topic that holds the state of transactions.",
+        "Partitions of __transaction_state, the topic that holds the state of"
+        " transactions.",
         validator=between(1, MAX_PARTITIONS),
     )
     transaction_state_log_replication_factor = BrokerKey(
         "transaction.state.log.replication.factor",
         _SHORT,
         1,
-        "Replicas of that topic (Kafka's default is 3). One broker holds one, whatever"
-        " is set; another value is a warning.",
+        "Replicas of __transaction_state (Kafka's default is 3). One broker holds one"
+        " replica; the broker warns of any other value and uses 1.",
         validator=at_least(1),
     )
     transaction_state_log_min_isr = BrokerKey(
         "transaction.state.log.min.isr",
         _INT,
         1,
-        "The min.insync.replicas of that topic (Kafka's default is 2): told by"
-        " DescribeConfigs, and without effect, as one broker has one replica.",
+        "The min.insync.replicas of __transaction_state (Kafka's default is 2)."
+        " DescribeConfigs shows it; it has no effect, as one broker has one replica.",
         validator=at_least(1),
     )
     transaction_state_log_segment_bytes = BrokerKey(
         "transaction.state.log.segment.bytes",
         _INT,
         104_857_600,
-        "Segment size of that topic.",
+        "Segment size of __transaction_state.",
         validator=at_least(1),
     )
     transaction_state_log_load_buffer_size = BrokerKey(
         "transaction.state.log.load.buffer.size",
         _INT,
         5_242_880,
-        "Bytes read at a time when that state is loaded at the start.",
+        "Bytes read at a time when the state of transactions is loaded at the start.",
         validator=at_least(1),
     )
     transaction_max_timeout_ms = BrokerKey(
@@ -854,7 +880,7 @@ class BrokerConfig:
         "transaction.abort.timed.out.transaction.cleanup.interval.ms",
         _INT,
         10_000,
-        "Time between two looks for transactions that timed out.",
+        "Time between two searches for transactions that have timed out.",
         validator=at_least(1),
         reader=Reader.COORDINATOR,
     )
@@ -862,7 +888,7 @@ class BrokerConfig:
         "transaction.remove.expired.transaction.cleanup.interval.ms",
         _INT,
         3_600_000,
-        "Time between two looks for transactional ids that expired.",
+        "Time between two searches for transactional ids that have expired.",
         validator=at_least(1),
         reader=Reader.COORDINATOR,
     )
@@ -870,14 +896,15 @@ class BrokerConfig:
         "transaction.partition.verification.enable",
         _BOOLEAN,
         True,
-        "Whether a transactional write is checked to belong to a running transaction.",
+        "Whether the broker refuses a transactional write that belongs to no open"
+        " transaction.",
         reader=Reader.HANDLER,
     )
     transactional_id_expiration_ms = BrokerKey(
         "transactional.id.expiration.ms",
         _INT,
         604_800_000,
-        "Time after which an unused transactional id is forgotten.",
+        "Time after which the broker forgets a transactional id that is not used.",
         validator=at_least(1),
         reader=Reader.COORDINATOR,
     )
@@ -888,24 +915,23 @@ class BrokerConfig:
         "authorizer.class.name",
         _STRING,
         "",
-        "Who decides what clients may do; empty allows everybody everything. Kafka's"
-        " org.apache.kafka.metadata.authorizer.StandardAuthorizer goes by ACLs in the"
-        " metadata log; python:MODULE:CLASS, or the name of an entry point in the group"
-        " mpbroker.authorizers, is an authorizer of your own: a subclass of"
-        " mpbroker.extensions.Authorizer.",
+        "Class that decides what each client may do; empty: every client may do"
+        " everything. org.apache.kafka.metadata.authorizer.StandardAuthorizer decides"
+        " by the ACLs in the metadata log, as in Kafka. python:MODULE:CLASS, or the"
+        " name of an entry point in the group mpbroker.authorizers, is a class of your"
+        " own: a subclass of mpbroker.extensions.Authorizer.",
     )
     super_users = BrokerKey(
         "super.users",
         _STRING,
         "",
-        "Principals that are allowed everything, as User:name, separated by"
-        " semicolons.",
+        "Principals that may do everything, as User:name, separated by semicolons.",
     )
     allow_everyone_if_no_acl_found = BrokerKey(
         "allow.everyone.if.no.acl.found",
         _BOOLEAN,
         False,
-        "Whether a resource that no ACL names is open to everybody.",
+        "Whether every client may use a resource that no ACL names.",
     )
 
     # -- TLS and SASL ------------------------------------------------------------------
@@ -915,7 +941,8 @@ class BrokerConfig:
         _LIST,
         ("GSSAPI",),
         "SASL mechanisms offered: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER."
-        " Kafka's default, Kerberos, is not served: a listener with SASL says which.",
+        " Kafka's default, GSSAPI (Kerberos), is not served: a listener with SASL has"
+        " to set others.",
         reader=Reader.SECURITY,
         per_listener=True,
         per_mechanism=True,
@@ -926,7 +953,7 @@ class BrokerConfig:
         None,
         "Login settings of a SASL mechanism, set as"
         " listener.name.<listener>.<mechanism>.sasl.jaas.config. PLAIN takes its users"
-        ' from it: user_alice="password".',
+        ' from it, for example user_alice="password".',
         reader=Reader.SECURITY,
         per_listener=True,
         per_mechanism=True,
@@ -935,7 +962,7 @@ class BrokerConfig:
         "sasl.mechanism.inter.broker.protocol",
         _STRING,
         "GSSAPI",
-        "With one broker there is no other to log in at.",
+        "With one broker there is no other broker to log in to.",
         reader=Reader.NONE,
         has_effect=False,
     )
@@ -943,7 +970,7 @@ class BrokerConfig:
         "connection.failed.authentication.delay.ms",
         _INT,
         100,
-        "How long the answer to a failed authentication is held back.",
+        "How long the broker holds back its answer to a failed authentication.",
         validator=at_least(0),
         reader=Reader.SECURITY,
         per_listener=True,
@@ -952,7 +979,7 @@ class BrokerConfig:
         "connections.max.reauth.ms",
         _LONG,
         0,
-        "Time after which a SASL connection must authenticate again; 0 never.",
+        "Time after which a SASL connection must authenticate again; 0: never.",
         validator=at_least(0),
         reader=Reader.SECURITY,
         per_listener=True,
@@ -962,7 +989,8 @@ class BrokerConfig:
         "ssl.client.auth",
         _STRING,
         "none",
-        "Whether clients must, may or need not show a certificate.",
+        "Whether a client must (required), may (requested) or need not (none) show a"
+        " certificate.",
         validator=one_of("required", "requested", "none"),
         reader=Reader.SECURITY,
         per_listener=True,
@@ -971,7 +999,7 @@ class BrokerConfig:
         "ssl.protocol",
         _STRING,
         "TLSv1.3",
-        "Ssl.enabled.protocols says which versions of TLS are offered.",
+        "The setting ssl.enabled.protocols says which versions of TLS are offered.",
         reader=Reader.SECURITY,
         per_listener=True,
         has_effect=False,
@@ -983,7 +1011,7 @@ class BrokerConfig:
             "TLSv1.2",
             "TLSv1.3",
         ),
-        "TLS versions offered.",
+        "Versions of TLS that are offered.",
         validator=list_of("TLSv1.2", "TLSv1.3"),
         reader=Reader.SECURITY,
         per_listener=True,
@@ -992,8 +1020,8 @@ class BrokerConfig:
         "ssl.cipher.suites",
         _LIST,
         (),
-        "Cipher suites offered, under Java's names or OpenSSL's; empty leaves it to"
-        " OpenSSL. Those of TLSv1.3 cannot be chosen among, only left out altogether.",
+        "Cipher suites that are offered, under their Java or OpenSSL names; empty:"
+        " OpenSSL's choice. The suites of TLSv1.3 are offered together or not at all.",
         reader=Reader.SECURITY,
         per_listener=True,
     )
@@ -1001,7 +1029,7 @@ class BrokerConfig:
         "ssl.keystore.type",
         _STRING,
         "JKS",
-        "A key store is read as PEM, whatever is said here.",
+        "A key store is read as PEM, whatever type is set.",
         reader=Reader.SECURITY,
         per_listener=True,
         has_effect=False,
@@ -1010,8 +1038,8 @@ class BrokerConfig:
         "ssl.keystore.location",
         _STRING,
         None,
-        "File in PEM with the broker's private key and certificates; read again when"
-        " it changes.",
+        "File in PEM with the broker's private key and certificates. It is read again"
+        " when it changes.",
         reader=Reader.SECURITY,
         per_listener=True,
     )
@@ -1019,7 +1047,7 @@ class BrokerConfig:
         "ssl.keystore.password",
         _PASSWORD,
         None,
-        "Of a file in PEM only the key may be encrypted, with ssl.key.password.",
+        "Only the private key in a PEM file may be encrypted: see ssl.key.password.",
         reader=Reader.SECURITY,
         per_listener=True,
         has_effect=False,
@@ -1052,7 +1080,7 @@ class BrokerConfig:
         "ssl.truststore.type",
         _STRING,
         "JKS",
-        "A trust store is read as PEM, whatever is said here.",
+        "A trust store is read as PEM, whatever type is set.",
         reader=Reader.SECURITY,
         per_listener=True,
         has_effect=False,
@@ -1061,8 +1089,8 @@ class BrokerConfig:
         "ssl.truststore.location",
         _STRING,
         None,
-        "File in PEM with the certificates of the authorities that may vouch for"
-        " clients; read again when it changes.",
+        "File in PEM with the certificates of the authorities that vouch for clients."
+        " It is read again when it changes.",
         reader=Reader.SECURITY,
         per_listener=True,
     )
@@ -1070,7 +1098,7 @@ class BrokerConfig:
         "ssl.truststore.password",
         _PASSWORD,
         None,
-        "Certificates in PEM have none.",
+        "Certificates in PEM have no password.",
         reader=Reader.SECURITY,
         per_listener=True,
         has_effect=False,
@@ -1079,7 +1107,7 @@ class BrokerConfig:
         "ssl.truststore.certificates",
         _PASSWORD,
         None,
-        "Trusted certificates themselves, in PEM.",
+        "The trusted certificates themselves, in PEM.",
         reader=Reader.SECURITY,
         per_listener=True,
     )
@@ -1087,9 +1115,10 @@ class BrokerConfig:
         "ssl.principal.mapping.rules",
         _STRING,
         "DEFAULT",
-        "Who a client certificate is: rules RULE:pattern/replacement/ with an L or U"
-        " for lower or upper case behind it, and DEFAULT, the whole name, separated by"
-        " commas; the first that matches counts.",
+        "How the distinguished name of a client certificate becomes a principal: rules"
+        " RULE:pattern/replacement/, with L or U behind it for lower or upper case,"
+        " and DEFAULT for the whole name, separated by commas. The first rule that"
+        " matches counts.",
         reader=Reader.SECURITY,
         per_listener=True,
     )
@@ -1097,8 +1126,8 @@ class BrokerConfig:
         "connections.setup.timeout.ms",
         _INT,
         30000,
-        "How long a client may take from its connection until TLS is agreed upon and it"
-        " has authenticated; then the connection is closed. A key of mpbroker's own.",
+        "How long a client may take to set up TLS and to authenticate before its"
+        " connection is closed. Not a setting of Kafka.",
         validator=at_least(1),
         reader=Reader.SECURITY,
         per_listener=True,
@@ -1107,7 +1136,7 @@ class BrokerConfig:
         "sasl.server.max.receive.size",
         _INT,
         524288,
-        "The longest request in bytes before a client has authenticated.",
+        "Largest request, in bytes, of a client that has not authenticated yet.",
         validator=at_least(1),
         reader=Reader.SECURITY,
         per_listener=True,
@@ -1117,8 +1146,9 @@ class BrokerConfig:
         "sasl.plain.users.file",
         _STRING,
         None,
-        "File with the users of SASL PLAIN, a line each: user:password. Read again when"
-        " it changes. A key of mpbroker's own, beside Kafka's sasl.jaas.config.",
+        "File with the users of SASL PLAIN, one on each line as user:password. It is"
+        " read again when it changes. Kafka's sasl.jaas.config may name users, too."
+        " Not a setting of Kafka.",
         reader=Reader.SECURITY,
         per_listener=True,
         per_mechanism=True,
@@ -1127,8 +1157,8 @@ class BrokerConfig:
         "sasl.oauthbearer.jwks.endpoint.url",
         _STRING,
         None,
-        "Where the keys are that tokens must be signed with, as a JWKS: a file:/// URL,"
-        " read again when it changes, or an https:// URL.",
+        "Where the keys are that tokens are signed with, as a JWKS: a file:/// URL,"
+        " whose file is read again when it changes, or an https:// URL.",
         is_url=True,
         reader=Reader.SECURITY,
         per_listener=True,
@@ -1138,7 +1168,8 @@ class BrokerConfig:
         "sasl.oauthbearer.expected.audience",
         _LIST,
         (),
-        "Tokens must be for one of these; empty: for whomever they are.",
+        "Audiences of which a token must have one; empty: a token may have any"
+        " audience.",
         reader=Reader.SECURITY,
         per_listener=True,
         per_mechanism=True,
@@ -1147,7 +1178,8 @@ class BrokerConfig:
         "sasl.oauthbearer.expected.issuer",
         _STRING,
         None,
-        "Tokens must be issued by this one; unset: by anybody who has a key.",
+        "Issuer that a token must have. If it is not set, any issuer with a key in the"
+        " JWKS is accepted.",
         reader=Reader.SECURITY,
         per_listener=True,
         per_mechanism=True,
@@ -1156,7 +1188,7 @@ class BrokerConfig:
         "sasl.oauthbearer.scope.claim.name",
         _STRING,
         "scope",
-        "The scopes of a token decide nothing.",
+        "The broker does not look at the scopes of a token.",
         reader=Reader.SECURITY,
         per_listener=True,
         per_mechanism=True,
@@ -1166,7 +1198,7 @@ class BrokerConfig:
         "sasl.oauthbearer.sub.claim.name",
         _STRING,
         "sub",
-        "Claim that says who it is.",
+        "Claim of a token that names the user.",
         reader=Reader.SECURITY,
         per_listener=True,
         per_mechanism=True,
@@ -1175,7 +1207,7 @@ class BrokerConfig:
         "sasl.oauthbearer.clock.skew.seconds",
         _INT,
         30,
-        "By how much clocks may differ between the issuer of a token and this broker.",
+        "How many seconds the clock of a token's issuer may differ from the broker's.",
         validator=at_least(0),
         reader=Reader.SECURITY,
         per_listener=True,
@@ -1185,7 +1217,7 @@ class BrokerConfig:
         "sasl.oauthbearer.jwks.endpoint.refresh.ms",
         _LONG,
         3_600_000,
-        "How often keys are fetched anew from a URL.",
+        "Time between two fetches of the keys from an https:// URL.",
         validator=at_least(1),
         reader=Reader.SECURITY,
         per_listener=True,
@@ -1195,7 +1227,8 @@ class BrokerConfig:
         "sasl.oauthbearer.jwks.endpoint.retry.backoff.ms",
         _LONG,
         100,
-        "How long to wait after keys could not be fetched; doubled each time.",
+        "How long to wait after the keys could not be fetched; the wait doubles with"
+        " each failure.",
         validator=at_least(1),
         reader=Reader.SECURITY,
         per_listener=True,
@@ -1205,7 +1238,7 @@ class BrokerConfig:
         "sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms",
         _LONG,
         10_000,
-        "How long to wait at most after keys could not be fetched.",
+        "Longest wait after the keys could not be fetched.",
         validator=at_least(1),
         reader=Reader.SECURITY,
         per_listener=True,
@@ -1219,7 +1252,7 @@ class BrokerConfig:
         _INT,
         11,
         "How many samples of a client's rate are kept for produce, fetch and request"
-        " quotas: the one that is being filled, and those before it.",
+        " quotas, with the sample that is being filled.",
         validator=_SAMPLES,
         importance=_LOW,
     )
@@ -1227,7 +1260,7 @@ class BrokerConfig:
         "quota.window.size.seconds",
         _INT,
         1,
-        "How long each of these samples is.",
+        "Length of each sample of quota.window.num.",
         validator=_SECONDS,
         importance=_LOW,
     )
@@ -1235,9 +1268,9 @@ class BrokerConfig:
         "controller.quota.window.num",
         _INT,
         11,
-        "So many windows of controller.quota.window.size.seconds together say how many"
-        " changes of topics a client may make at once before its"
-        " controller_mutation_rate counts.",
+        "How many windows' worth of topic changes a client may make at once before its"
+        " controller_mutation_rate limits it. A window has"
+        " controller.quota.window.size.seconds.",
         validator=_SAMPLES,
         importance=_LOW,
     )
@@ -1245,52 +1278,55 @@ class BrokerConfig:
         "controller.quota.window.size.seconds",
         _INT,
         1,
-        "How long each of these windows is.",
+        "Length of each window of controller.quota.window.num.",
         validator=_SECONDS,
         importance=_LOW,
     )
 
     # -- metrics and the request log ---------------------------------------------------
 
-    # A port that nobody asked for is a surprise, and two brokers on one machine would
-    # fight over it; the files in deploy/ and systemd/ ask for 127.0.0.1:9404.
+    # No port is opened unless it is set: two brokers on one machine could not both have
+    # it. The files in deploy/ and systemd/ set 127.0.0.1:9404.
     metrics_listeners = BrokerKey(
         "metrics.listeners",
         _LIST,
         (),
-        "Address of the metrics and the status page, as HTTP://host:port; one at most."
-        " Unset, there is none. There is no authentication: keep it on loopback or in"
-        " a network you trust. Port 0 lets the system choose.",
+        "Address of the metrics and the status page, as HTTP://host:port; at most one."
+        " If it is not set, there are none. Port 0 lets the system choose a port."
+        " There is no authentication: keep the address on loopback or in a network"
+        " that you trust. Not a setting of Kafka.",
     )
     metrics_kafka_names_enable = BrokerKey(
         "metrics.kafka.names.enable",
         _BOOLEAN,
         False,
         "Whether metrics are also shown under the names of kafka_exporter and of the"
-        " JMX exporter's usual rules, for dashboards made for these.",
+        " usual rules of the JMX exporter, for dashboards made for those. Not a"
+        " setting of Kafka.",
         reader=Reader.EXPORTER,
     )
     request_log_path = BrokerKey(
         "request.log.path",
         _STRING,
         None,
-        "File to which requests are appended as lines of JSON, with the time stamps of"
-        " all stages. Unset, none is written.",
+        "File to which requests are appended as lines of JSON, with the time of each"
+        " stage. If it is not set, none is written. Not a setting of Kafka.",
     )
     request_log_max_bytes = BrokerKey(
         "request.log.max.bytes",
         _LONG,
         1024**3,
-        "A file of request.log.path that is so large is renamed to that name and .1,"
-        " and a new one begun: the log takes twice this, and what is written at once.",
+        "When the file of request.log.path reaches this size, it is renamed to its"
+        " name with .1 at the end, and a new file is begun. Both files together take"
+        " little more than twice this. Not a setting of Kafka.",
         validator=at_least(1),
     )
     slow_request_log_threshold_ms = BrokerKey(
         "slow.request.log.threshold.ms",
         _LONG,
         0,
-        "Only requests that took at least so long in total are written to"
-        " request.log.path; 0 writes all.",
+        "Shortest total time of a request that is written to request.log.path; 0: all"
+        " are written. Not a setting of Kafka.",
         validator=at_least(0),
         reader=Reader.EXPORTER,
     )
@@ -1304,16 +1340,17 @@ class BrokerConfig:
             " $OTEL_METRICS_EXPORTER asks for another exporter, or if"
             " $OTEL_SDK_DISABLED is true",
         ),
-        "URL of an OpenTelemetry collector to which the metrics are pushed as OTLP over"
-        " HTTP, for example http://127.0.0.1:4318/v1/metrics. Without it nothing is"
-        " pushed. What it asks with (?token=...) is shown to nobody.",
+        "URL of an OpenTelemetry collector to which metrics are pushed as OTLP over"
+        " HTTP, for example http://127.0.0.1:4318/v1/metrics. If there is none,"
+        " nothing is pushed. The query of the URL (?token=...) is never shown. Not a"
+        " setting of Kafka.",
         is_url=True,
     )
     otlp_interval_ms = BrokerKey(
         "otlp.interval.ms",
         _LONG,
         of_variables(60_000, "OTEL_METRIC_EXPORT_INTERVAL"),
-        "How often metrics are pushed to otlp.endpoint.",
+        "Time between two pushes of metrics to otlp.endpoint. Not a setting of Kafka.",
         validator=at_least(100),
     )
     otlp_timeout_ms = BrokerKey(
@@ -1322,7 +1359,8 @@ class BrokerConfig:
         of_variables(
             10_000, "OTEL_EXPORTER_OTLP_METRICS_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT"
         ),
-        "How long a push waits for the collector, whichever step it is at.",
+        "How long a push waits for the collector: for the connection, and then for the"
+        " whole answer. Not a setting of Kafka.",
         validator=between(1, 3_600_000),
     )
     otlp_headers = BrokerKey(
@@ -1333,8 +1371,8 @@ class BrokerConfig:
             "$OTEL_EXPORTER_OTLP_METRICS_HEADERS, else $OTEL_EXPORTER_OTLP_HEADERS,"
             " else none",
         ),
-        "Headers of each push, as NAME=VALUE,NAME=VALUE with values as in a URL, for"
-        " example authorization=Bearer%20TOKEN.",
+        "Headers of each push, as NAME=VALUE,NAME=VALUE with values encoded as in a"
+        " URL, for example authorization=Bearer%20TOKEN. Not a setting of Kafka.",
     )
     otlp_compression = BrokerKey(
         "otlp.compression",
@@ -1344,7 +1382,7 @@ class BrokerConfig:
             "OTEL_EXPORTER_OTLP_METRICS_COMPRESSION",
             "OTEL_EXPORTER_OTLP_COMPRESSION",
         ),
-        "Whether pushes are compressed: none or gzip.",
+        "How pushes are compressed: none or gzip. Not a setting of Kafka.",
         validator=one_of("none", "gzip"),
     )
     otlp_resource_attributes = BrokerKey(
@@ -1354,9 +1392,10 @@ class BrokerConfig:
             default_attributes,
             "$OTEL_RESOURCE_ATTRIBUTES, and service.name of $OTEL_SERVICE_NAME",
         ),
-        "What pushed metrics say of this broker, as NAME=VALUE, beside and before"
-        " service.name=mpbroker, service.version and service.instance.id (the cluster's"
-        " id and node.id).",
+        "Resource attributes of pushed metrics, as NAME=VALUE. The broker adds"
+        " service.name=mpbroker, service.version and service.instance.id (the"
+        " cluster's id and node.id) if they are not among them. Not a setting of"
+        " Kafka.",
     )
 
     # -- clients' metrics --------------------------------------------------------------
@@ -1365,37 +1404,40 @@ class BrokerConfig:
         "telemetry.max.bytes",
         _INT,
         1024 * 1024,
-        "Largest push of a client's metrics that is taken, compressed and inflated.",
+        "Largest push of a client's metrics that is accepted, both compressed and"
+        " decompressed.",
         validator=at_least(1),
     )
     client_telemetry_log_path = BrokerKey(
         "client.telemetry.log.path",
         _STRING,
         None,
-        "File to which the metrics that clients push are appended, a line of JSON a"
-        " push. Who shall push what is said by subscriptions, as with Kafka: mpbroker"
-        " config set --client-metrics, or kafka-client-metrics.sh. If neither this nor"
-        " client.telemetry.receiver.class.name is set, clients are not asked.",
+        "File to which the metrics that clients push are appended, one line of JSON"
+        " for each push. Subscriptions say which clients push what, as in Kafka:"
+        " mpbroker config set --client-metrics, or kafka-client-metrics.sh. If neither"
+        " this nor client.telemetry.receiver.class.name is set, clients are not asked"
+        " for metrics. Not a setting of Kafka.",
     )
     client_telemetry_log_max_bytes = BrokerKey(
         "client.telemetry.log.max.bytes",
         _LONG,
         100 * 1024 * 1024,
-        "A file of client.telemetry.log.path that is so large is renamed to that name"
-        " and .1, and a new one begun: what clients push takes twice this at most, and"
-        " a push of each process that executes requests.",
+        "When the file of client.telemetry.log.path reaches this size, it is renamed"
+        " to its name with .1 at the end, and a new file is begun. Both files together"
+        " take at most twice this, and one push of each request handler. Not a setting"
+        " of Kafka.",
         validator=at_least(1),
     )
     client_telemetry_receiver_class_name = BrokerKey(
         "client.telemetry.receiver.class.name",
         _STRING,
         "",
-        "Class that gets the metrics that clients push: python:MODULE:CLASS, or the"
-        f" name of an entry point in the group {RECEIVER_GROUP}. It is a subclass"
-        " of mpbroker.extensions.ClientTelemetryReceiver.",
+        "Class that receives the metrics that clients push: python:MODULE:CLASS, or"
+        f" the name of an entry point in the group {RECEIVER_GROUP}. It is a subclass"
+        " of mpbroker.extensions.ClientTelemetryReceiver. Not a setting of Kafka.",
     )
 
-    # -- what they come to -------------------------------------------------------------
+    # -- the configuration itself ------------------------------------------------------
 
     endpoints: tuple[EndPoint, ...]
     advertised: Mapping[str, AdvertisedEndPoint]
@@ -1414,15 +1456,15 @@ class BrokerConfig:
         environ: Mapping[str, str],
         cores: int,
     ) -> None:
-        """Resolve settings; see load() for the usual way to get here.
+        """Resolve and check settings; load() reads them from their sources first.
 
         Args:
-            settings: from all sources, in any order.
-            environ: for computed defaults, as cores.
-            cores: cores that the broker may keep busy.
+            settings: of all sources, in any order.
+            environ: the environment, which some defaults are computed of.
+            cores: cores that the broker may keep busy; some defaults depend on it.
 
         Raises:
-            ConfigError: names the setting, the value, the limit and the way out.
+            ConfigError: names the setting, its value, the limit and what to do.
         """
         definition, notes = _keys_on(cores, environ)
         resolution = Resolution(definition)
@@ -1462,9 +1504,9 @@ class BrokerConfig:
         raise AttributeError(f"the configuration is immutable: cannot delete {name}")
 
     def with_values(self, values: Mapping[str, ConfigValue]) -> BrokerConfig:
-        """Return this configuration with other attributes.
+        """Return this configuration with other values of some attributes.
 
-        What is not an attribute (resolved(), static_texts(), broker_values()) stays.
+        resolved(), static_texts() and broker_values() return what they did before.
         """
         changed = object.__new__(type(self))
         attributes = {**self.attributes, **values}
@@ -1473,7 +1515,7 @@ class BrokerConfig:
 
     def _take_values(self) -> None:
         values = {name: entry.value for name, entry in self._resolved.items()}
-        # A comma at the end names no directory: not the one where we are started.
+        # An empty item, such as after a last comma, is not the working directory.
         named = values["log.dirs"]
         assert isinstance(named, tuple)
         values["log.dirs"] = tuple(_absolute(path) for path in named if path)
@@ -1488,16 +1530,18 @@ class BrokerConfig:
         *,
         cores: int | None = None,
     ) -> BrokerConfig:
-        """Resolve settings: arguments win over the environment, that over the file.
+        """Read and resolve settings.
+
+        An argument counts before the environment, which counts before the file.
 
         Args:
-            arguments: texts by key, from key=value on the command line.
+            arguments: by key, the texts of key=value on the command line.
             file: TOML or Java properties, or None.
-            environ: the environment; MPBROKER_LOG_DIRS sets log.dirs.
-            cores: cores that the broker may keep busy; asked of the system if None.
+            environ: the environment; the variable MPBROKER_LOG_DIRS sets log.dirs.
+            cores: cores that the broker may keep busy; None: ask the system.
 
         Raises:
-            ConfigError: names the setting, the value, the limit and the way out.
+            ConfigError: names the setting, its value, the limit and what to do.
         """
         settings = settings_of_file(file) if file is not None else []
         settings += settings_of_environment(environ)
@@ -1508,22 +1552,22 @@ class BrokerConfig:
         return config
 
     def load_again(self) -> BrokerConfig:
-        """Resolve the same sources once more: the file may have changed.
+        """Return the configuration of the same sources as they are now.
 
         Raises:
-            ConfigError: as load(); this configuration stays as it is.
+            ConfigError: see load(); this configuration stays as it is.
         """
         return self._load_again()
 
     @property
     def has_telemetry_receiver(self) -> bool:
-        """Whether pushed client metrics have a receiver; if not, none are asked for."""
+        """Whether something receives clients' metrics; if not, none are asked for."""
         return bool(
             self.client_telemetry_log_path or self.client_telemetry_receiver_class_name
         )
 
     def resolved(self, name: str) -> ResolvedValue:
-        """Return the value of a key with its source.
+        """Return the value of a key, and where it comes from.
 
         Raises:
             ConfigError: no such key.
@@ -1531,7 +1575,7 @@ class BrokerConfig:
         return self._resolved[self.definition.key(name).name]
 
     def static_texts(self) -> dict[str, str]:
-        """Return the texts that were set, by key: static values in DescribeConfigs."""
+        """Return by key the texts that were set, which DescribeConfigs calls static."""
         texts = {
             name: entry.text
             for name, entry in self._resolved.items()
@@ -1562,11 +1606,11 @@ class BrokerConfig:
     def own_of_mechanism(
         self, listener_name: str, mechanism: str, name: str
     ) -> ConfigValue:
-        """Return what was set for one mechanism of a listener; None: nothing was."""
+        """Return the value set for one SASL mechanism of a listener, or None."""
         return self._per_mechanism.get((listener_name.lower(), mechanism.lower(), name))
 
     def own_value(self, listener_name: str, name: str) -> ConfigValue:
-        """Return what was set for one listener alone; None: nothing was."""
+        """Return the value set for one listener alone, or None."""
         return self._per_listener.get((listener_name.lower(), name))
 
     def broker_values(self) -> dict[str, ConfigValue]:
@@ -1574,7 +1618,7 @@ class BrokerConfig:
         return {name: entry.value for name, entry in self._resolved.items()}
 
     def log_defaults(self) -> dict[str, ConfigValue]:
-        """Return what topics inherit, by topic key, for LogConfig.from_overrides()."""
+        """Return the defaults of topics, by topic key."""
         return defaults_of_broker(self.broker_values())
 
     def connection_overrides(self) -> dict[str, int]:
@@ -1607,9 +1651,9 @@ class BrokerConfig:
         return parse_listeners(wanted, protocols, key=key)
 
     def own_processors(self) -> dict[str, int]:
-        """Return the processors of listeners that have a number of their own, by name.
+        """Return by listener name the numbers of processors that listeners have set.
 
-        The others have num.network.threads each.
+        Each other listener has num.network.threads.
         """
         own = {}
         for endpoint in self.endpoints:
@@ -1617,7 +1661,7 @@ class BrokerConfig:
             if isinstance(number, int):
                 own[endpoint.listener_name] = number
         if self.control_plane_listener_name is not None:
-            own[self.control_plane_listener_name.upper()] = 1  # whatever is set
+            own[self.control_plane_listener_name.upper()] = 1  # even if more are set
         return own
 
     def _pools(self) -> ListenerPools:
@@ -1650,7 +1694,7 @@ class BrokerConfig:
 
     def _replication_warnings(self) -> list[str]:
         return [
-            f"{name}={entry.value} has no effect: there is one broker, so every topic"
+            f"{name}={entry.value} has no effect: there is one broker, so each topic"
             " has one replica"
             for name in (
                 "default.replication.factor",
@@ -1664,7 +1708,7 @@ class BrokerConfig:
 def _keys_on(
     cores: int, environ: Mapping[str, str]
 ) -> tuple[ConfigDef, dict[str, list[str]]]:
-    """Return the keys with the defaults of a machine, and warnings about these."""
+    """Return the keys with their defaults on a machine, and warnings by key."""
     notes: dict[str, list[str]] = {}
     keys = []
     for key in BROKER_CONFIG_DEF:
@@ -1675,7 +1719,8 @@ def _keys_on(
 
 
 def _absolute(path: str) -> str:
-    # A daemon changes its working directory, and messages should name the place.
+    # A daemon changes its working directory; an absolute path stays right, and tells
+    # where the directory is.
     return os.path.abspath(os.path.expanduser(path))
 
 

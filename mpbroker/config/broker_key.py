@@ -1,7 +1,8 @@
-"""BrokerKey: a row of the broker's table of settings.
+"""BrokerKey: a row of the table of the broker's settings.
 
-Beside what every key has, a row of the broker says which processes read the value, and
-so whether, and how, it can change while the broker serves.
+Beside what every key says, a row of the broker says which processes read a new value
+while the broker serves, and so whether the value can change then. The table itself is
+BrokerConfig (broker_config.py).
 """
 
 from __future__ import annotations
@@ -33,27 +34,27 @@ from mpbroker.config.machine import Computed, Machine
 
 
 class Reader(Enum):
-    """Which processes read a setting that can change, and how a new value reaches them.
+    """The processes that read a setting, and the way in which a new value gets there.
 
-    Kafka's documentation marks some keys as dynamic ("cluster-wide", "per-broker").
-    Here more are: what the processes of a role read when they start is changed by
-    replacing them one by one, which no client notices.
+    Kafka's documentation calls some keys dynamic ("cluster-wide", "per-broker"). Here
+    more keys are: if the processes of a role read a key when they start, new processes
+    replace them one by one. No client notices that.
     """
 
-    PAGE = "page"  # acceptors and processors, from shared memory (ipc/limits_page.py)
+    PAGE = "page"  # acceptors and processors, in shared memory (ipc/limits_page.py)
     POOLS = "pools"  # the supervisor, which starts or retires processes
-    TOPICS = "topics"  # every view of the metadata log, as the default of topics
+    TOPICS = "topics"  # all processes, in the metadata log: a default of topics
     SOCKETS = "sockets"  # the supervisor, which has the listen sockets
     RING = "ring"  # processors, when they start
     HANDLER = "handler"  # handlers, when they start
-    COORDINATOR = "coordinator"
-    HOUSEKEEPER = "housekeeper"
-    EXPORTER = "exporter"
-    SECURITY = "security"  # processors, from the metadata log, per new connection
+    COORDINATOR = "coordinator"  # the coordinator, when it starts
+    HOUSEKEEPER = "housekeeper"  # the housekeeper, when it starts
+    EXPORTER = "exporter"  # the exporter, when it starts
+    SECURITY = "security"  # processors, in the metadata log, for each new connection
     NONE = "none"  # no process: the value is kept for tools that set it
 
 
-# What TLS and SASL read can change for one listener only, as in Kafka.
+# As in Kafka, a setting of TLS or SASL can change for one listener only.
 _MODES: Final = {Reader.SECURITY: UpdateMode.PER_BROKER}
 
 if TYPE_CHECKING:
@@ -79,12 +80,12 @@ T = TypeVar("T")
 
 
 class ListenerPools:
-    """A broker's listeners, as far as they limit the numbers of its processes.
+    """The part of a broker's listeners that limits the numbers of its processes.
 
     Attributes:
         listeners: how many there are.
-        own_processors: by name, of those that do not follow num.network.threads.
-        has_control_plane: whether one of them has a handler of its own.
+        own_processors: by name, the numbers of processors that listeners have set.
+        has_control_plane: whether a listener has a handler of its own.
     """
 
     __slots__ = ("has_control_plane", "listeners", "own_processors")
@@ -104,15 +105,17 @@ _SMALLEST: Final = Machine(1, {})
 
 
 class BrokerKey(ConfigKey, Generic[T]):
-    """One setting of the broker, and the attribute of BrokerConfig that has its value.
+    """One setting of the broker, and the attribute of BrokerConfig with its value.
 
-    Its columns beside ConfigKey's:
+    A descriptor: on the class it is the row, on a configuration the value. Its columns
+    beside ConfigKey's:
 
-    default: may be computed; until the machine is known (see `on`) it is what it
-        would be with one core and no environment.
-    reader: which processes read a new value while the broker serves; None: a new
-        value counts from the next start on.
-    room: limits that follow from the listeners, instead of ``validator``'s.
+        default: it may be Computed. Until the machine is known (see `on`), it is the
+            default on a machine with one core and an empty environment.
+        reader: the processes that read a new value while the broker serves; None: a
+            new value counts from the next start on.
+        room: gives the limits that follow from the listeners; they replace
+            ``validator``.
     """
 
     computed: Computed[Any] | None = None
@@ -120,7 +123,7 @@ class BrokerKey(ConfigKey, Generic[T]):
     room: Callable[[ListenerPools], Validator] | None = None
 
     if TYPE_CHECKING:
-        # One for each type of value. What has no default may be None.
+        # One overload for each type of value; a value without a default may be None.
 
         @overload
         def __init__(
@@ -203,7 +206,7 @@ class BrokerKey(ConfigKey, Generic[T]):
         documentation: str,
         **columns: Unpack[BrokerColumns],
     ) -> None:
-        # ConfigKey.__init__() knows none of our columns.
+        # Not by ConfigKey.__init__(), which does not have our columns.
         self.__dict__.update(
             columns, name=name, type=type, default=default, meaning=documentation
         )
@@ -218,7 +221,8 @@ class BrokerKey(ConfigKey, Generic[T]):
         """Return the row of a key that supplies a default of topics.
 
         Args:
-            reader: which processes read it beside the views of the metadata log.
+            reader: the processes that read the value, too; None: only the views of
+                the metadata log do, which every process has.
         """
         if reader is None and key.update_mode is UpdateMode.CLUSTER_WIDE:
             reader = Reader.TOPICS
@@ -235,37 +239,37 @@ class BrokerKey(ConfigKey, Generic[T]):
     @overload
     def __get__(self, config: Values, owner: type) -> T: ...
     def __get__(self, config: Values | None, owner: type) -> Any:
-        # The class has the row, a configuration the value.
         return self if config is None else config.attributes[self.name]
 
     @property
     def documentation(self) -> str:
-        """What people are told, with the rule by which a default is computed."""
+        """What users are told; with the rule, if the default is computed."""
         told = super().documentation
         return f"{told} Default: {self.computed.rule}." if self.computed else told
 
     def on(self, machine: Machine) -> Self:
-        """Return this key with the default that it has on a machine."""
+        """Return this key with its default on a machine."""
         if self.computed is None:
             return self
         return self.with_default(self.computed.value(machine, self))
 
     def beside(self, pools: ListenerPools) -> Self:
-        """Return this key with the limits that it has beside these listeners."""
+        """Return this key with the limits that follow from the listeners."""
         return self if self.room is None else self.with_validator(self.room(pools))
 
 
 def reader_of(key: ConfigKey) -> Reader | None:
-    """Return the reader of a broker's key; None: no process reads a new value."""
+    """Return the reader of a key; None: a new value counts from the next start on."""
     return key.reader if isinstance(key, BrokerKey) else None
 
 
-# These processes read the metadata log themselves; to the others a new value is told.
+# A key with one of these readers is not brought to a process by the supervisor: the
+# processes read the metadata log themselves.
 _NOT_TOLD: Final = (None, Reader.TOPICS, Reader.SECURITY)
 
 
 def told_keys(definition: ConfigDef) -> list[BrokerKey[Any]]:
-    """Return the keys whose new values the supervisor brings to their readers."""
+    """Return the keys whose new values the supervisor brings to processes."""
     return [
         key
         for key in definition

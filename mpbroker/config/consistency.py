@@ -1,4 +1,4 @@
-"""Settings that are good alone and must not contradict each other."""
+"""Check settings that are accepted alone and may contradict each other."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from mpbroker.ipc.layout import MAX_PARTITIONS
 
 
 def check_values(definition: ConfigDef, value: Callable[[str], ConfigValue]) -> None:
-    """Check values that are good alone and may contradict each other.
+    """Check what may change while the broker serves, too.
 
     Args:
-        value: gives a setting's value by its name.
+        value: returns a setting's value by its name.
 
     Raises:
-        ConfigError: two of them contradict each other.
+        ConfigError: two values contradict each other.
     """
     definition.check_order(value)
     if value("max.connections.per.ip") == 0 and not value(
@@ -29,7 +29,7 @@ def check_values(definition: ConfigDef, value: Callable[[str], ConfigValue]) -> 
 
 
 def check_inter_broker(listener: str | None, protocol: str | None) -> None:
-    """Refuse a listener between brokers that is set by its name and by its protocol.
+    """Raise ConfigError if the listener for other brokers is set in two ways.
 
     Args:
         listener: inter.broker.listener.name.
@@ -43,47 +43,44 @@ def check_inter_broker(listener: str | None, protocol: str | None) -> None:
 
 
 def check_request_sizes(request: int, queued: int) -> None:
-    """Refuse a queue in which the largest request has no room.
+    """Raise ConfigError if the largest request has no room in the queue.
 
     Args:
         request: socket.request.max.bytes.
-        queued: queued.max.request.bytes; -1: it is sized by the processors.
+        queued: queued.max.request.bytes; -1: the number of processors decides.
     """
     if 0 <= queued < request:
         raise ConfigError(
             f"queued.max.request.bytes={queued}: below socket.request.max.bytes="
-            f"{request}, so that the largest request would never fit; raise the"
-            " first or lower the second"
+            f"{request}, so the largest request would never fit; raise the first or"
+            " lower the second"
         )
 
 
 def check_directories(paths: Sequence[str]) -> None:
-    """Refuse log.dirs that name nothing, one directory twice, or what is not UTF-8."""
+    """Raise ConfigError if log.dirs is empty, names one twice, or is not UTF-8."""
     if not paths:
-        raise ConfigError("log.dirs: no directory is named; give one at least")
+        raise ConfigError("log.dirs: no directory is named; name at least one")
     for path in paths:
         if not path.isascii() and re.search("[\ud800-\udfff]", path):
             raise ConfigError(
-                f"log.dirs: {path!r} is not UTF-8, as what tells of it must be;"
-                " use a directory of another name"
+                f"log.dirs: {path!r} is not UTF-8, and responses that name it must be;"
+                " use a directory with another name"
             )
     if len(set(paths)) != len(paths):
         raise ConfigError(f"log.dirs={','.join(paths)}: a directory is named twice")
 
 
 def check_internal_topics(offsets: int, transactions: int) -> None:
-    """Refuse what a broker has no room for, of which each alone would have been.
+    """Raise ConfigError if the coordinator's topics have too many partitions together.
 
     Args:
         offsets: offsets.topic.num.partitions.
         transactions: transaction.state.log.num.partitions.
-
-    Raises:
-        ConfigError: they are too many.
     """
     if offsets + transactions > MAX_PARTITIONS:
         raise ConfigError(
             f"offsets.topic.num.partitions={offsets} and"
             f" transaction.state.log.num.partitions={transactions}: together above"
-            f" {MAX_PARTITIONS}, as many as a broker can have; lower one"
+            f" {MAX_PARTITIONS}, the most partitions that a broker can have; lower one"
         )

@@ -1,4 +1,4 @@
-"""How many cores this process may use: the host's, its affinity, its cgroup's quota."""
+"""Count the cores that this process may use, by its affinity and its cgroup's quota."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def available_cores(
     """Return the cores that this process may keep busy, at least 1.
 
     Args:
-        affinity: cores that the scheduler may put it on, asked of the system if None.
-        cgroup_root: where the cgroup file system is mounted.
-        cgroup_of_process: the file that names the process's cgroups.
+        affinity: cores that the scheduler may use for it; None: ask the system.
+        cgroup_root: the directory where the cgroup file system is mounted.
+        cgroup_of_process: the file that names the cgroups of the process.
 
     Source: Linux, Documentation/admin-guide/cgroup-v2.rst, "cpu.max", and
     scheduler/sched-bwc.rst for version 1.
@@ -30,12 +30,12 @@ def available_cores(
         )
         if (quota := _quota(directory)) is not None
     ]
-    # Half a core more than whole ones still runs one process more.
+    # Rounded up: half a core still runs a process.
     return max(1, min([affinity, *(int(-(-quota // 1)) for quota in quotas)]))
 
 
 def _cgroup_directories(root: str, membership: str) -> list[str]:
-    """Every directory whose quota binds this process: its cgroup and those above."""
+    """Return the directories of the process's cgroup and of all cgroups above it."""
     directories = []
     for line in (_read(membership) or "").splitlines():
         _, _, rest = line.partition(":")
@@ -43,8 +43,8 @@ def _cgroup_directories(root: str, membership: str) -> list[str]:
         if controllers and "cpu" not in controllers.split(","):
             continue
         base = os.path.join(root, controllers) if controllers else root
-        # In a container the path may be the host's and absent here: then only the
-        # root, which is the container's own cgroup, can be read.
+        # In a container the path may be one of the host, which does not exist here.
+        # Then only the root can be read, which is the container's own cgroup.
         directory = os.path.join(base, path.strip("/"))
         directories.append(base)
         while directory.startswith(f"{base}/") and len(directory) > len(base) + 1:

@@ -1,8 +1,9 @@
-"""DynamicConfig: what a setting is now, dynamic values before static ones.
+"""DynamicConfig: the values of settings now; dynamic values count before static ones.
 
-Precedence is Kafka's: of this broker, of all brokers, as it was started, the default;
-and what is set for a listener (listener.name.NAME.KEY) before what is set for all. A
-dynamic value that is not accepted any more has no effect, and one log line says so.
+The order is Kafka's. The dynamic value of this broker counts first, then the dynamic
+value of all brokers, then the value that the broker was started with, then the default.
+A value for one listener (listener.name.NAME.KEY) counts before a value for all
+listeners. A dynamic value that is no longer accepted has no effect; the log says so.
 
 Source: Kafka's DynamicBrokerConfig (KIP-226).
 """
@@ -23,16 +24,16 @@ from mpbroker.config.broker_key import told_keys
 
 _LOG = get_logger(__name__)
 
-# The dynamic configs of one broker, by its id, or of all, by "".
+# Returns the dynamic configs of a broker, given its id; of all brokers, given "".
 Overrides = Callable[[str], Mapping[str, str]]
 
 
 class DynamicConfig:
-    """One broker's settings as they are now.
+    """The settings of one broker as they are now.
 
     Args:
-        config: as it was started.
-        overrides: from the metadata log.
+        config: the settings that the broker was started with.
+        overrides: returns the dynamic configs in the metadata log.
     """
 
     def __init__(self, config: BrokerConfig, overrides: Overrides) -> None:
@@ -50,12 +51,15 @@ class DynamicConfig:
         return self.config.resolved(name).value if found is None else found
 
     def for_listener(self, listener: str, name: str) -> ConfigValue:
-        """Return a setting of one listener, which may be the broker's."""
+        """Return a setting of one listener: its own, else the broker's."""
         found = self.own_of_listener(listener, name)
         return self.value(name) if found is None else found
 
     def for_mechanism(self, listener: str, mechanism: str, name: str) -> ConfigValue:
-        """Return a setting of one SASL mechanism of a listener."""
+        """Return a setting of a SASL mechanism of a listener.
+
+        It is the mechanism's own, else the listener's own, else the broker's.
+        """
         full = f"{LISTENER_PREFIX}{listener.lower()}.{mechanism.lower()}.{name}"
         found = self._dynamic(full, self.config.definition.key(name))
         if found is None:
@@ -63,7 +67,7 @@ class DynamicConfig:
         return self.for_listener(listener, name) if found is None else found
 
     def own_of_listener(self, listener: str, name: str) -> ConfigValue:
-        """Return what is set for one listener alone; None: nothing is."""
+        """Return the value set for one listener alone, or None."""
         key = self.config.definition.key(name).of_listener()
         if name == PROCESSORS_KEY and self._is_control_plane(listener):
             return 1
@@ -71,7 +75,11 @@ class DynamicConfig:
         return self.config.own_value(listener, name) if found is None else found
 
     def integer(self, name: str, listener: str | None = None) -> int:
-        """Return a setting that is a whole number, of a listener if one is given."""
+        """Return a setting that is a whole number.
+
+        Args:
+            listener: whose value is wanted; None: the broker's.
+        """
         value = (
             self.value(name) if listener is None else self.for_listener(listener, name)
         )
@@ -79,10 +87,10 @@ class DynamicConfig:
         return value
 
     def effective(self) -> BrokerConfig:
-        """Return the settings as attributes, dynamic ones included.
+        """Return the settings with the values that they have now as attributes.
 
-        What is not an attribute (resolved(), static_texts(), broker_values()) stays as
-        the broker was started.
+        resolved(), static_texts() and broker_values() return the values that the
+        broker was started with.
         """
         told = told_keys(self.config.definition)
         return self.config.with_values({key.name: self.value(key.name) for key in told})
@@ -99,7 +107,7 @@ class DynamicConfig:
             try:
                 return key.parse(text)
             except ConfigError as error:
-                # Set when the limits were others: no reason not to go on.
+                # It was accepted under other limits, and must not stop the broker now.
                 if (name, text) not in self._refused:
                     self._refused.add((name, text))
                     _LOG.warning("a dynamic config has no effect: %s", error)

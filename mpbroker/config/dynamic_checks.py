@@ -1,4 +1,4 @@
-"""Check what dynamic configs add up to, before they are written to the metadata log."""
+"""Check dynamic configs, all taken together, before they are written to the log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mpbroker.ipc.layout import MAX_PROCESSORS
 
 
 def checked_definition(config: BrokerConfig) -> ConfigDef:
-    """Return the broker's keys, with a check of what dynamic configs add up to."""
+    """Return the broker's keys, with a check of the dynamic configs taken together."""
 
     def check(
         own: Mapping[str, str], of_all: Mapping[str, str], touched: Collection[str]
@@ -27,7 +27,7 @@ def checked_definition(config: BrokerConfig) -> ConfigDef:
         layers = {str(config.node_id): own, "": of_all}
         now = DynamicConfig(config, lambda name: layers.get(name, {}))
         if any(name in own or name in of_all for name in touched):
-            _check_together(now)  # and taking away is always a way out
+            _check_together(now)  # but a value may always be taken away
         _check_security(now, touched, own.keys() | of_all.keys())
 
     return config.definition.with_check(check)
@@ -50,7 +50,12 @@ def _check_together(now: DynamicConfig) -> None:
 def _check_security(
     now: DynamicConfig, touched: Collection[str], wanted: Collection[str]
 ) -> None:
-    """Try the settings of TLS and SASL of the listeners that get others."""
+    """Try the settings of TLS and SASL of the listeners that change.
+
+    Args:
+        touched: the names whose values are new or gone.
+        wanted: the names that have a value afterwards.
+    """
     endpoints = {each.listener_name.lower(): each for each in now.config.endpoints}
     listeners: dict[str, EndPoint] = {}
     for name in touched:
@@ -61,22 +66,21 @@ def _check_security(
         endpoint = endpoints.get(listener)
         if endpoint is not None and endpoint.security_protocol != "PLAINTEXT":
             listeners[listener] = endpoint
-        elif name in wanted:  # and may always be taken away
+        elif name in wanted:  # a value may always be taken away
             raise UnusableConfigError(
-                f"{name}: there is no such listener; listeners are"
-                f" {', '.join(endpoints)}"
+                f"{name}: there is no such listener; there are {', '.join(endpoints)}"
                 if endpoint is None
                 else f"{name}: {listener} is a listener of PLAINTEXT, which has"
-                " neither TLS nor SASL; listener.security.protocol.map says so"
+                " neither TLS nor SASL: see listener.security.protocol.map"
             )
         if mechanism and mechanism not in SASL_MECHANISMS and name in wanted:
             raise UnusableConfigError(
-                f"{name}: there is no mechanism {mechanism!r:.100}; in names of"
-                f" settings they are {', '.join(SASL_MECHANISMS)}"
+                f"{name}: there is no SASL mechanism {mechanism!r:.100}; names of"
+                f" settings spell them {', '.join(SASL_MECHANISMS)}"
             )
     if not listeners:
         return
-    # Imported here: most brokers have no such listener.
+    # Imported here, because most brokers have no listener with TLS or SASL.
     from mpbroker.config.listener_security import security_settings
 
     for listener, endpoint in listeners.items():

@@ -1,4 +1,4 @@
-"""What a key means and what it is now: `mpbroker config explain KEY`."""
+"""Explain a setting: its meaning, limits, default and value now."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from mpbroker.metadata.log_config_def import BROKER_SYNONYMS, LOG_CONFIG_DEF
 
 
 class Explanation(NamedTuple):
-    """Everything there is to know about one key, as text; None where not known.
+    """The facts about one key, as texts; None where a fact is not known.
 
-    ``scope`` is "broker" or "topic". ``related`` names the broker keys that supply a
-    topic key's default, or the topic key that a broker key is the default of.
-    ``instead`` names the broker keys that count where this one is not set.
-    ``is_computed``: whether the default is that of this machine, by the rule that the
-    documentation gives.
+    Attributes:
+        scope: "broker" or "topic".
+        is_computed: whether the default is this machine's, by the rule that the
+            documentation tells.
+        related: of a topic key, the broker keys that supply its default; of a broker
+            key, the topic key whose default it supplies.
+        instead: the broker keys that count if this one is not set.
+        origin: where the value comes from.
     """
 
     name: str
@@ -38,8 +41,8 @@ class Explanation(NamedTuple):
     origin: str | None
 
     def text(self, width: int = 80) -> str:
-        """Lay it out for people."""
-        import textwrap  # people only: not something a starting broker should load
+        """Return the facts as lines for people."""
+        import textwrap  # imported here: a broker that starts does not need it
 
         lines = [f"{self.name}  ({self.scope} setting)", ""]
         lines += textwrap.wrap(
@@ -64,7 +67,10 @@ class Explanation(NamedTuple):
             facts.append(("if not set", ", then ".join(self.instead)))
         if self.origin is not None:
             value = "none" if self.value is None else self.value or "empty"
-            facts.append(("now", f"{value}, from {self.origin}"))
+            origin = (
+                f"from {self.origin}" if self.origin != "default" else "the default"
+            )
+            facts.append(("now", f"{value}, {origin}"))
         facts.append(("update", self.update_mode))
         if self.aliases:
             facts.append(("also", ", ".join(self.aliases)))
@@ -76,11 +82,14 @@ class Explanation(NamedTuple):
 
 
 def explain(name: str, config: BrokerConfig | None = None) -> Explanation:
-    """Explain a broker's or a topic's key; a name that is both is the broker's.
+    """Explain a key of the broker or of topics; of two with one name, the broker's.
+
+    Args:
+        config: tells defaults and values; None: neither of them is known.
 
     Raises:
-        ConfigError: no such key, and the text offers the nearest spelling; or one of
-            Kafka's that has no effect here.
+        ConfigError: there is no such key, and the text offers the nearest spelling; or
+            it is a key of Kafka's that has no effect here.
     """
     definition = BROKER_CONFIG_DEF if config is None else config.definition
     key = definition.get(name)
@@ -93,7 +102,7 @@ def explain(name: str, config: BrokerConfig | None = None) -> Explanation:
         return _explanation(topic_key, "topic", related)
     of_listener = definition.of_listener(name)
     if of_listener is not None:
-        # What it is now is another question: each listener has its own.
+        # Without the value: each listener may have another one.
         return _explain_broker_key(of_listener.key, None)
     if name.startswith(LISTENER_PREFIX) and (
         reason := why_not_of_listener(name, definition)

@@ -1,6 +1,6 @@
-"""What a listener's settings of TLS and SASL are now, dynamic ones included.
+"""Read the settings of TLS and SASL of a listener as they are now.
 
-Imported only where a listener is not PLAINTEXT.
+Imported only if a listener is not PLAINTEXT.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _OPTIONAL: Any = (str, type(None))
 
 
 class SecuritySettings(NamedTuple):
-    """All that decides who may connect to a listener, and how; equal if nothing is new.
+    """The settings that decide which clients may connect to a listener, and how.
 
     Attributes:
         protocol: SSL, SASL_PLAINTEXT or SASL_SSL.
-        tls: of SSL and SASL_SSL.
-        sasl: of SASL_PLAINTEXT and SASL_SSL.
+        tls: None for SASL_PLAINTEXT.
+        sasl: None for SSL.
         failure_delay_ns: connection.failed.authentication.delay.ms.
         setup_timeout_ns: connections.setup.timeout.ms.
     """
@@ -49,7 +49,7 @@ class SecuritySettings(NamedTuple):
     def make(
         self, credential_of: CredentialOf, answer_api_versions: AnswerApiVersions
     ) -> ListenerSecurity:
-        """Make use of them.
+        """Return what applies these settings to connections.
 
         Raises:
             ConfigError: they cannot be used.
@@ -65,24 +65,24 @@ class SecuritySettings(NamedTuple):
         )
 
     def check(self) -> None:
-        """Raise ConfigError if they cannot be used."""
+        """Raise ConfigError if these settings cannot be used."""
 
-        def nobody_logs_in(*_: object) -> Any:
-            raise AssertionError("nobody logs in here")
+        def never_called(*_: object) -> Any:
+            raise AssertionError("no client logs in here")
 
-        self.make(nobody_logs_in, nobody_logs_in).close()
+        self.make(never_called, never_called).close()
 
 
 def security_settings(
     now: DynamicConfig, endpoint: EndPoint, secret: bytes = b""
 ) -> SecuritySettings:
-    """Return what is set for a listener.
+    """Return the settings of TLS and SASL of a listener.
 
     Args:
         secret: see ScramServer.
 
     Raises:
-        ConfigError: something is missing or malformed.
+        ConfigError: a setting is missing or malformed.
     """
     protocol, name = endpoint.security_protocol, endpoint.listener_name
     get = partial(_get, now, name)
@@ -104,14 +104,14 @@ def _get(now: DynamicConfig, listener: str, key: str, kind: type[_T]) -> _T:
 def _get_of(
     now: DynamicConfig, listener: str, mechanism: str, key: str, kind: type[_T]
 ) -> _T:
-    """What is set for one mechanism of a listener comes first."""
+    """Return the value of a SASL mechanism, which counts before the listener's."""
     value = now.for_mechanism(listener, mechanism, key)
     assert isinstance(value, kind), key
     return value
 
 
 def _tls(get: Any, name: str) -> TlsSettings:
-    # Imported here: SASL_PLAINTEXT does without OpenSSL.
+    # Imported here, because SASL_PLAINTEXT does not need OpenSSL.
     from mpbroker.network.security.tls import TlsSettings
 
     return TlsSettings(
@@ -133,7 +133,7 @@ def _sasl(now: DynamicConfig, name: str, get: Any, secret: bytes) -> SaslSetting
     mechanisms = get("sasl.enabled.mechanisms", tuple)
     if not mechanisms:
         raise ConfigError(
-            "sasl.enabled.mechanisms is empty; served are " + ", ".join(MECHANISMS)
+            "sasl.enabled.mechanisms is empty; it may name " + ", ".join(MECHANISMS)
         )
     users = {}
     jaas = now.for_mechanism(name, "plain", "sasl.jaas.config")

@@ -1,6 +1,6 @@
-"""Listener addresses, as `listeners` has them: NAME://host:port, NAME://unix:/path.
+"""Parse and check listeners: NAME://host:port, NAME://unix:/path.
 
-Source: KIP-103 and KIP-797 for what may be combined with what.
+Source: KIP-103 and KIP-797 say which listeners may be combined.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ _WILDCARDS: Final = ("0.0.0.0", "::", "::0", "0:0:0:0:0:0:0:0")
 
 
 class EndPoint(NamedTuple):
-    """One listener. An empty host is the wildcard; port 0 lets the system choose.
+    """One listener.
 
-    Of a Unix socket the host is ``unix:/path``, and the port 0.
+    Attributes:
+        host: empty: every address of the machine. A Unix socket has ``unix:/path``.
+        port: 0: the system chooses one. A Unix socket has 0.
     """
 
     listener_name: str
@@ -39,7 +41,7 @@ class EndPoint(NamedTuple):
 
     @property
     def connection_string(self) -> str:
-        """The listener as `listeners` spells it."""
+        """The listener as the setting `listeners` spells it."""
         if self.path is not None:
             return f"{self.listener_name}://{self.host}"
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -47,13 +49,13 @@ class EndPoint(NamedTuple):
 
     @property
     def path(self) -> str | None:
-        """Where a Unix socket is; None: it is none."""
+        """The path of a Unix socket; None: the listener is no Unix socket."""
         is_unix = self.host.startswith(_UNIX)
         return self.host.removeprefix(_UNIX) if is_unix else None
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine can reach it."""
+        """Whether only this machine can reach the listener."""
         return (
             self.path is not None
             or self.host in ("localhost", "::1")
@@ -67,7 +69,10 @@ class EndPoint(NamedTuple):
 
 
 class AdvertisedEndPoint(NamedTuple):
-    """What clients of a listener are told; "" or 0: whatever they dialled."""
+    """The address that clients of a listener are told.
+
+    An empty host or port 0 stands for the host or port that the client connected to.
+    """
 
     host: str
     port: int
@@ -113,7 +118,7 @@ def _parse_listener(item: str, protocols: Mapping[str, str], key: str) -> EndPoi
     elif host and not _HOST_NAME.fullmatch(host):
         raise ConfigError(
             f"{key}: {_shown(item)}: {host!r} is neither an IPv4 address nor a host"
-            " name; an IPv6 address goes in brackets"
+            " name; write an IPv6 address in brackets"
         )
     return EndPoint(name, host, port, _protocol_of(name, protocols, key))
 
@@ -131,14 +136,14 @@ def _protocol_of(name: str, protocols: Mapping[str, str], key: str) -> str:
 def _check_path(path: str, item: str, key: str) -> None:
     if not path.startswith("/") or path.endswith("/") or "\0" in path:
         raise ConfigError(
-            f"{key}: {_shown(item)}: a Unix socket needs a whole path, as in"
+            f"{key}: {_shown(item)}: a Unix socket needs a whole path, for example"
             " LOCAL://unix:/run/mpbroker/kafka.sock"
         )
     length = len(os.fsencode(path))
     if length > _MAX_PATH_BYTES:
         raise ConfigError(
-            f"{key}: {_shown(item)}: the path has {length} bytes, and that of a Unix"
-            f" socket may have {_MAX_PATH_BYTES} (108 with its end); give a shorter one"
+            f"{key}: {_shown(item)}: the path has {length} bytes, and the path of a"
+            f" Unix socket may have {_MAX_PATH_BYTES}; use a shorter path"
         )
 
 
@@ -217,18 +222,20 @@ def connection_overrides() -> Validator:
 
 
 def check_listeners(endpoints: Sequence[EndPoint]) -> None:
-    """Check that listeners can be opened side by side.
+    """Check that listeners can be opened together.
 
     Raises:
-        ConfigError: none at all, a name twice, a port twice (one IPv4 and one IPv6
-            literal may share it).
+        ConfigError: there is no listener, or two have one name, one path or one port
+            (an IPv4 and an IPv6 address may share a port).
     """
     if not endpoints:
-        raise ConfigError("listeners: at least one listener is needed")
+        raise ConfigError("listeners: name at least one listener")
     names = [endpoint.listener_name for endpoint in endpoints]
     for name in names:
         if names.count(name) > 1:
-            raise ConfigError(f"listeners: each needs its own name, {name} is twice")
+            raise ConfigError(
+                f"listeners: each needs a name of its own; {name} is there twice"
+            )
     _check_ports(endpoints)
     _check_unix(endpoints)
 
@@ -236,11 +243,11 @@ def check_listeners(endpoints: Sequence[EndPoint]) -> None:
 def check_planes(
     endpoints: Sequence[EndPoint], control_plane: str | None, inter_broker: str | None
 ) -> None:
-    """Check the names of the listeners that have a part of their own.
+    """Check the listener of the control plane, and the listener for other brokers.
 
     Raises:
-        ConfigError: one is not among the listeners, or has both parts, or there is
-            none for data.
+        ConfigError: one of them is not a listener, both are the same listener, or no
+            listener is left for data.
     """
     names = [endpoint.listener_name for endpoint in endpoints]
     for key, name in (
@@ -262,21 +269,22 @@ def check_planes(
     if len(names) == 1:
         raise ConfigError(
             f"control.plane.listener.name={control_plane}: there is no other listener,"
-            " and this one serves no data; add one to listeners"
+            " and this one serves no data; add a listener"
         )
 
 
 def exposure_warnings(endpoints: Iterable[EndPoint]) -> list[str]:
-    """Say what strangers may do to listeners that other machines can reach."""
+    """Return warnings about listeners that are open to other machines."""
     warnings = []
     for endpoint in endpoints:
         if endpoint.is_loopback:
             continue
         if endpoint.security_protocol == "PLAINTEXT":
             warnings.append(
-                f"{endpoint.connection_string} is open to other machines: whoever can"
-                " reach it may read and write everything, unencrypted and without a"
-                " password; bind it to 127.0.0.1, or use SSL, SASL_SSL or ACLs"
+                f"{endpoint.connection_string} is open to other machines: any client"
+                " that reaches it may read and write everything, unencrypted and"
+                " without a password; bind it to 127.0.0.1, or use SSL, SASL_SSL or"
+                " ACLs"
             )
         elif endpoint.security_protocol == "SASL_PLAINTEXT":
             warnings.append(
@@ -297,7 +305,7 @@ def _check_ports(endpoints: Sequence[EndPoint]) -> None:
         families = {_literal_family(endpoint.host) for endpoint in sharing}
         if len(sharing) > 2 or families != {4, 6}:
             raise ConfigError(
-                f"listeners: each needs its own port, {port} is used by "
+                f"listeners: each needs its own port; {port} is used by "
                 + ", ".join(endpoint.connection_string for endpoint in sharing)
                 + "; only one IPv4 and one IPv6 address may share a port"
             )
@@ -310,13 +318,13 @@ def _check_unix(endpoints: Sequence[EndPoint]) -> None:
             continue
         if paths.count(each.path) > 1:
             raise ConfigError(
-                f"listeners: each needs its own path, {each.path} is twice"
+                f"listeners: each needs a path of its own; {each.path} is there twice"
             )
         if each.security_protocol != "PLAINTEXT":
             raise ConfigError(
                 f"listeners: {each.connection_string}: {each.security_protocol} is not"
-                " served on a Unix socket, where the file's owner and mode say who may"
-                f" come; add {each.listener_name}:PLAINTEXT to"
+                " served on a Unix socket, where the file's owner and mode say which"
+                f" clients may connect; add {each.listener_name}:PLAINTEXT to"
                 " listener.security.protocol.map"
             )
 
@@ -330,10 +338,10 @@ def _literal_family(host: str) -> int:
 def advertised_by_listener(
     advertised: Sequence[EndPoint], listeners: Sequence[EndPoint]
 ) -> dict[str, AdvertisedEndPoint]:
-    """Return what the clients of each listener are told, by listener name.
+    """Return by listener name the addresses that clients are told.
 
-    A listener that is not advertised tells its clients the address they dialled: of
-    a Unix socket ``unix:/path`` and port 0.
+    A listener that is not advertised tells each client the address that the client
+    connected to; for a Unix socket that is ``unix:/path`` and port 0.
 
     Raises:
         ConfigError: a wildcard address, a name twice, or a name without a listener.
@@ -349,8 +357,8 @@ def advertised_by_listener(
         if endpoint.host in _WILDCARDS:
             raise ConfigError(
                 f"advertised.listeners: {endpoint.connection_string}: clients cannot"
-                f" connect to {endpoint.host}; give an address that they can reach, or"
-                " leave the host empty for the address that they dialled"
+                f" connect to {endpoint.host}; name an address that they can reach, or"
+                " leave the host empty for the address that they connect to"
             )
         if name not in known:
             raise ConfigError(

@@ -1,8 +1,8 @@
-"""Defaults that depend on the machine: its cores and its environment.
+"""Defaults that are computed from the machine: from its cores and its environment.
 
-A row of the broker's table gives such a default as Computed: how it is computed, and
-the rule in words. Documentation prints the rule; the broker's configuration, and
-`mpbroker config explain`, print what it comes to on the machine at hand.
+A row of the broker's table has such a default as a Computed: a function, and its rule
+in words. The documentation of the key tells the rule; `mpbroker config explain` also
+tells the value on this machine.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ T = TypeVar("T")
 
 
 def _say_nothing(sentence: str) -> None:
-    """Take a warning that interests nobody."""
+    """Ignore a warning."""
 
 
 class Machine:
-    """What defaults are computed of.
+    """The facts that defaults are computed from.
 
     Attributes:
         cores: cores that the broker may keep busy.
         environ: the environment.
-        warn: takes sentences about variables that cannot be used.
+        warn: is called with a sentence about each variable that cannot be used.
     """
 
     __slots__ = ("cores", "environ", "warn")
@@ -47,9 +47,10 @@ class Machine:
         """Return the value of the first variable that is set and can be used.
 
         Args:
-            read: turns a variable's text into the value, or raises ConfigError, which
-                becomes a warning: variables that all programs of a machine share keep
-                no broker from starting.
+            read: turns a variable's text into the value. Its ConfigError becomes a
+                warning: the variables are shared by all programs of a machine, and
+                must not keep a broker from starting.
+            otherwise: the value if no variable can be used.
         """
         for variable in variables:
             text = self.environ.get(variable)
@@ -65,8 +66,8 @@ class Computed(Generic[T]):
     """A default that is computed.
 
     Args:
-        value: computes it, given the machine and the key.
-        rule: the same in words, as the end of the sentence "Default: ...".
+        value: computes it from the machine and the key.
+        rule: says the same in words, as the end of the sentence "Default: ...".
     """
 
     __slots__ = ("rule", "value")
@@ -77,7 +78,7 @@ class Computed(Generic[T]):
 
 
 def share_of_cores(cores: int, *, at_least: int, at_most: int) -> Computed[int]:
-    """Return one process for each so many cores, within limits."""
+    """Return a default of one process for so many cores, within limits."""
 
     def value(machine: Machine, key: ConfigKey) -> int:
         return min(at_most, max(at_least, machine.cores // cores))
@@ -87,10 +88,15 @@ def share_of_cores(cores: int, *, at_least: int, at_most: int) -> Computed[int]:
 
 
 def of_variables(otherwise: T, *variables: str) -> Computed[T]:
-    """Return what the first of some environment variables says."""
+    """Return a default that an environment variable may set.
+
+    Args:
+        otherwise: the default if no variable can be used.
+        variables: the first that can be used counts.
+    """
 
     def value(machine: Machine, key: ConfigKey) -> T:
-        # The key parses what it declares: a T, as the default otherwise is.
+        # parse() returns the type that the key declares, as `otherwise` has it.
         return machine.first(variables, key.parse, otherwise)  # type: ignore[arg-type]
 
     named = ", else ".join(f"${variable}" for variable in variables)
@@ -109,9 +115,9 @@ def _log_dirs(machine: Machine, key: ConfigKey) -> tuple[str, ...]:
     return (os.path.join(data_home or "/var/lib", "mpbroker"),)
 
 
-# Kafka's /tmp/kafka-logs is wiped by many systems at boot.
+# Not Kafka's default, /tmp/kafka-logs: many systems delete what is in /tmp at boot.
 DEFAULT_LOG_DIRS = Computed(
     _log_dirs,
     "$STATE_DIRECTORY, which systemd sets, else mpbroker in $XDG_DATA_HOME, else"
-    " ~/.local/share/mpbroker, and without a home /var/lib/mpbroker",
+    " ~/.local/share/mpbroker, else (without a home directory) /var/lib/mpbroker",
 )

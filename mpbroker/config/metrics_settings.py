@@ -1,4 +1,4 @@
-"""Metrics: what the values of their settings mean, and OpenTelemetry's variables."""
+"""Parse the settings of metrics, and read OpenTelemetry's variables."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def default_endpoint(machine: Machine, key: ConfigKey) -> str | None:
         )
         if protocol.lower().startswith("grpc"):
             raise ConfigError(
-                "the protocol of OTEL_EXPORTER_OTLP_PROTOCOL is gRPC, and metrics are"
-                " pushed by OTLP over HTTP only"
+                "OTEL_EXPORTER_OTLP_PROTOCOL asks for gRPC, and metrics are pushed by"
+                " OTLP over HTTP only"
             )
         url = text.strip().rstrip("/") + path if path else text
         parse_otlp_endpoint(url)
@@ -73,20 +73,25 @@ def default_attributes(machine: Machine, key: ConfigKey) -> tuple[str, ...]:
     )
 
 
-# Compiled when they are first used: few brokers that start have a use for them.
+# Compiled at their first use, because most brokers that start do not use them.
 _LISTENER: Final = r"HTTP://(?:\[([0-9A-Fa-f:.%]+)\]|([A-Za-z0-9_.\-]*)):(\d{1,5})"
 
 
 def parse_metrics_listener(items: Sequence[str]) -> tuple[str, int] | None:
-    """Return host and port; None: there shall be no such listener.
+    """Parse metrics.listeners.
+
+    Returns:
+        Host and port; None: there is no listener for metrics.
 
     Raises:
-        ConfigError: it is not of the form HTTP://host:port, or there are several.
+        ConfigError: an item is not HTTP://host:port, or there are several items.
     """
     if not items:
         return None
     if len(items) > 1:
-        raise ConfigError(f"metrics.listeners: {len(items)} addresses; one at most")
+        raise ConfigError(
+            f"metrics.listeners: {len(items)} addresses are named; name one at most"
+        )
     match = re.fullmatch(_LISTENER, items[0].strip())
     if match is None or int(match[3]) > 65535:
         raise ConfigError(
@@ -103,18 +108,21 @@ _ENDPOINT: Final = (
 
 
 def parse_otlp_endpoint(text: str) -> tuple[bool, str, int, str]:
-    """Return whether it is HTTPS, and host, port and path.
+    """Parse otlp.endpoint.
+
+    Returns:
+        Whether it is HTTPS, and host, port and path.
 
     Raises:
-        ConfigError: it is no such URL.
+        ConfigError: the text is not a URL of HTTP or HTTPS, or has a user in it.
     """
     match = re.fullmatch(_ENDPOINT, text.strip())
     if match is None or int(match[4] or 0) > 65535:
-        # A password may be in it, before the host or after a question mark.
-        shown = "what is set" if "@" in text else f"{text.partition('?')[0]!r:.100}"
+        # Do not show a password: it may be before the host or behind a "?".
+        shown = "its value" if "@" in text else f"{text.partition('?')[0]!r:.100}"
         raise ConfigError(
-            f"otlp.endpoint: {shown} is not a URL of HTTP or HTTPS with no user in it,"
-            " for example http://127.0.0.1:4318/v1/metrics"
+            f"otlp.endpoint: {shown} is not a URL of HTTP or HTTPS without a user, for"
+            " example http://127.0.0.1:4318/v1/metrics"
         )
     is_secure = match[1].lower() == "https"
     port = int(match[4]) if match[4] else 443 if is_secure else 80
@@ -122,10 +130,10 @@ def parse_otlp_endpoint(text: str) -> tuple[bool, str, int, str]:
 
 
 def shown_endpoint(text: str) -> str:
-    """Return the part of an endpoint that may be logged: what asks may hold a secret.
+    """Return an endpoint without its query, which may hold a secret.
 
     Raises:
-        ConfigError: it is no endpoint.
+        ConfigError: see parse_otlp_endpoint().
     """
     is_secure, host, port, path = parse_otlp_endpoint(text)
     named = f"[{host}]" if ":" in host else host
@@ -134,17 +142,19 @@ def shown_endpoint(text: str) -> str:
 
 
 def parse_pairs(key: str, items: Sequence[str]) -> dict[str, str]:
-    """Read NAME=VALUE, values as in a URL; the last of a name counts.
+    """Parse items NAME=VALUE, with values encoded as in a URL.
+
+    Of items with one name, the last counts.
 
     Raises:
-        ConfigError: one is not of that form, or has what cannot be sent. It is not
-            repeated: it may be secret.
+        ConfigError: an item has another form, or characters that cannot be sent. The
+            text does not repeat the item, which may be secret.
     """
     return {name: value for _, name, value in _pairs(key, items)}
 
 
 def _pairs(key: str, items: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """Where it is, for people, name and value of each that is not empty."""
+    """Yield the place (for messages), name and value of each item that is not empty."""
     from urllib.parse import unquote
 
     for number, item in enumerate(items, 1):
@@ -166,11 +176,11 @@ _OUR_OWN: Final = ("content-length", "host", "transfer-encoding")
 
 
 def parse_headers(text: str | None) -> dict[str, str]:
-    """Read otlp.headers; names in small letters, as they mean the same in any.
+    """Parse otlp.headers; names become lower case.
 
     Raises:
-        ConfigError: HTTP cannot send them. None of it is repeated: a name may hold
-            a secret, too, where a colon was written for the "=".
+        ConfigError: HTTP cannot send a header. The text does not repeat it: if a colon
+            was written instead of "=", even the name may hold a secret.
     """
     found = {}
     items = text.split(",") if text else ()
@@ -178,7 +188,7 @@ def parse_headers(text: str | None) -> dict[str, str]:
         if not re.fullmatch(_TOKEN, name):
             raise ConfigError(f"{where} is not of the form NAME=VALUE")
         if name.lower() in _OUR_OWN:
-            raise ConfigError(f"{where} is a header that each push has of its own")
+            raise ConfigError(f"{where} is a header that mpbroker sets itself")
         if any(character > "\xff" for character in value):
             raise ConfigError(f"{where} has characters that cannot be sent")
         found[name.lower()] = value
@@ -188,7 +198,7 @@ def parse_headers(text: str | None) -> dict[str, str]:
 def check_otlp(
     endpoint: str | None, headers: str | None, attributes: Sequence[str]
 ) -> None:
-    """Raise ConfigError if metrics cannot be pushed by these."""
+    """Raise ConfigError if metrics cannot be pushed with these settings."""
     if endpoint:
         parse_otlp_endpoint(endpoint)
         parse_headers(headers)

@@ -1,4 +1,4 @@
-"""Plug-ins: classes that settings name, such as authorizers, and super users."""
+"""Load the classes that settings name: authorizers, receivers of clients' metrics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PYTHON: Final = "python:"
 AUTHORIZER_GROUP: Final = "mpbroker.authorizers"
 
 _STANDARD_NAME: Final = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
-# Files written for any Kafka mean the same by these.
+# Files made for earlier versions of Kafka use the other names.
 _STANDARD: Final = frozenset(
     {
         _STANDARD_NAME,
@@ -30,15 +30,15 @@ RECEIVER_KEY: Final = "client.telemetry.receiver.class.name"
 
 
 def load_class(setting: str, name: str, base: type, group: str, known: str = "") -> Any:
-    """Import a class: python:MODULE:CLASS, or an entry point of a group.
+    """Import a class by its name: python:MODULE:CLASS, or an entry point of a group.
 
     Args:
-        setting: whose value the name is, for messages.
-        base: what the class must be a subclass of.
-        known: names that would have been understood too, for messages.
+        setting: the setting that has the name, for messages.
+        base: the class must be a subclass of it.
+        known: other names that are accepted, for messages.
 
     Raises:
-        ConfigError: there is none of that name, or it is not finished.
+        ConfigError: there is no such class, it is no subclass, or it is abstract.
     """
     said = f"{setting}={name}"
     try:
@@ -69,7 +69,7 @@ def _load(said: str, name: str, group: str, known: str) -> object:
         from importlib import import_module
 
         return getattr(import_module(module), attribute)
-    # Imported here: a start without a plug-in would feel its forty modules.
+    # Imported here: it imports forty modules, which most brokers do not need.
     from importlib.metadata import entry_points
 
     for entry_point in entry_points(group=group, name=name):
@@ -81,15 +81,15 @@ def _load(said: str, name: str, group: str, known: str) -> object:
 
 
 def is_standard_authorizer(name: str) -> bool:
-    """Whether a name is that of the authorizer that goes by ACLs in the log."""
+    """Return whether a name means the authorizer that decides by ACLs in the log."""
     return name in _STANDARD
 
 
 def parse_super_users(text: str) -> tuple[str, ...]:
-    """Return the principals.
+    """Parse super.users: principals, separated by semicolons.
 
     Raises:
-        ConfigError: one of them is not a type, a colon and a name.
+        ConfigError: a principal is not a type, a colon and a name.
     """
     users = tuple(user.strip() for user in text.split(";") if user.strip())
     for user in users:
@@ -103,10 +103,10 @@ def parse_super_users(text: str) -> tuple[str, ...]:
 
 
 def load_authorizer_class(name: str) -> type[Authorizer]:
-    """Import the class of an authorizer that is not the standard one.
+    """Import the class of an authorizer that is not the standard authorizer.
 
     Raises:
-        ConfigError: there is none of that name, or it is no authorizer.
+        ConfigError: there is no such class, or it is no authorizer.
     """
     from mpbroker.server.authorization.authorizer import Authorizer
 
@@ -121,10 +121,10 @@ def load_authorizer_class(name: str) -> type[Authorizer]:
 
 
 def load_receiver_class(name: str) -> type[ClientTelemetryReceiver]:
-    """Import the class of a receiver.
+    """Import the class of a receiver of clients' metrics.
 
     Raises:
-        ConfigError: there is none of that name, or it is no receiver.
+        ConfigError: there is no such class, or it is no receiver.
     """
     from mpbroker.server.telemetry.client_telemetry_receiver import (
         ClientTelemetryReceiver,

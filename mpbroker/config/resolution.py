@@ -1,4 +1,4 @@
-"""Resolution: the value that each setting has, of all sources that set it."""
+"""Resolution: find the value of each setting among the sources that set it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from mpbroker.base.config_def import (
 from mpbroker.config.broker_key import BrokerKey, ListenerPools
 from mpbroker.config.sources import Setting, Source
 
-# What a file written for Kafka may hold and nothing here needs: other brokers, the
-# controller, ZooKeeper, remote storage, Java plug-ins. Such a file must work as it is.
+# Settings in files made for Kafka that mpbroker does not have: of other brokers, the
+# controller, ZooKeeper, remote storage, Java classes. They are warnings and no errors,
+# so that such a file works as it is.
 NOT_NEEDED: Final = (
     "alter.config.policy.",
     "auto.include.jmx.reporter",
@@ -43,7 +44,7 @@ NOT_NEEDED: Final = (
     "metadata.log.",
     "metadata.max.",
     "metric.",
-    # Not all that begins so: metrics.listeners is ours, and must not be misspelt.
+    # Whole names: a misspelt metrics.listeners, which is ours, must stay an error.
     "metrics.num.samples",
     "metrics.recording.level",
     "metrics.sample.window.ms",
@@ -72,7 +73,7 @@ NOT_NEEDED: Final = (
     "zookeeper.",
 )
 
-# As settings spell them: listener.name.x.scram-sha-256.connections.max.reauth.ms.
+# As names of settings spell them: listener.name.x.scram-sha-256.sasl.jaas.config.
 SASL_MECHANISMS: Final = (
     "plain",
     "scram-sha-256",
@@ -83,7 +84,12 @@ SASL_MECHANISMS: Final = (
 
 
 class ResolvedValue(NamedTuple):
-    """A value and where it came from. ``text`` is None for a default."""
+    """A value, and the source that it comes from.
+
+    Attributes:
+        text: as it was set; None: the value is the default.
+        origin: names the source for people, such as a file and a line.
+    """
 
     value: ConfigValue
     text: str | None
@@ -92,7 +98,15 @@ class ResolvedValue(NamedTuple):
 
 
 class Resolution:
-    """Sorts settings from all sources into what they set."""
+    """Sorts the settings of all sources by what they set.
+
+    Attributes:
+        resolved: by key, the value that counts.
+        per_listener: by listener and key, values set for one listener.
+        per_mechanism: by listener, SASL mechanism and key, values set for one of both.
+        of_listeners: each setting of a listener that is there or not, by listener.
+        warnings: about settings without effect.
+    """
 
     def __init__(self, definition: ConfigDef) -> None:
         self._definition = definition
@@ -108,8 +122,8 @@ class Resolution:
         }
 
     def read(self, settings: Iterable[Setting]) -> None:
-        """Read settings, but those whose limits follow from the listeners."""
-        # Stable, so that of one source the last counts.
+        """Read settings; those whose limits follow from the listeners wait."""
+        # A stable sort: of one source, the last setting counts.
         for setting in sorted(settings, key=lambda setting: setting.source):
             key = self._definition.get(setting.name)
             if isinstance(key, BrokerKey) and key.room is not None:
@@ -118,9 +132,10 @@ class Resolution:
                 self._read_one(setting)
 
     def read_late(self, pools: ListenerPools) -> ConfigDef:
-        """Read the others; return all keys with their limits beside these listeners.
+        """Read the settings that wait; return all keys with the limits that count.
 
-        So a setting has one limit in all that is said about it.
+        They were not read before, because all messages about a setting shall name the
+        same limits.
         """
         limited = [
             key.beside(pools)
@@ -133,7 +148,7 @@ class Resolution:
         for key in limited:
             value, _, _, origin = self.resolved[key.name]
             try:
-                key.check(value)  # of a default, too
+                key.check(value)  # which may be the default
             except ConfigError as error:
                 raise ConfigError(f"{error} ({origin})") from None
         return self._definition
@@ -147,7 +162,7 @@ class Resolution:
         elif name.startswith(NOT_NEEDED):
             self.warnings.append(f"{name} has no effect in mpbroker ({setting.origin})")
         elif setting.source is Source.ENVIRONMENT:
-            # Other programs have variables of that prefix, so it is no error.
+            # No error: the variable may belong to another program.
             self.warnings.append(f"{self._unknown(name)} ({setting.origin})")
         else:
             raise ConfigError(f"{self._unknown(name)} ({setting.origin})")
@@ -187,10 +202,10 @@ class Resolution:
             self.per_listener[listener.lower(), key.name] = value
 
     def warnings_beside(self, listeners: Iterable[str]) -> list[str]:
-        """Return warnings about what is set for listeners that are not there.
+        """Return warnings about settings of listeners that do not exist.
 
         Args:
-            listeners: the names of those that are.
+            listeners: the names of the listeners that do.
         """
         names = {name.lower() for name in listeners}
         return [
@@ -209,9 +224,10 @@ class Resolution:
 
 
 def why_not_of_listener(name: str, definition: ConfigDef) -> str:
-    """Return why a listener cannot have what ``listener.name.LISTENER.KEY`` sets.
+    """Return why ``listener.name.LISTENER.KEY`` has no effect.
 
-    As the end of a sentence; "" if there is no such key at all.
+    Returns:
+        The end of a sentence; "" if there is no such key at all.
     """
     _, _, rest = name.removeprefix(LISTENER_PREFIX).partition(".")
     if rest in definition:

@@ -1,7 +1,7 @@
-"""Where settings come from: key=value arguments, the environment, a file.
+"""Read settings from their sources: key=value arguments, the environment, a file.
 
-Everything here turns one source into texts by key, with a note of where each text
-was found. What the texts mean is decided later, by the key's definition.
+Each source gives texts by key, and says where each text was found. Keys parse the texts
+later (resolution.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ENVIRONMENT_PREFIX: Final = "MPBROKER_"
 
 
 class Source(IntEnum):
-    """Kind of place a value came from; the higher wins."""
+    """The kind of a source; the source with the highest number counts."""
 
     DEFAULT = 0
     FILE = 1
@@ -29,7 +29,7 @@ class Source(IntEnum):
 
 
 class Setting(NamedTuple):
-    """One text for one key. ``origin`` is for people: a file and line, a variable."""
+    """A text for a key. ``origin`` tells people the file and line, or the variable."""
 
     name: str
     text: str
@@ -63,10 +63,11 @@ def settings_of_environment(environ: Mapping[str, str]) -> list[Setting]:
 def settings_of_file(path: Path) -> list[Setting]:
     """Read a file of settings: TOML or Java properties (Kafka's server.properties).
 
-    The suffix decides; without a telling one, the content does.
+    The suffix of the name decides which of them it is; another suffix leaves it to the
+    content.
 
     Raises:
-        ConfigError: unreadable, not UTF-8, or not in its format.
+        ConfigError: the file cannot be read, is not UTF-8, or not in its format.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -82,8 +83,8 @@ def _parser_for(path: Path, text: str) -> Callable[[str, str], list[Setting]]:
         return parse_toml
     if path.suffix == ".properties":
         return parse_properties
-    # Nearly anything is a properties file, so TOML must be tried first. A table's
-    # header is no use in properties: with one, TOML's complaint is the helpful one.
+    # Try TOML first, because nearly any text is a properties file. A line like the
+    # header of a table makes no sense in properties: then the error of TOML helps more.
     if any(line.lstrip().startswith("[") for line in text.splitlines()):
         return parse_toml
     try:
@@ -97,10 +98,10 @@ def parse_toml(text: str, origin: str) -> list[Setting]:
     """Read TOML; nested tables and dotted keys both spell Kafka's dotted names.
 
     Raises:
-        ConfigError: not TOML, or a value that no key could have (a date, a table
-            inside a list).
+        ConfigError: the text is not TOML, or has a value that no key can have (a date,
+            a table in a list).
     """
-    import tomllib  # 4 ms of import that a start without a TOML file does not owe
+    import tomllib  # imported here: it takes 4 ms, and most brokers do not need it
 
     try:
         document = tomllib.loads(text)
@@ -145,10 +146,10 @@ def _scalar(name: str, value: object, origin: str) -> str:
 
 
 def parse_properties(text: str, origin: str) -> list[Setting]:
-    """Read Java's properties format; of a key given twice, the last counts.
+    """Read Java's properties format; if a key is there twice, the last one counts.
 
     Raises:
-        ConfigError: a malformed \\u escape.
+        ConfigError: there is a malformed \\u escape.
 
     Source: java.util.Properties.load(Reader), Java SE 21 API documentation.
     """
@@ -166,7 +167,10 @@ _BLANKS: Final = " \t\f"
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Join continued lines, drop comments and blank ones; number by first line."""
+    """Yield lines with the number of their first line.
+
+    Continued lines are joined; comments and blank lines are left out.
+    """
     lines = iter(enumerate(_natural_lines(text), start=1))
     for number, line in lines:
         line = line.lstrip(_BLANKS)
@@ -179,8 +183,8 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _natural_lines(text: str) -> Iterable[str]:
-    # Not splitlines(): Java ends lines at CR and LF only, so a form feed or U+2028
-    # belongs to the value.
+    # Not splitlines(): Java ends a line at CR and LF only, so a form feed or U+2028 is
+    # a part of the value.
     return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
 
@@ -189,7 +193,7 @@ def _ends_in_odd_backslashes(line: str) -> bool:
 
 
 def _split_property(line: str) -> tuple[str, str]:
-    """Cut at the first unescaped '=', ':' or blank, which blanks may surround."""
+    """Cut a line at the first unescaped '=', ':' or blank, and strip blanks there."""
     end = 0
     while end < len(line) and line[end] not in "=:" + _BLANKS:
         end += 2 if line[end] == "\\" else 1
@@ -220,7 +224,7 @@ def _unescape(text: str, place: str) -> str:
             position += 4
         else:
             parts.append(_ESCAPES.get(character, character))
-    # Java's escapes are UTF-16 units: two of them may be one character.
+    # Java's escapes are UTF-16 units: two of them may make one character.
     joined = "".join(parts)
     return joined.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 

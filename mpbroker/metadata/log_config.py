@@ -1,4 +1,4 @@
-"""LogConfig: the settings of one topic, resolved and typed."""
+"""LogConfig: the settings of one topic, as typed attributes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _ATTRIBUTES: Final = {key.name: key.attribute for key in LOG_CONFIG_DEF}
 class LogConfig:
     """The settings of one topic; immutable.
 
-    Attributes are the topic keys with underscores (retention.ms is `retention_ms`), in
-    the units of their names; -1 means no limit where the key says so. Sizes and times
-    that mean "never" are the largest 64-bit integer.
+    An attribute is a topic key with underscores: `retention_ms` is retention.ms, in
+    milliseconds. -1 is "no limit" where the key's documentation says so. A size or a
+    time that is never reached is the largest 64-bit integer.
     """
 
     __slots__ = ("_values", "overrides", *(key.attribute for key in LOG_CONFIG_DEF))
@@ -53,10 +53,10 @@ class LogConfig:
         values: Mapping[str, ConfigValue] | None = None,
         overrides: Mapping[str, str] | None = None,
     ) -> None:
-        """Take parsed values by topic key; what is absent has Kafka's default.
+        """Take parsed values by topic key; a key without one has Kafka's default.
 
-        ``overrides`` are the texts set on the topic itself, kept for those who show
-        them; see from_overrides().
+        Args:
+            overrides: the texts that were set for the topic itself, by key.
         """
         merged = {**_DEFAULTS, **(values or {})}
         set_attribute = object.__setattr__
@@ -83,7 +83,11 @@ class LogConfig:
         return f"LogConfig({dict(self.overrides)!r})"
 
     def value(self, name: str) -> ConfigValue:
-        """Return a topic key's effective value. Raises KeyError if there is none."""
+        """Return the value of a topic key.
+
+        Raises:
+            KeyError: there is no such key.
+        """
         return self._mapping[name]
 
     @property
@@ -101,11 +105,11 @@ class LogConfig:
 
         Args:
             broker_defaults: values by topic key, from defaults_of_broker().
-            overrides: texts by topic key, as somebody set them on the topic.
+            overrides: by topic key, the texts that were set for the topic itself.
 
         Raises:
-            ApiError: INVALID_CONFIG; an unknown key, a value outside its limits, or two
-                values that contradict each other.
+            ApiError: INVALID_CONFIG; an unknown key, a value outside its limits, or a
+                value above one that it must not exceed.
         """
         values = dict(broker_defaults)
         try:
@@ -123,10 +127,10 @@ class LogConfig:
         broker_defaults: Mapping[str, ConfigValue],
         overrides: Mapping[str, str],
     ) -> LogConfig:
-        """Resolve settings that were accepted once, without ever failing.
+        """Resolve settings that were accepted earlier; this never fails.
 
-        The broker's defaults may have changed since, and another release may have
-        accepted more: an override that means nothing now is kept but has no effect.
+        Another release may have accepted more. An override that is not accepted now
+        stays among the overrides, and has no effect.
         """
         values = dict(broker_defaults)
         for name, text in overrides.items():
@@ -140,10 +144,12 @@ class LogConfig:
 def defaults_of_broker(
     broker_values: Mapping[str, ConfigValue],
 ) -> dict[str, ConfigValue]:
-    """Return what topics inherit, by topic key, from the broker's values by key.
+    """Return the defaults of topics, by topic key.
 
-    Keys of the broker that no topic inherits are skipped, and so are those that are
-    None: the next synonym decides, and after the last one Kafka's default.
+    Args:
+        broker_values: the broker's values by key. A synonym whose value is None is
+            passed over: the next synonym supplies the default, and after the last one
+            Kafka's default counts.
     """
     inherited: dict[str, ConfigValue] = {}
     for topic_name, synonyms in BROKER_SYNONYMS.items():
@@ -156,7 +162,7 @@ def defaults_of_broker(
 
 
 def _in_topic_unit(value: ConfigValue, factor: int) -> ConfigValue:
-    # A negative age means "no limit" in every unit.
+    # A negative age is "no limit" in every unit.
     if factor == 1 or not isinstance(value, int):
         return value
     return value * factor if value >= 0 else -1

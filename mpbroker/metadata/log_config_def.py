@@ -1,9 +1,9 @@
 """The keys of topic-level configuration, and the broker keys behind each of them.
 
-Each topic key has synonyms among the broker's keys: `retention.ms` of a topic is,
-until somebody sets it there, `log.retention.ms` of the broker, else
-`log.retention.minutes`, else `log.retention.hours`. A key's row below is the only
-place that knows this; the broker's own `log.*` keys are derived from it.
+A topic key may have synonyms among the broker's keys: a topic without a
+`retention.ms` of its own has the broker's `log.retention.ms`, else
+`log.retention.minutes`, else `log.retention.hours`. Only the rows below say so; the
+broker's `log.*` keys are derived from them.
 
 Source: "Topic-Level Configs" of the Apache Kafka 4.x documentation.
 """
@@ -45,10 +45,12 @@ _WEEK_MS: Final = 7 * 24 * _HOUR_MS
 
 
 class BrokerSynonym(NamedTuple):
-    """A broker key that supplies a topic key's default.
+    """A broker key that supplies the default of a topic key.
 
-    ``factor`` turns the broker's unit into the topic's (hours into milliseconds).
-    ``validator`` is there if the broker's key has other limits than the topic's.
+    Attributes:
+        factor: turns a value of the broker's key into the topic's unit, such as hours
+            into milliseconds.
+        validator: limits of the broker's key; None: those of the topic key.
     """
 
     name: str
@@ -86,8 +88,8 @@ _KEYS: Final = [
         "cleanup.policy",
         _LIST,
         ("delete",),
-        "What happens to old segments: `delete` drops them by age or size,"
-        " `compact` keeps the last record of every key, and both may be given.",
+        "What happens to old segments: `delete` deletes them by age or size, `compact`"
+        " keeps the last record of every key; both may be given.",
         validator=list_of("compact", "delete"),
         synonyms=(BrokerSynonym("log.cleanup.policy"),),
     ),
@@ -111,8 +113,8 @@ _KEYS: Final = [
         "compression.type",
         _STRING,
         "producer",
-        "Codec of stored batches. `producer` keeps what the producer chose;"
-        " anything else makes the broker recompress what arrives differently.",
+        "Codec of stored batches. `producer` keeps the producer's choice; with any"
+        " other value the broker compresses batches again that arrive otherwise.",
         validator=one_of("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer"),
         synonyms=(BrokerSynonym("compression.type"),),
     ),
@@ -128,8 +130,8 @@ _KEYS: Final = [
         "delete.retention.ms",
         _LONG,
         86_400_000,
-        "How long a tombstone (a record without a value) stays in a compacted"
-        " topic, so that slow readers learn of the deletion.",
+        "How long a tombstone (a record without a value) stays in a compacted topic,"
+        " so that slow consumers learn of the deletion.",
         validator=at_least(0),
         synonyms=(BrokerSynonym("log.cleaner.delete.retention.ms"),),
     ),
@@ -137,7 +139,8 @@ _KEYS: Final = [
         "file.delete.delay.ms",
         _LONG,
         60_000,
-        "How long a segment's files outlive its removal, for readers still in it.",
+        "How long the files of a deleted segment are kept for processes that still"
+        " read them.",
         validator=at_least(0),
         synonyms=(BrokerSynonym("log.segment.delete.delay.ms"),),
     ),
@@ -145,8 +148,8 @@ _KEYS: Final = [
         "flush.messages",
         _LONG,
         LONG_MAX,
-        "Number of records after which a partition is forced to disk. The default"
-        " leaves that to the operating system and to acks=all.",
+        "Number of records after which a partition is forced to disk. By default the"
+        " operating system and acks=all decide.",
         validator=at_least(1),
         synonyms=(BrokerSynonym("log.flush.interval.messages"),),
     ),
@@ -154,8 +157,8 @@ _KEYS: Final = [
         "flush.ms",
         _LONG,
         LONG_MAX,
-        "Longest time that a record stays unforced in a partition. The default"
-        " leaves that to the operating system and to acks=all.",
+        "Longest time before a record is forced to disk. By default the operating"
+        " system and acks=all decide.",
         validator=at_least(0),
         synonyms=(
             BrokerSynonym("log.flush.interval.ms"),
@@ -166,15 +169,15 @@ _KEYS: Final = [
         "follower.replication.throttled.replicas",
         _LIST,
         (),
-        "One broker has no followers.",
+        "With one broker there are no followers.",
         has_effect=False,
     ),
     TopicKey(
         "index.interval.bytes",
         _INT,
         4096,
-        "Bytes of log between two entries of the offset index. Fewer make lookups"
-        " more exact and the index larger.",
+        "Bytes of log between two entries of the offset index. With fewer bytes"
+        " lookups are more exact and the index is larger.",
         validator=at_least(0),
         synonyms=(BrokerSynonym("log.index.interval.bytes"),),
     ),
@@ -182,14 +185,14 @@ _KEYS: Final = [
         "leader.replication.throttled.replicas",
         _LIST,
         (),
-        "One broker has no followers.",
+        "With one broker there are no followers.",
         has_effect=False,
     ),
     TopicKey(
         "local.retention.bytes",
         _LONG,
         -2,
-        "There is no remote storage, so retention.bytes decides.",
+        "There is no remote storage: retention.bytes decides.",
         validator=at_least(-2),
         has_effect=False,
     ),
@@ -197,7 +200,7 @@ _KEYS: Final = [
         "local.retention.ms",
         _LONG,
         -2,
-        "There is no remote storage, so retention.ms decides.",
+        "There is no remote storage: retention.ms decides.",
         validator=at_least(-2),
         has_effect=False,
     ),
@@ -221,8 +224,8 @@ _KEYS: Final = [
         "message.timestamp.after.max.ms",
         _LONG,
         _HOUR_MS,
-        "How far a record's timestamp may lie ahead of the broker's clock."
-        " Ignored for LogAppendTime.",
+        "How far a record's timestamp may be ahead of the broker's clock. It is"
+        " ignored for LogAppendTime.",
         validator=at_least(0),
         synonyms=(BrokerSynonym("log.message.timestamp.after.max.ms"),),
     ),
@@ -230,8 +233,8 @@ _KEYS: Final = [
         "message.timestamp.before.max.ms",
         _LONG,
         LONG_MAX,
-        "How far a record's timestamp may lie behind the broker's clock."
-        " Ignored for LogAppendTime.",
+        "How far a record's timestamp may be behind the broker's clock. It is ignored"
+        " for LogAppendTime.",
         validator=at_least(0),
         synonyms=(BrokerSynonym("log.message.timestamp.before.max.ms"),),
     ),
@@ -239,8 +242,8 @@ _KEYS: Final = [
         "message.timestamp.type",
         _STRING,
         "CreateTime",
-        "Whose clock stamps a record: the producer's (CreateTime) or the broker's"
-        " at the time of the append (LogAppendTime).",
+        "Which clock stamps a record: the producer's (CreateTime), or the broker's"
+        " when it appends the record (LogAppendTime).",
         validator=one_of("CreateTime", "LogAppendTime"),
         synonyms=(BrokerSynonym("log.message.timestamp.type"),),
     ),
@@ -248,8 +251,8 @@ _KEYS: Final = [
         "min.cleanable.dirty.ratio",
         _DOUBLE,
         0.5,
-        "Share of a compacted log that must be new since the last cleaning before"
-        " it is cleaned again.",
+        "Share of a compacted log that must be new since its last compaction before it"
+        " is compacted again.",
         validator=between(0, 1),
         synonyms=(BrokerSynonym("log.cleaner.min.cleanable.ratio"),),
     ),
@@ -266,8 +269,8 @@ _KEYS: Final = [
         "min.insync.replicas",
         _INT,
         1,
-        "acks=all asks for no more replicas than a topic has, as in Kafka, and with"
-        " one broker that is one.",
+        "With acks=all the broker waits for no more replicas than a topic has, as in"
+        " Kafka, and with one broker a topic has one.",
         validator=at_least(1),
         has_effect=False,
         synonyms=(BrokerSynonym("min.insync.replicas"),),
@@ -276,7 +279,7 @@ _KEYS: Final = [
         "preallocate",
         _BOOLEAN,
         False,
-        "Whether a new segment's file gets its full size at once.",
+        "Whether the file of a new segment gets its full size at once.",
         synonyms=(BrokerSynonym("log.preallocate"),),
     ),
     TopicKey(
@@ -297,7 +300,7 @@ _KEYS: Final = [
         "remote.storage.enable",
         _BOOLEAN,
         False,
-        "Remote storage is not served: only false is accepted.",
+        "There is no remote storage: only false is accepted.",
         validator=Validator("false", lambda value: value is False),
         has_effect=False,
     ),
@@ -305,7 +308,8 @@ _KEYS: Final = [
         "retention.bytes",
         _LONG,
         -1,
-        "Size above which a partition's oldest segments are deleted; -1 keeps all.",
+        "Size of a partition above which its oldest segments are deleted; -1: no"
+        " limit.",
         validator=at_least(-1),
         synonyms=(BrokerSynonym("log.retention.bytes"),),
     ),
@@ -313,9 +317,10 @@ _KEYS: Final = [
         "retention.ms",
         _LONG,
         _WEEK_MS,
-        "Age above which a partition's segments are deleted; -1 keeps them.",
+        "Age above which a segment is deleted; -1: no limit.",
         validator=at_least(-1),
-        # 0 deletes what it can: right for one topic, a mistake for all, as in Kafka.
+        # As in Kafka, a topic may have 0, which deletes all that can be deleted; as the
+        # default of all topics it is refused.
         synonyms=(
             BrokerSynonym("log.retention.ms", 1, _SOME_RETENTION),
             BrokerSynonym("log.retention.minutes", 60_000, _SOME_RETENTION),
@@ -328,8 +333,8 @@ _KEYS: Final = [
         "segment.bytes",
         _INT,
         1 << 30,
-        "Size at which a segment is closed and a new one begun. Deletion and"
-        " compaction work on whole closed segments.",
+        "Size at which a segment is closed and a new one begun. Retention and"
+        " compaction work on closed segments.",
         validator=at_least(14),
         synonyms=(BrokerSynonym("log.segment.bytes"),),
     ),
@@ -345,8 +350,8 @@ _KEYS: Final = [
         "segment.jitter.ms",
         _LONG,
         0,
-        "Largest random amount taken off segment.ms, so that the segments of many"
-        " partitions do not roll at one time.",
+        "Largest random time taken off segment.ms, so that the segments of many"
+        " partitions are not closed at the same moment.",
         validator=at_least(0),
         synonyms=(
             BrokerSynonym("log.roll.jitter.ms"),
@@ -368,7 +373,7 @@ _KEYS: Final = [
         "unclean.leader.election.enable",
         _BOOLEAN,
         False,
-        "One broker elects nobody.",
+        "With one broker there is no leader election.",
         has_effect=False,
         synonyms=(BrokerSynonym("unclean.leader.election.enable"),),
     ),
@@ -377,17 +382,17 @@ _KEYS: Final = [
 LOG_CONFIG_DEF: Final = ConfigDef("topic config", _KEYS)
 
 
-# The broker's keys behind each topic key that has some.
+# By topic key, the broker's keys that supply its default.
 BROKER_SYNONYMS: Final[Mapping[str, tuple[BrokerSynonym, ...]]] = {
     key.name: key.synonyms for key in _KEYS if key.synonyms
 }
 
 
 def _broker_log_keys() -> list[ConfigKey]:
-    """Return the broker's keys that set defaults of topic keys.
+    """Return the broker's keys that supply defaults of topic keys.
 
-    Where several broker keys stand behind one topic key, the last (the one in the
-    coarsest unit) carries Kafka's default and the others have none.
+    Of several broker keys for one topic key, the last one, which has the coarsest
+    unit, has Kafka's default. The others have no default.
     """
     return [
         _broker_key(key, synonym, has_default=synonym is key.synonyms[-1])
@@ -407,7 +412,8 @@ def _broker_key(
     kind, documentation = topic_key.type, topic_key.meaning
     mode = UpdateMode.CLUSTER_WIDE
     if synonym.factor != 1:
-        # Coarse units are 32-bit in Kafka, and only their ms sibling is dynamic.
+        # As in Kafka, a key in hours or minutes has 32 bits and cannot change while the
+        # broker serves; the key in milliseconds can.
         kind, mode = _INT, UpdateMode.READ_ONLY
         if isinstance(default, int):
             default //= synonym.factor
@@ -417,7 +423,7 @@ def _broker_key(
         synonym.name,
         kind,
         default,
-        f"{documentation} Default of the topic config {topic_key.name}.",
+        f"{documentation} It is the default of the topic setting {topic_key.name}.",
         validator=synonym.validator or topic_key.validator,
         not_above=_broker_name(topic_key.not_above),
         update_mode=mode,
@@ -425,14 +431,16 @@ def _broker_key(
     )
 
 
-# The broker's keys that set defaults of topic keys.
+# The broker's keys that supply defaults of topic keys.
 BROKER_LOG_DEF: Final = ConfigDef("setting", _broker_log_keys())
 
 
 def broker_log_value(name: str, text: str) -> ConfigValue:
-    """Return the value of a broker's setting for logs; None: it is no such thing.
+    """Parse a broker's setting that supplies a default of topics.
 
-    A value that a later release accepted must not keep this one from starting.
+    Returns:
+        None if it is another setting, or if the text is not accepted: a text that a
+        later release wrote must not keep this release from starting.
     """
     key = BROKER_LOG_DEF.get(name)
     if key is None:

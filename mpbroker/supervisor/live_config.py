@@ -1,15 +1,16 @@
-"""LiveConfig: bring changed settings to the processes that read them.
+"""LiveConfig: bring new values of settings to the processes that read them.
 
-The settings of a running broker are those it was started with and the dynamic configs
-on top (config/dynamic.py). Each has one kind of reader (config/broker_key.py), and so
-one way to be changed:
+A running broker has the settings that it was started with, and dynamic configs, which
+count before them (config/dynamic.py). The row of a key names its reader
+(config/broker_key.py), which decides how a new value gets there:
 
-    PAGE, SOCKETS   published in shared memory, or set on the listen sockets, at once
-    POOLS, TOPICS   others look at the metadata log themselves
-    the rest        its role's processes are replaced one by one, as by ctl restart
+    PAGE            published in shared memory at once
+    SOCKETS         set on the listen sockets at once
+    POOLS, TOPICS   the readers look at the metadata log themselves
+    other readers   the processes of the role are replaced one by one, as by ctl restart
 
-Nothing of this is a sequence that a death could interrupt: every process that starts
-gets the settings as they are then.
+A death cannot interrupt this half-way: every process that starts gets the settings as
+they are then.
 """
 
 from __future__ import annotations
@@ -54,14 +55,17 @@ _ROLES: Final[Mapping[Reader | None, Sequence[Role]]] = {
     Reader.EXPORTER: (Role.EXPORTER,),
 }
 _IP_RATE: Final = "connection_creation_rate"
-_REPLACED: Final = (Role.HANDLER, Role.PROCESSOR)  # by a successor that is ready first
+# A successor is ready before a process of these roles retires.
+_REPLACED: Final = (Role.HANDLER, Role.PROCESSOR)
 
 
 class LiveConfig:
     """The supervisor's part in dynamic configs.
 
     Args:
-        use: gives settings to processes that are started from now on.
+        config: the settings that the broker was started with.
+        registry: the supervisor's view of the metadata log.
+        use: is called with the settings for processes that start from now on.
     """
 
     def __init__(
@@ -90,7 +94,7 @@ class LiveConfig:
             self._replace_ring()
 
     def turn(self, supervisor: Supervisor) -> None:
-        """See whether the metadata log has anything new; apply it."""
+        """Apply what is new in the metadata log."""
         self._registry.catch_up()
         if self._registry.version != self._version or self._host_names.are_lacking:
             self._version = self._registry.version
@@ -98,7 +102,7 @@ class LiveConfig:
             self._apply(supervisor)
 
     def has_news(self) -> bool:
-        """Whether a setting has changed that the next turn will apply."""
+        """Return whether the next turn will apply a changed setting."""
         self._registry.catch_up()
         return (
             self._registry.version != self._version
@@ -106,10 +110,10 @@ class LiveConfig:
         )
 
     def rebase(self, supervisor: Supervisor, config: BrokerConfig) -> None:
-        """Put the dynamic configs on top of other static ones."""
+        """Apply settings as if the broker had been started with them."""
         before = self._dynamic.config
         self._dynamic = DynamicConfig(config, self._registry.broker_overrides)
-        told = [Role.HANDLER]  # they describe them
+        told = [Role.HANDLER]  # handlers answer DescribeConfigs
         if config.log_defaults() != before.log_defaults():
             told += [Role.COORDINATOR, Role.HOUSEKEEPER, Role.EXPORTER]
         self._apply(supervisor, told)
@@ -146,12 +150,12 @@ class LiveConfig:
         return {key: self._dynamic.value(key) for key in self._readers}
 
     def _replace_ring(self) -> None:
-        """Processors that start from now on let so many requests wait."""
+        """Give processors that start from now on the queue with its new limit."""
         memory = self._memory
         limit = self._dynamic.integer("queued.max.requests")
         memory.ring = RequestRing(memory.control, memory.handler_bells, limit)
 
-    # -- what acceptors and processors obey ------------------------------------------
+    # -- the limits that acceptors and processors read -------------------------------
 
     def _read_limits(self) -> Limits:
         integer, rates = self._dynamic.integer, self._address_rates()
@@ -184,16 +188,19 @@ class LiveConfig:
         )
 
     def _address_rates(self) -> dict[str | None, int]:
-        """Quotas connection_creation_rate by address; None: of all others."""
+        """Return the quotas connection_creation_rate by address; None: all others."""
         quotas = self._registry.client_quotas.by_name(IP, _IP_RATE)
         return {name: min(int(rate), NO_LIMIT) for name, rate in quotas.items()}
 
     def _is_own(self, listener: str, key: str) -> bool:
-        """Whether a listener has a limit of its own: that of the broker is another."""
+        """Return whether a listener has a limit of its own, beside the broker's."""
         return self._dynamic.own_of_listener(listener, key) is not None
 
     def _protected(self, names: Sequence[str]) -> int:
-        """The listener between brokers, if there is another: Kafka exempts it."""
+        """Return the number of the listener for other brokers, or UNSET.
+
+        As in Kafka it is exempt from the broker's limits, if there is another listener.
+        """
         name = self._dynamic.config.inter_broker_listener_name
         if name is None or len(names) < 2 or name.upper() not in names:
             return UNSET
@@ -220,7 +227,12 @@ class LiveConfig:
     # -- listen sockets ---------------------------------------------------------------
 
     def _set_sockets(self, changed: Sequence[str] | None) -> None:
-        """Both may change while a socket listens; None: as at the start."""
+        """Set options of the listen sockets.
+
+        Args:
+            changed: the keys with new values; None: at the start, all keys whose value
+                is not the one that the sockets were opened with.
+        """
         if changed is None:
             changed = [
                 key
@@ -238,10 +250,11 @@ class LiveConfig:
 
 
 class HostNames:
-    """The addresses of hosts; a name is looked up when it is set, as in Kafka.
+    """The addresses of hosts. As in Kafka, a name is looked up when it is set.
 
     Attributes:
-        are_lacking: there was no descriptor left to ask with: to be asked again.
+        are_lacking: whether a lookup failed because no descriptor was free, and has to
+            be tried again.
     """
 
     def __init__(self) -> None:
@@ -249,19 +262,19 @@ class HostNames:
         self._known: dict[str, list[Address]] = {}
 
     def addresses(self, host: str) -> list[Address]:
-        """Return a host's addresses; as they were, if it cannot be looked up now."""
+        """Return a host's addresses; the last known ones if the lookup fails."""
         try:
             found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError) as error:  # the latter: it can be no name
+        except (OSError, UnicodeError) as error:  # UnicodeError: it cannot be a name
             known = self._known.get(host, [])
             if getattr(error, "errno", 0) in (errno.EMFILE, errno.ENFILE):
                 self.are_lacking = True
                 return known
             _LOG.warning(
-                "%s cannot be looked up (%s): a quota of it %s",
+                "%s cannot be looked up (%s): a quota for it %s",
                 host,
                 error,
-                "is for the addresses that it had" if known else "has no effect",
+                "is for its last known addresses" if known else "has no effect",
             )
             return known
         self._known[host] = [

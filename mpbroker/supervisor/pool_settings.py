@@ -1,9 +1,9 @@
-"""What the pools' sizes follow from: Kafka's two dynamic configs.
+"""PoolSettings: how many handlers and processors there shall be.
 
-num.io.threads and num.network.threads of this broker, else of all brokers, else as it
-was started. A resize through ``ctl`` sets them for this broker, so that it holds after
-the next start too, and is told by DescribeConfigs; it is in effect at once, even if it
-cannot be written.
+num.io.threads and num.network.threads say so: the dynamic values of this broker, else
+those of all brokers, else the values that the broker was started with. ``ctl resize``
+sets the dynamic values of this broker. So a resize still counts after the next start,
+and DescribeConfigs shows it. It takes effect at once, even if it cannot be written.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ _LOG = get_logger(__name__)
 
 
 class _Asked(NamedTuple):
-    """A size that was asked for and is not in the metadata log yet."""
+    """A size that ``ctl resize`` asked for and that is not in the metadata log yet."""
 
     text: str
-    instead_of: str | None  # what the log said then
-    given_up: bool = False  # it cannot be written
+    instead_of: str | None  # the dynamic value of this broker when it was asked for
+    given_up: bool = False  # whether it could not be written
 
 
 class PoolSettings:
-    """The sizes that are wanted, as the metadata log and the operator have it.
+    """The sizes that the metadata log and ``ctl resize`` ask for.
 
     Args:
-        registry: the supervisor's own view of the metadata log.
-        listeners: the listeners' names, by number.
+        registry: the supervisor's view of the metadata log.
+        listeners: the names of the listeners, by number.
     """
 
     def __init__(
@@ -51,13 +51,13 @@ class PoolSettings:
         self._refused: set[tuple[str, str]] = set()
 
     def sizes(self) -> PoolSizes:
-        """Return the sizes wanted now. It catches up with the log: one comparison."""
+        """Catch up with the log (one comparison), and return the sizes wanted now."""
         self._registry.catch_up()
         own = self._own_processors()
         followers = len(self._listeners) - len(own)
         each = self._value(PROCESSORS_KEY)
         if followers:
-            # What was set since may leave fewer: the more particular setting counts.
+            # Listeners' own numbers, set later, may leave fewer for the others.
             left = MAX_PROCESSORS - sum(own.values())
             each = max(1, min(each, left // followers))
         return PoolSizes(
@@ -66,7 +66,7 @@ class PoolSettings:
         )
 
     def _own_processors(self) -> dict[str, int]:
-        """The processors of listeners that do not follow num.network.threads."""
+        """Return by name the numbers of processors that listeners have set."""
         configs = self._listener_configs
         return {
             listener: number
@@ -77,13 +77,15 @@ class PoolSettings:
         }
 
     def ask(self, handlers: int | None, processors: int | None) -> None:
-        """Want other sizes from now on.
+        """Ask for other sizes.
 
         Args:
-            processors: of each listener that has no number of its own.
+            handlers: None: as before.
+            processors: for each listener without a number of its own; None: as before.
 
         Raises:
-            ConfigError: out of range, or nobody would follow; nothing is changed.
+            ConfigError: a size is outside its limits, or every listener has a number of
+                its own; nothing is changed.
         """
         wanted = {
             name: str(number)
@@ -98,7 +100,7 @@ class PoolSettings:
         ):
             raise ConfigError(
                 f"{PROCESSORS_KEY}={processors}: no listener follows it; each has a"
-                f" listener.name.NAME.{PROCESSORS_KEY}, which is to be changed instead"
+                f" listener.name.NAME.{PROCESSORS_KEY}: change that instead"
             )
         for name, text in wanted.items():
             self._asked[name] = _Asked(text, self._dynamic(name))
@@ -106,7 +108,7 @@ class PoolSettings:
     def to_write(self) -> dict[str, str]:
         """Return the dynamic configs of this broker that are to be written now.
 
-        Nothing while others are being written: what was asked last is written last.
+        Empty while others are written, so that the last size asked for is written last.
         """
         if self._being_written:
             return {}
@@ -118,7 +120,7 @@ class PoolSettings:
         return self._being_written
 
     def written(self, *, has_worked: bool) -> None:
-        """What to_write() returned is in the log, or cannot be written."""
+        """Note that the configs of to_write() are in the log, or cannot be written."""
         written, self._being_written = self._being_written, {}
         self._registry.catch_up()
         for name, asked in list(self._asked.items()):
@@ -129,8 +131,8 @@ class PoolSettings:
                 self._asked[name] = _Asked(asked.text, self._dynamic(name), failed)
         if not has_worked:
             _LOG.error(
-                "a resize could not be written down, and is in effect only until the"
-                " next start: %s; set it with IncrementalAlterConfigs",
+                "a resize could not be written to the metadata log, and counts until"
+                " the next start only: %s; set it again with `mpbroker config set`",
                 ", ".join(f"{name}={text}" for name, text in written.items()),
             )
 
@@ -148,7 +150,7 @@ class PoolSettings:
             try:
                 value = key.parse(text)
             except ConfigError as error:
-                # Set when the limits were others: no reason not to start.
+                # It was accepted under other limits, and must not stop the broker now.
                 if (name, text) not in self._refused:
                     self._refused.add((name, text))
                     _LOG.warning("a dynamic config has no effect: %s", error)
@@ -163,7 +165,7 @@ class PoolSettings:
         return self._registry.broker_overrides(str(self._config.node_id)).get(name)
 
     def _forget_overruled(self, name: str) -> None:
-        """If somebody has set another size since one was asked for, that one counts."""
+        """Forget a size that was asked for if another one was set since."""
         asked = self._asked.get(name)
         if asked is None:
             return

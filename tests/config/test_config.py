@@ -317,13 +317,13 @@ def test_replication_factors_above_one_are_a_warning():
         ("PLAINTEXT://[zz]:1", "'zz' is not an IPv6 address"),
         ("PLAINTEXT://-h:1", "neither an IPv4 address nor a host name"),
         ("OTHER://h:1", "add OTHER:PLAINTEXT to listener.security.protocol.map"),
-        ("PLAINTEXT://a:1,plaintext://b:2", "PLAINTEXT is twice"),
+        ("PLAINTEXT://a:1,plaintext://b:2", "PLAINTEXT is there twice"),
         ("PLAINTEXT://unix:kafka.sock", "needs a whole path"),
         ("PLAINTEXT://unix:/run/", "needs a whole path"),
         ("PLAINTEXT://unix:/" + 107 * "x", "the path has 108 bytes"),
         ("OTHER://unix:/x", "add OTHER:PLAINTEXT to listener.security.protocol.map"),
         ("SSL://unix:/x", "SSL is not served on a Unix socket"),
-        ("PLAINTEXT://unix:/x,SSL://unix:/x", "/x is twice"),
+        ("PLAINTEXT://unix:/x,SSL://unix:/x", "/x is there twice"),
     ],
 )
 def test_listeners_that_cannot_be_served_are_refused(listeners, complaint):
