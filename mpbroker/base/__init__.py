@@ -1,1 +1,1 @@
-"""What every floor may use: errors, logging, definitions of configuration keys."""
+"""Used by every floor: errors, logging, definitions of configuration keys."""

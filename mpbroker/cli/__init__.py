@@ -1,8 +1,8 @@
 """The `mpbroker` command.
 
-`serve` is looked for first and parsed by hand: the broker answers its first request
-within 250 ms of exec, and importing click alone would cost a quarter of that. All
-other commands are click's and live in one module each, imported when they are named.
+`serve` is looked for first, and parsed without click: a broker has to answer its first
+request within 250 ms of exec, and the import of click alone takes a quarter of that.
+All other commands use click, and each is imported when it is named.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         fill_closed_streams()
     if arguments[:1] == ["serve"]:
         if argv is None:
-            # Nothing that a start imports is garbage; broker/broker.py enables it.
+            # Imports make no garbage; broker/broker.py enables the collector again.
             gc.disable()
         from mpbroker.cli.serve import run_serve
 

@@ -29,7 +29,7 @@ from mpbroker.protocol.acl import (
 )
 
 _ADD_HELP = """\
-Allow or deny something.
+Allow or deny principals to use resources.
 
 \b
   mpbroker acl add --allow User:alice --operation read --topic events
@@ -38,8 +38,8 @@ Allow or deny something.
   mpbroker acl add --allow User:alice --producer --topic events
   mpbroker acl add --allow User:alice --consumer --topic events --group g
 
-A denial wins over what is allowed. '*' is every topic, group or transactional id;
-User:* is everybody.
+An entry that denies counts before entries that allow. '*' is every topic, group or
+transactional id; User:* is every user.
 """
 
 _PRODUCER: Final = (
@@ -66,20 +66,18 @@ _KINDS: Final = {
 
 @click.group("acl")
 def command() -> None:
-    """Say who may do what, where the broker has an authorizer."""
+    """Add, list and remove the ACLs of a broker that has an authorizer."""
 
 
 def _resource_options(command: _Command) -> _Command:
     for option in (
-        click.option(
-            "--prefix", is_flag=True, help="The names are what names begin with."
-        ),
+        click.option("--prefix", is_flag=True, help="The names are prefixes of names."),
         click.option(
             "--user",
             "users",
             multiple=True,
             metavar="NAME",
-            help="A user, whose delegation tokens are meant.",
+            help="A user: the entry is about that user's delegation tokens.",
         ),
         click.option("--cluster", is_flag=True, help="The broker itself."),
         click.option(
@@ -103,7 +101,7 @@ def _resource_options(command: _Command) -> _Command:
             "topics",
             multiple=True,
             metavar="NAME",
-            help="May be repeated, as all of these.",
+            help="A topic; may be repeated, as may the others.",
         ),
     ):
         command = option(command)
@@ -138,32 +136,32 @@ def _resources(options: dict[str, Any]) -> list[tuple[ResourceType, str]]:
     "allowed",
     multiple=True,
     metavar="PRINCIPAL",
-    help="Who may, as User:NAME; may be repeated.",
+    help="A principal that is allowed, as User:NAME; may be repeated.",
 )
 @click.option(
     "--deny",
     "denied",
     multiple=True,
     metavar="PRINCIPAL",
-    help="Who may not, likewise.",
+    help="A principal that is denied; may be repeated.",
 )
 @click.option(
     "--host",
     "hosts",
     multiple=True,
     metavar="ADDRESS",
-    help="Only from there; may be repeated.",
+    help="Only from this address; may be repeated.",
 )
 @_operation_option
 @click.option(
     "--producer",
     is_flag=True,
-    help="What a producer to the topics needs, and its transactional ids.",
+    help="All that a producer to the topics needs, with its transactional ids.",
 )
 @click.option(
     "--consumer",
     is_flag=True,
-    help="What a consumer of the topics, in the groups, needs.",
+    help="All that a consumer of the topics needs, with its groups.",
 )
 @_resource_options
 @bootstrap_option
@@ -183,7 +181,7 @@ def add(
     **resources: Any,
 ) -> None:
     if not allowed and not denied:
-        raise click.UsageError("give --allow or --deny, and whom")
+        raise click.UsageError("give --allow or --deny, with a principal")
     wanted = _resources(resources)
     if not wanted:
         raise click.UsageError("give --topic, --group, --transactional-id or --cluster")
@@ -227,8 +225,8 @@ def _pairs(
     for (kind, _), operation in product(resources, operations):
         if operation is not AclOperation.ALL and operation not in OPERATIONS[kind]:
             raise click.UsageError(
-                f"there is no {operation.name.lower().replace('_', '-')} of a"
-                f" {kind.name.lower().replace('_', ' ')}; there is all,"
+                f"a {kind.name.lower().replace('_', ' ')} has no operation"
+                f" {operation.name.lower().replace('_', '-')}; it has all,"
                 f" {', '.join(each.name.lower() for each in OPERATIONS[kind])}"
             )
     return [
@@ -240,12 +238,12 @@ def _pairs(
 def _roles(
     resources: Sequence[tuple[ResourceType, str]], *, producer: bool, consumer: bool
 ) -> list[_Pair]:
-    """What kafka-acls means by --producer and --consumer."""
+    """Return the operations of --producer and --consumer, as kafka-acls has them."""
     kinds = {kind for kind, _ in resources}
     if ResourceType.TOPIC not in kinds:
-        raise click.UsageError("--producer and --consumer want a --topic")
+        raise click.UsageError("--producer and --consumer need a --topic")
     if consumer and ResourceType.GROUP not in kinds:
-        raise click.UsageError("--consumer wants a --group")
+        raise click.UsageError("--consumer needs a --group")
     pairs: list[_Pair] = []
     for kind, name in resources:
         if kind is ResourceType.TOPIC:
@@ -276,12 +274,14 @@ def _count(acls: Sequence[AclBinding]) -> str:
 def _filter_options(command: _Command) -> _Command:
     for option in (
         _operation_option,
-        click.option("--host", metavar="ADDRESS", help="Only those that name it."),
-        click.option("--principal", metavar="PRINCIPAL", help="Only those about it."),
+        click.option("--host", metavar="ADDRESS", help="Only entries for this host."),
+        click.option(
+            "--principal", metavar="PRINCIPAL", help="Only entries for this principal."
+        ),
         click.option(
             "--match",
             is_flag=True,
-            help="All that concern the named ones: by prefix and by '*', too.",
+            help="All entries that apply to the names, also by a prefix or by '*'.",
         ),
     ):
         command = option(command)
@@ -331,7 +331,7 @@ def list_acls(
     output_format: str,
     **resources: Any,
 ) -> None:
-    """List entries; all of them, unless you say which."""
+    """List all entries, or those that the options choose."""
     filters = _filters(
         resources, operations, principal, host, prefix=prefix, match=match
     )
@@ -346,7 +346,7 @@ def list_acls(
 
 @command.command("remove")
 @_filter_options
-@click.option("--all", "everything", is_flag=True, help="All entries there are.")
+@click.option("--all", "everything", is_flag=True, help="Remove all entries.")
 @bootstrap_option
 @timeout_option
 @format_option
@@ -362,13 +362,13 @@ def remove(
     output_format: str,
     **resources: Any,
 ) -> None:
-    """Take entries away, and show which."""
+    """Remove entries, and show them."""
     filters = _filters(
         resources, operations, principal, host, prefix=prefix, match=match
     )
     (first, *_) = filters
     if everything != (first == AclFilter()):
-        raise click.UsageError("say which entries, or --all")
+        raise click.UsageError("choose entries, or give --all")
     gone: dict[AclBinding, None] = {}
     with open_cluster(bootstrap, timeout_s) as cluster:
         for wanted in filters:

@@ -1,4 +1,4 @@
-"""`mpbroker completion SHELL`: the script that makes a shell complete our commands."""
+"""`mpbroker completion SHELL`: print the script that lets a shell complete commands."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Print a shell completion script.
 """
 
 
-# What click's scripts do not know, by shell: after KEY= comes a value and no blank, and
-# there are commas in descriptions.
+# Replacements in click's scripts, by shell. After KEY= comes a value and no blank, and
+# descriptions may have commas.
 _BETTER: Final = {
     "bash": (
         "    return 0\n",
@@ -43,6 +43,6 @@ def command(ctx: click.Context, shell: str) -> None:
     assert completer_class is not None
     root = ctx.find_root().command
     completer = completer_class(root, {}, "mpbroker", "_MPBROKER_COMPLETE")
-    # The template, not source(): that one runs the shell to look at its version.
+    # The template and not source(), which runs the shell to find out its version.
     script = completer.source_template % completer.source_vars()
     click.echo(script.replace(*_BETTER[shell]))

@@ -1,4 +1,4 @@
-"""`mpbroker config`: list and explain settings; get, set and unset those in use."""
+"""`mpbroker config`: list, explain, get, set and unset settings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _config_file_option = click.option(
     "--config",
     "config_file",
     type=click.Path(path_type=Path),
-    help="Also show what this file and the environment make of it.",
+    help="A file with settings, as for serve; the environment counts, too.",
 )
 
 
@@ -43,14 +43,14 @@ def _resolve(config_file: Path | None) -> BrokerConfig:
 
 
 @command.command("list", short_help="List settings, defaults and values.")
-@click.option("--topic", is_flag=True, help="Settings of topics, not of the broker.")
-@click.option("--changed", is_flag=True, help="Only those that are set.")
+@click.option("--topic", is_flag=True, help="List settings of topics instead.")
+@click.option("--changed", is_flag=True, help="Only settings that are set.")
 @_config_file_option
 @format_option
 def list_settings(
     topic: bool, changed: bool, config_file: Path | None, output_format: str
 ) -> int:
-    """List settings with type, default and, for brokers, the value they have here."""
+    """List settings with type, default and, for a broker's, the value here."""
     config = _resolve(config_file)
     definition = LOG_CONFIG_DEF if topic else config.definition
     rows = []
@@ -72,12 +72,12 @@ def list_settings(
     return ExitCode.OK if rows or not changed else ExitCode.NOT_FOUND
 
 
-@command.command("explain", short_help="Say what a setting means and accepts.")
+@command.command("explain", short_help="Explain a setting.")
 @click.argument("key", shell_complete=complete_key)
 @_config_file_option
 @format_option
 def explain_setting(key: str, config_file: Path | None, output_format: str) -> None:
-    """Say what KEY means, what it accepts, its default and what it is now."""
+    """Show the meaning of KEY, its limits, its default and its value here."""
     try:
         explanation = explain(key, _resolve(config_file))
     except ConfigError as error:

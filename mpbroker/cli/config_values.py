@@ -1,4 +1,4 @@
-"""`mpbroker config get`, `set` and `unset`: configs of a running broker."""
+"""`mpbroker config get`, `set` and `unset`: dynamic configs of a running broker."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _DEFAULT: Final = 5
 
 
 def complete_key(ctx: click.Context, param: click.Parameter, text: str) -> list[str]:
-    """Offer the keys of a topic, or else of the broker and of topics."""
+    """Offer the keys of topics; without --topic also those of the broker."""
     from mpbroker.config import BROKER_CONFIG_DEF
     from mpbroker.metadata.log_config_def import LOG_CONFIG_DEF
 
@@ -73,7 +73,7 @@ class _Choice(NamedTuple):
             )
 
     def resource(self, cluster: Cluster) -> ConfigResource:
-        """Return the resource; the brokers say which broker it is."""
+        """Return the resource; ask the cluster for the id of the broker."""
         if self.topic is not None:
             return ConfigResource(ConfigResourceType.TOPIC, self.topic)
         if self.group is not None:
@@ -115,10 +115,12 @@ def _resource_options(run: Callable[..., Any]) -> Callable[..., Any]:
     return with_choice
 
 
-@click.command("get", short_help="Show what is set of a running broker.")
+@click.command("get", short_help="Show settings of a running broker.")
 @click.argument("keys", nargs=-1, metavar="[KEY...]", shell_complete=complete_key)
 @_resource_options
-@click.option("--all", "everything", is_flag=True, help="Also what is at its default.")
+@click.option(
+    "--all", "everything", is_flag=True, help="Also settings that have their default."
+)
 @bootstrap_option
 @timeout_option
 @format_option
@@ -130,14 +132,14 @@ def get(
     timeout_s: float,
     output_format: str,
 ) -> int:
-    """Show what is set of a running broker, a topic or a group: value and source.
+    """Show value and source of the settings of a running broker, a topic or a group.
 
-    Of passwords only that they are set.
+    Settings that have their default are left out. Passwords are hidden.
     """
     with open_cluster(bootstrap, timeout_s) as cluster:
         resource = choice.resource(cluster)
         found = config_admin.describe_configs(cluster, resource, keys)
-    if not choice.all_brokers:  # of whom only what is set is told
+    if not choice.all_brokers:  # for all brokers, only what is set is described
         _refuse_missing(resource, keys, found)
     shown = sorted(
         (
@@ -188,19 +190,20 @@ def set_(
     timeout_s: float,
     output_format: str,
 ) -> None:
-    """Set configs of a running broker, or of a topic or group: all of them or none.
+    """Set configs of a running broker, a topic or a group: all of them or none.
 
-    Of --loggers: what each logs from which level on, TRACE, DEBUG, INFO, WARN, ERROR or
-    FATAL, until the broker is started again; root is the default of all.
+    With --loggers, KEY is a logger, or root for all loggers, and VALUE is the lowest
+    level that it logs: TRACE, DEBUG, INFO, WARN, ERROR or FATAL. It counts until the
+    broker is started again.
 
-    Of --client-metrics: metrics (what their names begin with, or *), interval.ms and
-    match (NAME=PATTERN,...: client_id, client_software_name and the like).
+    With --client-metrics, KEY is metrics (prefixes of names, or *), interval.ms or
+    match (NAME=PATTERN,... with names such as client_id or client_software_name).
     """
     put = {}
     for change in changes:
         key, equals, value = change.partition("=")
         if not (key and equals):
-            # The value of a password must not be shown.
+            # Without the text, which may be a password.
             raise CliError("a change is KEY=VALUE", ExitCode.USAGE)
         put[key] = value
     with open_cluster(bootstrap, timeout_s) as cluster:
@@ -209,7 +212,7 @@ def set_(
     _done(resource, "set", put, output_format)
 
 
-@click.command("unset")
+@click.command("unset", short_help="Remove configs of a running broker.")
 @click.argument(
     "keys", nargs=-1, required=True, metavar="KEY...", shell_complete=complete_key
 )
@@ -224,14 +227,15 @@ def unset(
     timeout_s: float,
     output_format: str,
 ) -> None:
-    """Take configs away: what was before counts again. One that is not set may stay so.
+    """Remove configs, so that the static value or the default counts again.
 
-    Exits with 10, and changes nothing, if there is no such setting.
+    A config that is not set is accepted. Exits with 10, and changes nothing, if there
+    is no such setting.
     """
     with open_cluster(bootstrap, timeout_s) as cluster:
         resource = choice.resource(cluster)
         refuse_unknown(cluster, resource, keys)
-        # Each once.
+        # dict.fromkeys: a key that is named twice is sent once.
         config_admin.alter_configs(cluster, resource, {}, dict.fromkeys(keys))
     _done(resource, "unset", keys, output_format)
 
@@ -239,13 +243,13 @@ def unset(
 def refuse_unknown(
     cluster: Cluster, resource: ConfigResource, keys: Sequence[str]
 ) -> None:
-    """Refuse to take away what there is not: a broker takes that for done.
+    """Check that settings exist; a broker accepts to remove one that does not.
 
     Raises:
-        CliError: NOT_FOUND, with the names.
+        CliError: NOT_FOUND, with the names of those that do not exist.
     """
     found = config_admin.describe_configs(cluster, resource, keys)
-    if resource == (ConfigResourceType.BROKER, ""):  # of whom only what is set is told
+    if resource == (ConfigResourceType.BROKER, ""):  # which tells only what is set
         one = ConfigResource(
             ConfigResourceType.BROKER, str(cluster.metadata([]).controller_id)
         )

@@ -1,4 +1,4 @@
-"""`mpbroker dump`: segments and their indexes, shown as kafka-dump-log shows them."""
+"""`mpbroker dump`: show segments and their indexes as kafka-dump-log does."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from mpbroker.cli.segment_dump import DumpOptions, SegmentDump, open_bytes
 _SUFFIXES: Final = (".log", ".index", ".timeindex")
 
 _HELP = """\
-Show log segments and index files, in kafka-dump-log's words.
+Show log segments and index files as kafka-dump-log does.
 
-FILE is a .log, .index or .timeindex file, or a partition's directory, which stands for
-all of these in it. Indexes are held against their segment.
+FILE is a .log, .index or .timeindex file, or the directory of a partition, which stands
+for all such files in it. An index is compared with its segment.
 
-Nothing is locked or written, so the files of a running broker can be dumped; its active
+Nothing is locked or written, so the files of a running broker can be shown. Its active
 segment may then end in the middle of a batch.
 
---format json writes an object a line, one for each batch or entry; keys and values that
-are not UTF-8 are {"base64": "..."} there. In text they are bytes as they are.
+--format json writes one object a line, for each batch or entry. Keys and values that
+are not UTF-8 are {"base64": "..."} in it; as text they are written as they are.
 
-Exits with 1 if anything found is damaged, and 10 if there is no such file.
+Exits with 1 if a file is damaged, and with 10 if there is no such file.
 """
 
 
@@ -40,20 +40,20 @@ Exits with 1 if anything found is damaged, and 10 if there is no such file.
     "--files",
     "file_list",
     metavar="FILE,...",
-    help="More files, as kafka-dump-log has.",
+    help="More files, in kafka-dump-log's way.",
 )
 @click.option("--deep-iteration", is_flag=True, help="Show every record.")
 @click.option(
     "--print-data-log", is_flag=True, help="Show every record with key and value."
 )
 @click.option(
-    "--skip-record-metadata", is_flag=True, help="Of records, show key and value only."
+    "--skip-record-metadata", is_flag=True, help="Show key and value of records only."
 )
 @click.option(
-    "--index-sanity-check", is_flag=True, help="Check an index's form, show no entries."
+    "--index-sanity-check", is_flag=True, help="Check the form of an index only."
 )
 @click.option(
-    "--verify-index-only", is_flag=True, help="Hold an index against its segment only."
+    "--verify-index-only", is_flag=True, help="Compare an index with its segment only."
 )
 @format_option
 def command(
@@ -82,7 +82,7 @@ def command(
             dump.file(path)
         except OSError as error:
             if error.filename is None:
-                raise  # of standard output
+                raise  # standard output cannot be written
             raise _unreadable(path, error) from error
     sys.stdout.flush()
     for line in [*dump.notes, *dump.problems]:
@@ -96,12 +96,12 @@ def _expand(paths: Sequence[Path]) -> list[Path]:
     expanded: list[Path] = []
     for path in paths:
         try:
-            # Before anything is said of its name: it may be a directory's, mistyped.
+            # Before the name is checked: a mistyped directory should be "not found".
             if not S_ISDIR(path.stat().st_mode):
                 expanded.append(path)
                 continue
             found = sorted(file for file in path.iterdir() if file.suffix in _SUFFIXES)
-        except OSError as error:  # a name that is too long, say
+        except OSError as error:  # such as a name that is too long
             raise _unreadable(path, error) from error
         if not found:
             raise CliError(f"{path}: no segments in this directory", ExitCode.NOT_FOUND)
@@ -118,7 +118,7 @@ def _unreadable(path: Path, error: OSError) -> CliError:
 
 
 class _Dump:
-    """Writes files to stdout; keeps what is to be said on stderr afterwards."""
+    """Writes files to stdout, and keeps the messages for stderr until the end."""
 
     def __init__(
         self, options: DumpOptions, sanity_only: bool, verify_only: bool, as_json: bool
@@ -134,8 +134,8 @@ class _Dump:
         """Dump one file.
 
         Raises:
-            CliError: its name is not a segment file's.
-            OSError: it, or for an index its segment, cannot be read.
+            CliError: its name is not that of a file of a segment.
+            OSError: it, or the segment of an index, cannot be read.
         """
         if path.suffix not in _SUFFIXES:
             raise CliError(f"{path}: not one of {', '.join(_SUFFIXES)}")
@@ -156,7 +156,7 @@ class _Dump:
 
     def _say(self, line: str) -> None:
         if not self._as_json:
-            # As bytes, like all that follows; a file's name may be any.
+            # As bytes, because a file name need not be UTF-8.
             sys.stdout.buffer.write(line.encode("utf-8", "surrogateescape") + b"\n")
 
     def _segment(self, path: Path, view: memoryview) -> None:

@@ -1,6 +1,6 @@
-"""What the exit code of every `mpbroker` command means.
+"""The exit codes of all `mpbroker` commands.
 
-Part of the interface: scripts branch on these, so a number never changes its meaning.
+Scripts depend on them, so a number never changes its meaning.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class ExitCode(IntEnum):
 EXIT_CODE_HELP: Final = """\
 Exit codes:
   0   done
-  1   an error, named on stderr; also what a broker refuses, in its words
+  1   an error, which stderr names; also if a broker refuses, with its reason
   2   the command line was wrong
   10  not found: no such topic, partition, group, user, setting or record; or no match
   69  no broker could be reached
-  78  said to a service manager, for 1: the broker's settings are wrong, and starting
-      it again cannot help
+  78  instead of 1, if a service manager runs serve: the settings are wrong, so
+      starting it again cannot help
 """
 
 

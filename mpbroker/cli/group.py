@@ -25,9 +25,11 @@ from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 
 _RESET_HELP = """\
-Store other positions for a group that has no members.
+Store other positions for a group without members.
 
-Shows what would be stored; --execute stores it.
+A position is the committed offset of a partition.
+
+Only shows the new positions; with --execute it stores them.
 
 \b
   mpbroker group reset-offsets g -t events -o beginning
@@ -39,7 +41,7 @@ Shows what would be stored; --execute stores it.
 
 @click.group("group")
 def command() -> None:
-    """List, describe and delete consumer groups, and move their positions."""
+    """List, describe and delete consumer groups, and reset their positions."""
 
 
 def _describe_existing(cluster: Cluster, group_id: str) -> group_admin.GroupDescription:
@@ -52,13 +54,18 @@ def _describe_existing(cluster: Cluster, group_id: str) -> group_admin.GroupDesc
 
 
 @command.command("list")
-@click.option("--state", "states", multiple=True, help="Only these; may be repeated.")
+@click.option(
+    "--state",
+    "states",
+    multiple=True,
+    help="Only groups in this state; may be repeated.",
+)
 @click.option(
     "--type",
     "types",
     type=click.Choice(["classic", "consumer"]),
     multiple=True,
-    help="Only groups of this protocol: classic, or KIP-848's.",
+    help="Only groups of this protocol; consumer is KIP-848's.",
 )
 @bootstrap_option
 @timeout_option
@@ -104,7 +111,7 @@ def list_groups(
 def describe(
     group_ids: Sequence[str], bootstrap: str, timeout_s: float, output_format: str
 ) -> None:
-    """Show who reads what, how far each has come, and how much is left to read."""
+    """Show each partition's member, position and lag."""
     with open_cluster(bootstrap, timeout_s) as cluster:
         described = [_describe(cluster, group_id) for group_id in group_ids]
     if output_format == "json":
@@ -162,7 +169,7 @@ def _describe(cluster: Cluster, group_id: str) -> dict[str, Any]:
 def _ends(
     cluster: Cluster, partitions: Iterable[TopicPartition]
 ) -> dict[TopicPartition, int]:
-    """The ends of those partitions that there still are."""
+    """Return the end offsets of the partitions that still exist."""
     wanted = set(partitions)
     names = sorted({where.topic for where in wanted})
     leaders = {
@@ -210,7 +217,7 @@ def _print_group(group: dict[str, Any]) -> None:
     metavar="GROUP...",
     shell_complete=complete_group,
 )
-@click.option("--if-exists", is_flag=True, help="A group that is not there is fine.")
+@click.option("--if-exists", is_flag=True, help="Accept a group that does not exist.")
 @bootstrap_option
 @timeout_option
 @format_option
@@ -253,17 +260,21 @@ def delete(
     shell_complete=complete_topic,
     help="May be repeated.",
 )
-@click.option("--all-topics", is_flag=True, help="All in which it has positions.")
+@click.option(
+    "--all-topics", is_flag=True, help="All topics in which the group has positions."
+)
 @click.option(
     "-o",
     "--to",
     "to",
     metavar="OFFSET",
-    help="beginning, end, an offset, -N (the last N of each partition), or s@MS (from"
-    " that time on).",
+    help="beginning, end, an offset, -N (the last N records of each partition), or"
+    " s@MS (from that time on).",
 )
-@click.option("--shift-by", type=int, metavar="N", help="On by N; back if negative.")
-@click.option("--execute", is_flag=True, help="Do it.")
+@click.option(
+    "--shift-by", type=int, metavar="N", help="Forward by N records; back if negative."
+)
+@click.option("--execute", is_flag=True, help="Store the new positions.")
 @bootstrap_option
 @timeout_option
 @format_option
@@ -283,7 +294,7 @@ def reset_offsets(
     if (to is None) == (shift_by is None):
         raise click.UsageError("give either --to or --shift-by")
     if to is not None and to.startswith("e@"):
-        raise click.BadParameter("e@ is no place to start at", param_hint="'--to'")
+        raise click.BadParameter("e@ says where to stop", param_hint="'--to'")
     with open_cluster(bootstrap, timeout_s) as cluster:
         before = group_admin.committed_offsets(cluster, group_id)
         if topics:
@@ -318,26 +329,26 @@ def reset_offsets(
         [list(row.values()) for row in rows],
     )
     if not execute:
-        print("nothing is stored yet: --execute does it")
+        print("nothing is stored yet; --execute stores it")
 
 
 def _check_is_empty(cluster: Cluster, group_id: str) -> None:
-    """Raise CliError if a group has members: they would not notice."""
+    """Raise CliError if a group has members, which would not notice a reset."""
     try:
         group = group_admin.describe_group(cluster, group_id)
     except ApiError as error:
         if error.error_code is not ErrorCode.GROUP_ID_NOT_FOUND:
             raise
-        return  # its first positions
+        return  # a new group gets its first positions
     if group.members:
         raise CliError(
             f"group {group_id!r} has {len(group.members)} members and is"
-            f" {group.state}; positions can be moved while it has none"
+            f" {group.state}; its positions can be reset while it has no members"
         )
 
 
 def _chosen(cluster: Cluster, items: Sequence[str]) -> dict[TopicPartition, int]:
-    """The partitions that are named, and their leaders."""
+    """Return the partitions that the command line names, with their leaders."""
     chosen: dict[TopicPartition, int] = {}
     for item in items:
         name, colon, numbers = item.partition(":")
@@ -368,7 +379,7 @@ def _targets(
     to: str | None,
     shift_by: int | None,
 ) -> dict[TopicPartition, int]:
-    """Where the group shall go on; never before the first record or behind the end."""
+    """Return the new positions, none before the first record or behind the end."""
     if shift_by is None:
         wanted = parse_offsets([to or ""])
         starts = resolve_bounds(

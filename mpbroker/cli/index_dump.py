@@ -1,4 +1,4 @@
-"""Show a segment's index files, and hold every entry against the segment itself."""
+"""Read a segment's index files, and compare every entry with the segment."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class OffsetEntry(NamedTuple):
 
 
 class TimeEntry(NamedTuple):
-    """The batch that ends with ``offset`` has the largest timestamp up to there."""
+    """Up to ``offset``, the batch that ends with it has the largest timestamp."""
 
     timestamp: int
     offset: int
@@ -43,8 +43,8 @@ def _whole_entries(view: memoryview, entry: Struct) -> memoryview:
 def read_offset_index(view: memoryview, base_offset: int) -> list[OffsetEntry]:
     """Return the entries of a `.index` file.
 
-    A file may be longer than its entries: Kafka creates it at its full size, and what
-    is not used yet is zero.
+    A file may be longer than its entries: Kafka creates it at its full size, and the
+    part that is not used yet is zero.
     """
     entries: list[OffsetEntry] = []
     for relative, position in _OFFSET_ENTRY.iter_unpack(
@@ -71,7 +71,7 @@ def read_time_index(view: memoryview, base_offset: int) -> list[TimeEntry]:
 
 
 def check_sizes(path: Path, view: memoryview, *, time_index: bool) -> list[str]:
-    """Return what is wrong with an index as a file; such an index is rebuilt."""
+    """Return a line about a file whose size is wrong; such an index is rebuilt."""
     entry = _TIME_ENTRY if time_index else _OFFSET_ENTRY
     extra = len(view) % entry.size
     if extra:
@@ -82,7 +82,7 @@ def check_sizes(path: Path, view: memoryview, *, time_index: bool) -> list[str]:
 def check_offset_index(
     path: Path, entries: list[OffsetEntry], segment: memoryview
 ) -> list[str]:
-    """Return a line for each entry that does not say what the segment says."""
+    """Return a line for each entry that contradicts the segment."""
     problems = []
     for entry in entries:
         header = _header_at(segment, entry.position)
@@ -117,7 +117,7 @@ def check_time_index(
     offset_entries: list[OffsetEntry],
     segment: memoryview,
 ) -> list[str]:
-    """Return lines for entries that do not say what the segment says."""
+    """Return lines for the entries that contradict the segment."""
     mismatches, disorder, missing = [], [], []
     before = _NO_TIMESTAMP
     for entry in entries:

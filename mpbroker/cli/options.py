@@ -1,4 +1,4 @@
-"""Options that several commands share, so that they are spelled alike everywhere."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ format_option = click.option(
 
 
 def default_bootstrap() -> str:
-    """Return what -X or -F says of the brokers, or the environment, or localhost:9092.
+    """Return the brokers that -X or -F, the environment or else the default names.
 
-    click reads what the command line leaves out after what it has.
+    click calls this after it has read the options that the command line has.
     """
     return (
         _given().get(_BOOTSTRAP)
@@ -39,14 +39,14 @@ def default_bootstrap() -> str:
 
 
 class Seconds(click.FloatRange):
-    """A range of seconds; nan, which no range of click's excludes, is in none."""
+    """A range of seconds, which refuses nan; click's own range accepts it."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> Any:
         found = super().convert(value, param, ctx)
         if found != found:
-            self.fail(f"{value} is no number of seconds", param, ctx)
+            self.fail(f"{value} is not a number of seconds", param, ctx)
         return found
 
 
@@ -56,7 +56,7 @@ _BOOTSTRAP: Final = "bootstrap.servers"
 
 
 def _given() -> dict[str, str]:
-    """Return what -X and -F have said so far."""
+    """Return the settings of -X and -F that were read so far."""
     context = click.get_current_context(silent=True)
     found: dict[str, str] = context.meta.get(_SETTINGS, {}) if context else {}
     return found
@@ -77,14 +77,14 @@ def _note_file(ctx: click.Context, param: click.Parameter, path: Path | None) ->
         return
     from mpbroker.config.sources import settings_of_file
 
-    # -X may have been read before: what it says wins.
+    # -X counts before -F, and may have been read first.
     given = ctx.meta.get(_SETTINGS, {})
     read = {setting.name: setting.text for setting in settings_of_file(path)}
     ctx.meta[_SETTINGS] = {**read, **given}
 
 
 def client_settings(bootstrap: str) -> dict[str, object]:
-    """Return what the command line says about the client: -b, -F and -X."""
+    """Return the settings of the client that -b, -F and -X give."""
     return {**_given(), _BOOTSTRAP: bootstrap}
 
 
@@ -96,10 +96,10 @@ def open_cluster(
     Args:
         bootstrap: -b.
         timeout_s: for every connection and answer.
-        definition: which settings -F and -X may have; those of any client if None.
+        definition: the settings that -F and -X may give; None: those of any client.
 
     Raises:
-        ConfigError, AddressError: what the command line says cannot be used.
+        ConfigError, AddressError: the command line has a value that cannot be used.
     """
     from mpbroker.client.cluster import Cluster
     from mpbroker.client.settings import ADMIN_CONFIG, ClientSettings, parse_settings
@@ -123,8 +123,7 @@ _settings_option = click.option(
     metavar="KEY=VALUE",
     expose_value=False,
     callback=_note_settings,
-    help="One of Kafka's settings of clients, such as security.protocol=SSL; may be"
-    " repeated.",
+    help="A client setting of Kafka, such as security.protocol=SSL; may be repeated.",
 )
 _file_option = click.option(
     "-F",
@@ -133,8 +132,8 @@ _file_option = click.option(
     metavar="FILE",
     expose_value=False,
     callback=_note_file,
-    help="A file of such settings, KEY=VALUE a line: for passwords, which others would"
-    " see on a command line.",
+    help="A file of client settings, one KEY=VALUE a line. Put passwords there: other"
+    " users can see a command line.",
 )
 _bootstrap_option = click.option(
     "-b",
@@ -146,7 +145,7 @@ _bootstrap_option = click.option(
     default=default_bootstrap,
     show_default=f"bootstrap.servers of -X or -F, {BOOTSTRAP_VARIABLE}, or"
     f" {DEFAULT_BOOTSTRAP}",
-    help="Brokers to ask first.",
+    help="Brokers to connect to first.",
 )
 
 timeout_option = click.option(
@@ -165,7 +164,7 @@ def complete_topic(ctx: click.Context, param: click.Parameter, text: str) -> lis
 
     bootstrap = ctx.params.get("bootstrap") or default_bootstrap()
     try:
-        # A shell waits for this: better no proposals than slow ones.
+        # A shell waits for the answer, so it must be quick or empty.
         with ctx, open_cluster(bootstrap, timeout_s=1.0) as cluster:
             topics = cluster.metadata(None).topics
     except MpbrokerError:
@@ -175,7 +174,7 @@ def complete_topic(ctx: click.Context, param: click.Parameter, text: str) -> lis
 
 
 def complete_group(ctx: click.Context, param: click.Parameter, text: str) -> list[str]:
-    """Offer the consumer groups of that broker."""
+    """Offer the consumer groups of the broker that the command line so far names."""
     from mpbroker.base.errors import MpbrokerError
     from mpbroker.client.admin.group_admin import list_groups
 

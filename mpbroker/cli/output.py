@@ -10,7 +10,7 @@ import orjson
 
 
 def write_bytes(data: bytes) -> None:
-    """Write bytes to stdout as they are, after any text printed before."""
+    """Write bytes to stdout, after all text that was printed before."""
     sys.stdout.flush()
     sys.stdout.buffer.write(data)
 
@@ -21,7 +21,7 @@ def print_json(value: Any) -> None:
 
 
 def print_json_line(value: Any) -> None:
-    """Write one JSON document on a line of its own."""
+    """Write one JSON document as one line."""
     sys.stdout.buffer.write(orjson.dumps(value) + b"\n")
 
 

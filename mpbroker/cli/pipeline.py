@@ -1,4 +1,4 @@
-"""`mpbroker pipeline`: topics into tables, windows, and back, through Spark."""
+"""`mpbroker pipeline`: run pipelines between topics and tables, through Spark."""
 
 from __future__ import annotations
 

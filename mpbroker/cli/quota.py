@@ -17,9 +17,9 @@ from mpbroker.cli.output import print_json, print_table
 from mpbroker.client.admin import quota_admin
 
 _SET_HELP = """\
-Set quotas of a user, a client id, both, or an address; KEY= takes one away.
+Set quotas for a user, a client id, both, or an address; KEY= removes a quota.
 
-The name <default> stands for all that have no quota of their own.
+The name <default> stands for all entities that have no quota of their own.
 
 \b
   mpbroker quota set --client-id loader producer_byte_rate=1048576
@@ -32,7 +32,7 @@ _DEFAULT = "<default>"
 
 @click.group("quota")
 def command() -> None:
-    """List and set what clients may do in a second."""
+    """List and set the quotas of clients."""
 
 
 def _entity(
@@ -66,7 +66,7 @@ def list_quotas(
     timeout_s: float,
     output_format: str,
 ) -> None:
-    """List quotas: all of them, or those of the entities named."""
+    """List all quotas, or those of the named entities."""
     with open_cluster(bootstrap, timeout_s) as cluster:
         found = quota_admin.describe_quotas(cluster, _entity(user, client_id, address))
     if output_format == "json":
@@ -88,7 +88,7 @@ def _shown(entity: dict[str, str | None], kind: str) -> str:
     return (entity[kind] or _DEFAULT) if kind in entity else "-"
 
 
-@command.command("set", help=_SET_HELP, short_help="Set or take away quotas.")
+@command.command("set", help=_SET_HELP, short_help="Set or remove quotas.")
 @click.argument("changes", nargs=-1, required=True, metavar="KEY=VALUE...")
 @_user_option
 @_client_option
@@ -105,11 +105,10 @@ def set_quotas(
     timeout_s: float,
     output_format: str,
 ) -> None:
-    """Send the changes; nothing is changed if one of them is refused."""
     entity = _entity(user, client_id, address)
     if not entity:
         raise CliError(
-            "whose quota? Name a --user, a --client-id, both, or an --ip",
+            "no entity is named: give --user, --client-id, both, or --ip",
             ExitCode.USAGE,
         )
     wanted = dict(_change(text) for text in changes)
@@ -127,5 +126,5 @@ def _change(text: str) -> tuple[str, float | None]:
     except ValueError:
         pass
     raise CliError(
-        f"{text!r} is not KEY=NUMBER, nor KEY= to take it away", ExitCode.USAGE
+        f"{text!r} is neither KEY=NUMBER nor KEY= (to remove it)", ExitCode.USAGE
     )

@@ -1,4 +1,4 @@
-"""The click commands beside `serve`, each imported only when it is named."""
+"""The click commands; each is imported when it is named. `serve` is apart."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from mpbroker.cli.standard_streams import abandon, complain
 
 # command -> (module that holds `command`, one line for --help).
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
-    "acl": ("mpbroker.cli.acl", "Say who may do what."),
+    "acl": ("mpbroker.cli.acl", "Add, list and remove ACLs."),
     "completion": ("mpbroker.cli.completion", "Print a shell completion script."),
-    "config": ("mpbroker.cli.config_command", "List and explain broker settings."),
+    "config": ("mpbroker.cli.config_command", "List, explain and change settings."),
     "consume": ("mpbroker.cli.records.consume", "Read records to stdout."),
-    "ctl": ("mpbroker.cli.ctl.ctl", "Look after a running broker."),
+    "ctl": ("mpbroker.cli.ctl.ctl", "Watch and change a running broker."),
     "dump": ("mpbroker.cli.dump", "Show log segments and index files."),
     "group": ("mpbroker.cli.group", "List, describe, delete, reset consumer groups."),
     "pipeline": ("mpbroker.cli.pipeline", "Move topics to a lake, and back (Spark)."),
     "produce": ("mpbroker.cli.records.produce", "Write records from stdin or files."),
-    "quota": ("mpbroker.cli.quota", "List and set what clients may do in a second."),
+    "quota": ("mpbroker.cli.quota", "List and set the quotas of clients."),
     "serve": ("mpbroker.cli.serve_command", "Run a broker."),
     "topic": ("mpbroker.cli.topic", "Create, list, describe, alter, delete topics."),
     "user": ("mpbroker.cli.user", "List, add and delete users (SCRAM)."),
 }
 
 
-# Of a disk that is full, or broken, or whose quota is used; or a closed descriptor.
+# Errors of a disk that is full or broken, of a used quota, or of a closed descriptor.
 _UNWRITABLE: Final = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
 )
@@ -57,13 +57,13 @@ class LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
-            # Before click sees it, which would make it exit code 1.
+            # Caught before click catches it and exits with 1.
             return _stopped_reading()
 
     def format_commands(
         self, ctx: click.Context, formatter: click.HelpFormatter
     ) -> None:
-        # From the table: click would import every module for its line of help.
+        # From the table, because click would import every module for its help line.
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
@@ -75,14 +75,14 @@ class LazyGroup(click.Group):
 )
 @click.version_option(__version__, "-V", "--version", message="mpbroker %(version)s")
 def root() -> None:
-    """A Kafka-compatible broker, and the tools to look after it.
+    """A Kafka-compatible broker, and tools for it.
 
-    Every command explains itself: mpbroker COMMAND --help.
+    mpbroker COMMAND --help explains a command.
     """
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command and return its exit code; errors become one line on stderr."""
+    """Run one command and return its exit code; an error is one line on stderr."""
     try:
         result = root.main(list(arguments), prog_name="mpbroker", standalone_mode=False)
         sys.stdout.flush()
@@ -105,7 +105,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _exit_code_of(error: MpbrokerError) -> ExitCode:
-    # Imported only now: whatever raised it has done so already.
+    # Imported here: only a command that has imported them can have raised the error.
     from mpbroker.client.errors import BrokerUnavailableError
     from mpbroker.protocol.error_code import ErrorCode
     from mpbroker.protocol.errors import ApiError
@@ -124,12 +124,12 @@ def _what_failed(error: OSError) -> str:
     reason = (error.strerror or str(error)).lower()
     if error.filename is not None:
         return f"{os.fsdecode(error.filename)}: {reason}"
-    # Files have names: what has none and cannot be written is what we write to.
+    # The error of a file names it; one without a name is of standard output.
     return f"standard output: {reason}" if error.errno in _UNWRITABLE else reason
 
 
 def _failed(message: str, exit_code: ExitCode) -> ExitCode:
-    # What was written before the error belongs before it in a terminal, too.
+    # Flush first: in a terminal the output comes before the error.
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -141,9 +141,9 @@ def _failed(message: str, exit_code: ExitCode) -> ExitCode:
 
 
 def _stopped_reading() -> ExitCode:
-    """Give up writing because the reader (say, `head`) has seen enough.
+    """Stop writing, because the reader of the pipe (such as `head`) has ended.
 
-    That is how a pipeline ends, and not an error.
+    That is how a pipeline ends, and no error.
     """
     abandon(1)
     return ExitCode.OK

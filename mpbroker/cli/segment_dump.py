@@ -1,7 +1,7 @@
-"""Show a log segment as kafka-dump-log does: a line a batch, and a line a record.
+"""Show a log segment as kafka-dump-log does: one line for each batch and each record.
 
-The words, their order and their spelling are that tool's, so that what reads its output
-reads ours.
+The words, their order and their spelling are those of that tool, so that programs which
+read its output can read this one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def open_bytes(path: Path) -> memoryview:
     """Map a file for reading.
 
     Raises:
-        OSError: it cannot be read, and is named.
+        OSError: it cannot be read; the error names it.
     """
     with path.open("rb") as file:
         # An empty file cannot be mapped.
@@ -51,7 +51,7 @@ def open_bytes(path: Path) -> memoryview:
 
 
 class SegmentBatch(NamedTuple):
-    """A batch, where it lies, and whether its CRC is right."""
+    """A batch, its position in the segment, and whether its CRC is right."""
 
     position: int
     header: BatchHeader
@@ -60,7 +60,7 @@ class SegmentBatch(NamedTuple):
 
 
 def iter_segment(view: memoryview) -> Iterator[SegmentBatch]:
-    """Yield the batches of a segment up to the first byte that is no batch's."""
+    """Yield the batches of a segment up to the first bytes that are no batch."""
     position = 0
     while len(view) - position >= BATCH_HEADER_SIZE:
         try:
@@ -76,7 +76,13 @@ def iter_segment(view: memoryview) -> Iterator[SegmentBatch]:
 
 
 class DumpOptions(NamedTuple):
-    """What to show: every record, with key and value, without the rest."""
+    """What to show.
+
+    Attributes:
+        deep_iteration: every record.
+        print_data: the key and the value of a record.
+        skip_record_metadata: nothing else of a record.
+    """
 
     deep_iteration: bool = False
     print_data: bool = False
@@ -84,11 +90,11 @@ class DumpOptions(NamedTuple):
 
 
 class SegmentDump:
-    """Dumps one segment, and remembers what was wrong with it.
+    """Dumps one segment, and collects messages about it.
 
     Attributes:
-        notes: what may be in order, such as offsets that compaction took out.
-        problems: what is not.
+        notes: about what need not be wrong, such as offsets that compaction removed.
+        problems: about damage.
     """
 
     def __init__(self, path: Path, options: DumpOptions) -> None:
@@ -118,7 +124,7 @@ class SegmentDump:
         self._note_gaps()
 
     def objects(self, view: memoryview) -> Iterator[dict[str, Any]]:
-        """Yield an object for each batch, to be written as JSON."""
+        """Yield an object for each batch, for JSON."""
         end = 0
         for batch in iter_segment(view):
             self._check(batch)

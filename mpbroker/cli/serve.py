@@ -1,6 +1,6 @@
-"""`mpbroker serve`: build the broker's configuration and hand it to the supervisor.
+"""`mpbroker serve`: read the command line, load the configuration, run the broker.
 
-Parsed by hand and without click, argparse or anything else that start-up would pay for.
+The command line is parsed without click or argparse, whose import would delay a start.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from mpbroker.supervisor import TAKEOVER_VARIABLE
 if TYPE_CHECKING:
     from pathlib import Path
 
-# For the other commands; MPBROKER_ otherwise begins the settings of a broker.
+# A variable of the other commands; other names MPBROKER_... are settings of a broker.
 BOOTSTRAP_VARIABLE: Final = "MPBROKER_BOOTSTRAP"
 
 
 class ServeOption:
-    """An option of `serve`: a row of the table that parser, help and completion read.
+    """An option of `serve`: one row for the parser, the help and the completion.
 
     Args:
         names: its spellings; the last is the one that errors name.
@@ -54,22 +54,22 @@ OPTIONS: Final = (
     ),
     ServeOption(
         "--daemon",
-        help="go to the background; exits 0 only once the broker is ready to answer"
-        " clients, and 1 with the reason if it cannot start; its log is mpbroker.log in"
-        " the first of log.dirs",
+        help="run in the background; exit with 0 when the broker is ready to answer"
+        " clients, or with 1 and the reason if it cannot start; the log is mpbroker.log"
+        " in the first of log.dirs",
     ),
     ServeOption(
         "--pid-file", value="FILE", help="write the supervisor's process id to FILE"
     ),
     ServeOption(
         "--enable-inject",
-        help="let `mpbroker ctl inject` make things fail, for tests; it is"
+        help="let `mpbroker ctl inject` cause faults, for tests; the same as"
         " control.inject.enable=true",
     ),
     ServeOption(
         "--ready-fd",
         value="N",
-        help="write a line to file descriptor N, and close it, once the broker is ready"
+        help="write a line to file descriptor N and close it when the broker is ready"
         " to answer clients",
     ),
     ServeOption("-h", "--help", help="show this"),
@@ -79,7 +79,7 @@ _OPTIONS: Final = {name: option for option in OPTIONS for name in option.names}
 
 def serve_help() -> str:
     """Return what `mpbroker serve --help` shows."""
-    import textwrap  # for people only: no start should load it
+    import textwrap  # imported here: a start does not need it
 
     options = "\n".join(
         textwrap.fill(
@@ -95,8 +95,9 @@ Usage: mpbroker serve [OPTIONS] [KEY=VALUE]...
 
 Run a broker in the foreground until SIGTERM or SIGINT.
 
-Settings have Kafka's names. Whatever is not set has Kafka's default; a KEY=VALUE
-here wins over the environment, which wins over the file.
+Settings have Kafka's names, and Kafka's defaults unless `mpbroker config explain`
+says otherwise. A KEY=VALUE here counts before the environment, which counts before the
+file.
 
   mpbroker serve
   mpbroker serve listeners=PLAINTEXT://0.0.0.0:9092 log.dirs=/var/lib/mpbroker
@@ -184,7 +185,7 @@ def _add_override(overrides: dict[str, str], argument: str) -> None:
             f"{argument!r} is not KEY=VALUE; a file is given as --config {argument}"
         )
     if key in overrides:
-        raise _usage(f"{key} is given twice")  # and the values may be secret
+        raise _usage(f"{key} is given twice")  # without the values: they may be secret
     overrides[key] = value
 
 
@@ -193,7 +194,7 @@ def _path(options: dict[str, str], name: str) -> Path | None:
         return None
     if not options[name]:
         raise _usage(f"{name} needs a file name")
-    from pathlib import Path  # 5 ms of import that a start without files does not owe
+    from pathlib import Path  # imported here: it takes 5 ms, and is seldom needed
 
     return Path(options[name])
 
@@ -202,12 +203,12 @@ def _file_descriptor(options: dict[str, str]) -> int | None:
     text = options.get("--ready-fd")
     if text is None:
         return None
-    # A wrong number must not be found out when the broker is up and nobody hears of it.
+    # Checked now: when the broker is ready, it would be too late to refuse it.
     if not text.isascii() or not text.isdigit():
         raise _usage(f"--ready-fd {text!r} is not a file descriptor number")
     try:
         os.fstat(int(text))
-    except (OSError, OverflowError, ValueError):  # by how many digits it has
+    except (OSError, OverflowError, ValueError):  # the last two: too many digits
         raise _usage(f"--ready-fd {text}: no such open file descriptor") from None
     return int(text)
 
@@ -217,12 +218,12 @@ def run_serve(arguments: Sequence[str]) -> int:
     try:
         parsed = parse_serve_arguments(arguments)
         if parsed.help:
-            from mpbroker.cli.root import run  # knows what becomes of a full disk
+            from mpbroker.cli.root import run  # which handles output that fails
 
             return run(["serve", "--help"])
         return _serve(parsed)
     except MpbrokerError as error:
-        # Of a setting it names the value, the limit and the fix.
+        # The error of a setting names the value, the limits and what to do.
         print(f"mpbroker: {error}", file=sys.stderr)
         if TAKEOVER_VARIABLE in os.environ:
             from mpbroker.supervisor.upgrade.predecessor import refuse_takeover
@@ -234,14 +235,14 @@ def run_serve(arguments: Sequence[str]) -> int:
 def _exit_code(error: MpbrokerError) -> int:
     if isinstance(error, CliError):
         return error.exit_code
-    # A service manager is told, too, that there is no use in starting it again.
+    # It tells a service manager that starting the broker again cannot help.
     if isinstance(error, ConfigError) and "NOTIFY_SOCKET" in os.environ:
         return ExitCode.CONFIG
     return ExitCode.ERROR
 
 
 def broker_environment() -> dict[str, str]:
-    """Return the environment without what is meant for the other commands."""
+    """Return the environment without the variable of the other commands."""
     return {k: v for k, v in os.environ.items() if k != BOOTSTRAP_VARIABLE}
 
 

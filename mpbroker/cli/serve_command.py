@@ -1,6 +1,6 @@
-"""`serve` as click sees it: for `mpbroker --help` and shell completion only.
+"""`serve` as a click command, for `mpbroker --help` and shell completion.
 
-Of `mpbroker serve` itself only --help comes here; see `mpbroker.cli.main`.
+`mpbroker serve` itself comes here for --help only: see `mpbroker.cli.main`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from mpbroker.cli.serve import OPTIONS, ServeOption, serve_help
 def complete_setting(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Offer `key=` for every broker setting that starts so."""
+    """Offer `key=` for each broker setting that begins with the text so far."""
     from mpbroker.cli.config_command import setting_names
 
     return [

@@ -1,4 +1,4 @@
-"""Standard streams that were closed, are full, or have nobody who reads them."""
+"""Handle standard streams that are closed, full, or without a reader."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import sys
 from contextlib import suppress
 from typing import Final
 
-# What each of 0, 1 and 2 is opened for if it is closed. The first two the wrong way
-# round: reading the one and writing the other then fails as if it still were closed.
-# Of what stderr does not take, nobody could be told.
+# How descriptors 0, 1 and 2 are opened if they are closed. Standard input is opened for
+# writing and standard output for reading, so that their use fails as if they were still
+# closed. Standard error is opened for writing: an error there could not be told.
 _MODES: Final = (
     ("stdin", os.O_WRONLY, "r"),
     ("stdout", os.O_RDONLY, "w"),
@@ -20,29 +20,29 @@ _MODES: Final = (
 def fill_closed_streams() -> None:
     """Put /dev/null where a standard stream is closed (`<&-`, `>&-`).
 
-    Python has None there, and the first sockets and files that are opened would be
-    0, 1 and 2, where whoever writes to stderr finds them.
+    Otherwise the first sockets and files that are opened get the descriptors 0, 1 and
+    2, and text for stderr would be written into them.
     """
     for fd, (name, flags, mode) in enumerate(_MODES):
         if getattr(sys, name) is not None:
             continue
         try:
             os.fstat(fd)
-            continue  # taken by what was opened since
+            continue  # another file was opened there since
         except OSError:
             null = os.open(os.devnull, flags)
         if null != fd:
             os.dup2(null, fd)
             os.close(null)
-        # For the process's life, and it is the process that ends it.
+        # It stays open until the process ends.
         stream = open(fd, mode, errors="backslashreplace", closefd=False)  # noqa: SIM115
         setattr(sys, name, stream)
 
 
 def abandon(fd: int) -> None:
-    """Point 1 or 2 at /dev/null: what is still buffered is not to be written.
+    """Point descriptor 1 or 2 at /dev/null, to drop what is still buffered.
 
-    Python would flush it once more at exit, complain, and make it exit code 120.
+    Otherwise Python flushes it again at exit, fails, and exits with 120.
     """
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, fd)

@@ -69,17 +69,17 @@ _config_option = click.option(
     "-p",
     "--partitions",
     type=click.IntRange(min=1, max=2**31 - 1),
-    help="Default: the broker's.",
+    help="Number of partitions. Default: the broker's num.partitions.",
 )
 @click.option(
     "--replication-factor",
     type=click.IntRange(min=-(2**15), max=2**15 - 1),
     default=-1,
-    help="1, or -1 for the broker's: an mpbroker has one replica of everything.",
+    help="1, or -1 for the broker's default; mpbroker keeps one replica.",
 )
 @_config_option
-@click.option("--if-not-exists", is_flag=True, help="A topic that is there is fine.")
-@click.option("--validate-only", is_flag=True, help="Check, and create nothing.")
+@click.option("--if-not-exists", is_flag=True, help="Accept a topic that exists.")
+@click.option("--validate-only", is_flag=True, help="Only check; create nothing.")
 @bootstrap_option
 @timeout_option
 @format_option
@@ -132,7 +132,7 @@ def create(
         print(f"topic {entry['name']} {what}")
 
 
-@command.command("list", short_help="List topics, or those like PATTERN.")
+@command.command("list", short_help="List topics, or those that match PATTERN.")
 @click.argument("pattern", required=False)
 @click.option("--exclude-internal", is_flag=True, help="Leave out internal topics.")
 @bootstrap_option
@@ -145,9 +145,9 @@ def list_topics(
     timeout_s: float,
     output_format: str,
 ) -> int:
-    """List topics; those like PATTERN (with * and ?) if it is given.
+    """List all topics, or those that match PATTERN (with * and ?).
 
-    Exits with 10 if a PATTERN is given and matches nothing.
+    Exits with 10 if no topic matches PATTERN.
     """
     with open_cluster(bootstrap, timeout_s) as cluster:
         topics = [
@@ -249,7 +249,7 @@ def _configs(
         resource = ConfigResource(ConfigResourceType.TOPIC, name)
         entries = config_admin.describe_configs(cluster, resource)
     except UnsupportedVersionError:
-        return {}  # the rest is worth showing without
+        return {}  # show the rest without the settings
     return {
         entry.name: {"value": entry.value, "source": _source(entry)}
         for entry in sorted(entries, key=lambda entry: entry.name)
@@ -289,7 +289,7 @@ def _print_description(entry: dict[str, Any]) -> None:
     "-p",
     "--partitions",
     type=click.IntRange(min=1, max=2**31 - 1),
-    help="Raise the number to this.",
+    help="Raise the number of partitions to this.",
 )
 @_config_option
 @click.option(
@@ -339,7 +339,7 @@ def alter(
 @click.argument(
     "names", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_topic
 )
-@click.option("--if-exists", is_flag=True, help="A topic that is not there is fine.")
+@click.option("--if-exists", is_flag=True, help="Accept a topic that does not exist.")
 @bootstrap_option
 @timeout_option
 @format_option

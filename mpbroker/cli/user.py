@@ -21,10 +21,11 @@ from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 
 _SET_HELP = """\
-Let a user in by SCRAM, or change the password.
+Add a user for SASL SCRAM, or change the password.
 
-It is asked for, or is the first line of standard input where that is no terminal; the
-broker is sent what it needs to check it. It counts from the next login on.
+The password is asked for, or is the first line of standard input if that is no
+terminal. The broker gets a salted hash, never the password. A change counts from the
+next login on.
 
 \b
   mpbroker user set alice
@@ -34,7 +35,7 @@ broker is sent what it needs to check it. It counts from the next login on.
 
 @click.group("user")
 def command() -> None:
-    """List, add and delete users of SCRAM."""
+    """List, add and delete users of SASL SCRAM."""
 
 
 _mechanism_option = click.option(
@@ -43,7 +44,7 @@ _mechanism_option = click.option(
     "mechanisms",
     multiple=True,
     type=click.Choice(scram_admin.MECHANISMS, case_sensitive=False),
-    help="Only this; may be repeated.  [default: both]",
+    help="Only this mechanism; may be repeated.  [default: both]",
 )
 
 
@@ -55,9 +56,9 @@ _mechanism_option = click.option(
 def list_users(
     names: Sequence[str], bootstrap: str, timeout_s: float, output_format: str
 ) -> None:
-    """List users and their mechanisms: all, or those that are named.
+    """List all users, or the named ones, with their mechanisms.
 
-    Exits with 10 if one that is named has none.
+    Exits with 10 if a named user does not exist.
     """
     with open_cluster(bootstrap, timeout_s) as cluster, _not_found():
         users = scram_admin.list_users(cluster, sorted(set(names)))
@@ -80,7 +81,7 @@ def list_users(
     type=click.IntRange(4096, 16384),
     default=4096,
     show_default=True,
-    help="How much work guessing a password is to be, and a login is.",
+    help="Rounds of the hash: more make guessing harder, and each login slower.",
 )
 @bootstrap_option
 @timeout_option
@@ -93,7 +94,7 @@ def set_user(
     timeout_s: float,
     output_format: str,
 ) -> None:
-    # Before there is a connection, which may end while somebody thinks.
+    # Before connecting: a connection may time out while the user types.
     password = _password()
     wanted = dict.fromkeys(mechanisms or scram_admin.MECHANISMS, iterations)
     with open_cluster(bootstrap, timeout_s) as cluster:
@@ -115,7 +116,7 @@ def _password() -> str:
         raise CliError("standard input: the password is not UTF-8") from None
     if not password:
         raise CliError(
-            "standard input: its first line is to be the password", ExitCode.USAGE
+            "standard input: its first line must be the password", ExitCode.USAGE
         )
     return password
 
@@ -133,7 +134,7 @@ def delete_user(
     timeout_s: float,
     output_format: str,
 ) -> None:
-    """Let a user in by SCRAM no longer, or not by these mechanisms.
+    """Delete a user of SASL SCRAM, or some of the user's mechanisms.
 
     It counts from the next login on. Exits with 10 if there is no such user.
     """

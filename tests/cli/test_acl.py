@@ -93,13 +93,16 @@ def test_what_producers_and_consumers_need_is_added_at_once(acl):
         (["add", "-o", "read", "-t", "t"], "--allow or --deny"),
         (["add", "--allow", "User:a", "-o", "read"], "--topic"),
         (["add", "--allow", "User:a", "-t", "t"], "--operation"),
-        (["add", "--allow", "User:a", "-t", "t", "--consumer"], "wants a --group"),
-        (["add", "--allow", "User:a", "-g", "g", "--producer"], "want a --topic"),
-        (["add", "--allow", "User:a", "-g", "g", "-o", "write"], "no write of a group"),
+        (["add", "--allow", "User:a", "-t", "t", "--consumer"], "needs a --group"),
+        (["add", "--allow", "User:a", "-g", "g", "--producer"], "need a --topic"),
+        (
+            ["add", "--allow", "User:a", "-g", "g", "-o", "write"],
+            "a group has no operation write",
+        ),
         (["add", "--allow", "User:a", "-t", "t", "-o", "fly"], "fly"),
         (["list", "-t", "t", "--prefix", "--match"], "--prefix or --match"),
-        (["remove"], "or --all"),
-        (["remove", "--all", "-t", "t"], "or --all"),
+        (["remove"], "or give --all"),
+        (["remove", "--all", "-t", "t"], "or give --all"),
     ],
 )
 def test_what_makes_no_sense_is_a_usage_error(acl, arguments, words):

@@ -412,7 +412,7 @@ def test_an_upgrade_that_the_broker_does_not_survive_is_not_waited_for(
     wait = ["--data-dir", broker.data_dir, "--wait", 20]
     result = mpbroker("ctl", "upgrade", *wait, "--", *newcomer)
     assert result.code == ExitCode.UNAVAILABLE
-    assert f"process {broker.pid} has ended in the middle" in result.err
+    assert f"process {broker.pid} ended during the upgrade" in result.err
     broker.kill()
 
 

@@ -77,7 +77,7 @@ def test_a_new_group_can_begin_at_the_end(mpbroker, topic, group):
     [
         (["t"], "give -t t, or -G with a group"),
         ([], "no topic is named"),
-        (["-G", "g", "t", "-p", "0"], "-G or -p"),
+        (["-G", "g", "t", "-p", "0"], "-G and -p exclude each other"),
         (["-G", "g", "t", "-o", "5"], "group reset-offsets"),
     ],
 )

@@ -387,7 +387,7 @@ def test_nothing_to_write_is_exit_code_10(mpbroker, arguments):
 def test_an_offset_that_does_not_exist_is_named_with_what_does(mpbroker):
     result = mpbroker("consume", "-t", "one", "-o", "50", "-c", "1")
     assert result.code == ExitCode.NOT_FOUND
-    assert result.err == "mpbroker: one-0 has no offset 50: it has 0..10\n"
+    assert result.err == "mpbroker: one-0 has no offset 50: the partition has 0..10\n"
 
 
 def test_records_deleted_while_reading_are_skipped_with_a_warning(
@@ -439,7 +439,7 @@ def test_what_a_new_leader_lacks_is_said_and_its_own_records_are_read(
     result = mpbroker("consume", "-t", "one", "-e", "-f", "%s ")
     assert result.code == ExitCode.OK
     assert result.out == b"0 1 2 3 12 13 14 15 16 17 18 19 "
-    assert "one-0: a new leader lacks what was read from offset 2 on" in result.err
+    assert "one-0: a new leader has other records from offset 2 on" in result.err
 
 
 def test_a_lost_connection_is_made_again(ten_records, mpbroker):

@@ -46,9 +46,9 @@ def test_quotas_are_set_listed_and_taken_away(mpbroker, topic_name):
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["producer_byte_rate=1"], 2, "whose quota?"),
-        (["-c", "a", "producer_byte_rate"], 2, "is not KEY=NUMBER"),
-        (["-c", "a", "producer_byte_rate=much"], 2, "is not KEY=NUMBER"),
+        (["producer_byte_rate=1"], 2, "no entity is named"),
+        (["-c", "a", "producer_byte_rate"], 2, "is neither KEY=NUMBER"),
+        (["-c", "a", "producer_byte_rate=much"], 2, "is neither KEY=NUMBER"),
         (["-c", "a", "producer_byte_rate=-1"], 1, "must be greater than 0"),
         (["-c", "a", "bogus=1"], 1, "this entity may have consumer_byte_rate"),
         (["-c", "a", "--ip", "::1", "bogus=1"], 1, "IP entity should not be used"),

@@ -1,4 +1,4 @@
-"""`mpbroker ctl`: look after a running broker, through its control socket."""
+"""`mpbroker ctl`: watch and change a running broker, through its control socket."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from mpbroker.cli.exit_codes import EXIT_CODE_HELP
 
 # command -> (module, name of the click command there, one line for --help).
 _COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
-    "status": ("ctl_status", "status", "Say how the broker is."),
-    "top": ("ctl_top", "top", "Watch processes, APIs and clients at work."),
+    "status": ("ctl_status", "status", "Show the state of the broker."),
+    "top": ("ctl_top", "top", "Watch the load of processes, APIs and clients."),
     "connections": ("ctl_connections", "connections", "List client connections."),
-    "blackbox": ("ctl_blackbox", "blackbox", "Show what the dead noted last."),
+    "blackbox": ("ctl_blackbox", "blackbox", "Show the last events of dead processes."),
     "doctor": ("ctl_doctor", "doctor", "Check what the broker depends on."),
     "resize": ("ctl_actions", "resize", "Change the number of processes."),
     "restart": ("ctl_actions", "restart", "Replace one process by a new one."),
     "upgrade": ("ctl_actions", "upgrade", "Replace the whole broker in place."),
     "reload": ("ctl_actions", "reload", "Read the configuration file again."),
-    "drain": ("ctl_actions", "drain", "Accept nobody more, then stop."),
+    "drain": ("ctl_actions", "drain", "Accept no new connections, then stop."),
     "stop": ("ctl_actions", "stop", "Stop the broker."),
-    "inject": ("ctl_actions", "inject", "Make something fail, for tests."),
+    "inject": ("ctl_actions", "inject", "Cause a fault, for tests."),
 }
 
 
@@ -51,9 +51,9 @@ class _Commands(click.Group):
 
 @click.group("ctl", cls=_Commands, epilog="\b\n" + EXIT_CODE_HELP)
 def command() -> None:
-    """Look after a running broker.
+    """Watch and change a running broker.
 
-    It is found by --data-dir or --socket; neither is needed where only one runs.
-    `status`, `top --once`, `connections` and `blackbox` tell what they can of a broker
-    whose supervisor does not answer, too.
+    --data-dir or --socket names the broker; neither is needed if only one runs. If the
+    supervisor does not answer, `status`, `top --once`, `connections` and `blackbox`
+    show what the broker has published.
     """

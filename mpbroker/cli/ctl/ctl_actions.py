@@ -1,4 +1,4 @@
-"""The commands of `mpbroker ctl` that change something."""
+"""The commands of `mpbroker ctl` that change a broker."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ROLES = (
 
 
 class SettingType(click.types.IntParamType):
-    """Values of a broker's setting, refused in its words."""
+    """A click type for values of a broker's setting, which checks them."""
 
     def __init__(self, setting: str) -> None:
         self._setting = setting
@@ -40,7 +40,7 @@ class SettingType(click.types.IntParamType):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> Any:
-        # Imported here: other commands do without the table of settings.
+        # Imported here, because the other commands do not need the table of settings.
         from mpbroker.config import BROKER_CONFIG_DEF, ConfigError
 
         try:
@@ -49,7 +49,7 @@ class SettingType(click.types.IntParamType):
             self.fail(str(error), param, ctx)
 
 
-# What a message can carry.
+# The numbers that a control message can carry.
 _NUMBER = click.IntRange(min=0, max=2**31 - 1)
 
 wait_option = click.option(
@@ -58,7 +58,7 @@ wait_option = click.option(
     type=Seconds(min=0, max=86400),
     default=60.0,
     show_default=True,
-    help="Seconds to wait until it is done; 0: only ask for it.",
+    help="Seconds to wait until it is done; 0: do not wait.",
 )
 
 
@@ -71,17 +71,17 @@ wait_option = click.option(
 @click.option(
     "--processors",
     type=SettingType("num.network.threads"),
-    help="Processes for connections, each listener.",
+    help="Processes that serve connections, for each listener.",
 )
 @wait_option
 @target_options
 def resize(
     target: Target, handlers: int | None, processors: int | None, wait_s: float
 ) -> int:
-    """Change the number of processes; clients notice nothing.
+    """Change the numbers of processes; clients notice nothing.
 
-    It is what setting num.io.threads and num.network.threads of this broker does, and
-    holds after the next start, too: `mpbroker config unset` takes it back.
+    This sets num.io.threads and num.network.threads of this broker, which still count
+    after the next start; `mpbroker config unset` removes them.
     """
     if handlers is None and processors is None:
         raise click.UsageError("name --handlers, --processors or both")
@@ -95,9 +95,9 @@ def resize(
 @wait_option
 @target_options
 def restart(target: Target, role: str, number: int | None, wait_s: float) -> int:
-    """Replace one process, or all of a role one after another, by new ones.
+    """Replace one process, or one after another all processes of a role.
 
-    A successor serves before its predecessor retires, and may have another ID.
+    The new process serves before the old one retires, and may have another ID.
     """
     numbers = [number]
     if number is None:
@@ -124,8 +124,8 @@ def _until_settled(target: Target, wait_s: float) -> int:
 
         if not wait_for(settled, wait_s):
             raise CliError(
-                f"not done after {duration(wait_s)}; it goes on: see mpbroker ctl"
-                " status"
+                f"not done after {duration(wait_s)}, and still under way: see mpbroker"
+                " ctl status"
             )
     roles = [each["role"] for each in figures["processes"]]
     print(
@@ -144,30 +144,30 @@ def _until_settled(target: Target, wait_s: float) -> int:
     type=Seconds(min=0, max=86400),
     default=180.0,
     show_default=True,
-    help="Seconds to wait until it is done; 0: only ask for it.",
+    help="Seconds to wait until it is done; 0: do not wait.",
 )
 @target_options
 def upgrade(target: Target, argv: tuple[str, ...], wait_s: float) -> int:
-    """Replace the running program by another version; clients stay connected.
+    """Replace the running program with another version; clients stay connected.
 
-    COMMAND starts the other version, behind --; without one, the command that started
-    this broker is run again. The newcomer must first serve a request with data of its
-    own; if it does not, or fails later, the version that runs stays.
+    COMMAND, behind --, starts the other version. Without it, the command that started
+    this broker is run again. The new version must first serve a request with data of
+    its own. If it does not, or fails later, the old version goes on.
     """
     before = target.request("status")
-    pidfd = _open_pidfd(before["pid"])  # which stays the same
+    pidfd = _open_pidfd(before["pid"])  # an upgrade keeps the process id
 
     def look(patience_s: float) -> None:
         if pidfd is not None and _has_gone(pidfd, patience_s):
             raise BrokerUnavailableError(
-                f"process {before['pid']} has ended in the middle of the upgrade, and"
-                " the broker with it; its log says why"
+                f"process {before['pid']} ended during the upgrade, and the broker with"
+                " it; its log says why"
             )
 
     try:
         target.request("upgrade", argv=list(argv) or None)
     except BrokerUnavailableError:
-        look(1)  # the newcomer may have been that quick
+        look(1)  # the broker may have ended before it answered
         raise
     if wait_s == 0:
         return ExitCode.OK
@@ -179,12 +179,12 @@ def upgrade(target: Target, argv: tuple[str, ...], wait_s: float) -> int:
         try:
             said = str(target.request("status").get("upgrade", ""))
         except BrokerUnavailableError:
-            return False  # between two programs
+            return False  # the old program has ended, and the new one not begun
         return said.startswith(("done", "failed"))
 
     if not wait_for(ended, wait_s):
         raise CliError(
-            f"no end of the upgrade after {duration(wait_s)} ({said or 'under way'});"
+            f"the upgrade is not done after {duration(wait_s)} ({said or 'under way'});"
             " see mpbroker ctl status"
         )
     if said.startswith("failed"):
@@ -197,7 +197,7 @@ def upgrade(target: Target, argv: tuple[str, ...], wait_s: float) -> int:
 @json_option
 @target_options
 def reload(target: Target, as_json: bool) -> int:
-    """Read the configuration file again; apply what can change while serving.
+    """Read the configuration file again, and apply settings that can change now.
 
     Processes that read a changed setting are replaced one by one.
     """
@@ -229,14 +229,14 @@ def reload(target: Target, as_json: bool) -> int:
     type=click.IntRange(min=0, max=86400),
     default=30,
     show_default=True,
-    help="Seconds that those who are connected may go on; it stops when all have gone.",
+    help="Seconds that connected clients may go on; it stops when all have left.",
 )
 @wait_option
 @target_options
 def drain(target: Target, for_s: int, wait_s: float) -> int:
-    """Accept no new connections, let those there are go on for a while, then stop.
+    """Accept no new connections, let the others go on for a while, then stop.
 
-    What is in flight when it stops is still answered.
+    Requests that are in flight when it stops are still answered.
     """
     pid = target.request("status")["pid"]
     target.request("drain", for_s=for_s)
@@ -247,7 +247,7 @@ def drain(target: Target, for_s: int, wait_s: float) -> int:
 @wait_option
 @target_options
 def stop(target: Target, wait_s: float) -> int:
-    """Stop the broker in order: what is in flight is answered, logs are closed."""
+    """Stop the broker: requests in flight are answered, and logs are closed."""
     pid = target.request("status")["pid"]
     pidfd = _open_pidfd(pid)
     target.request("stop")
@@ -257,7 +257,7 @@ def stop(target: Target, wait_s: float) -> int:
 def _open_pidfd(pid: int) -> int | None:
     try:
         return os.pidfd_open(pid)
-    except OSError:  # gone already, or in another container
+    except OSError:  # the process has ended, or is in another container
         return None
 
 
@@ -291,21 +291,21 @@ def _until_gone(pid: int, wait_s: float, pidfd: int | None = None) -> int:
 @click.option(
     "--value",
     type=_NUMBER,
-    help="slow: milliseconds a request; fail-sync: the errno; 0 ends it.",
+    help="slow: milliseconds for each request; fail-sync: the errno; 0 ends the fault.",
 )
 @target_options
 def inject(
     target: Target, fault: str, role: str, number: int, value: int | None
 ) -> int:
-    """Make one process fail. Only if the broker was started with --enable-inject.
+    """Cause a fault in one process, if the broker was started with --enable-inject.
 
     \b
     kill, stop, continue   send SIGKILL, SIGSTOP, SIGCONT to any process
-    slow                   a handler takes longer for every request (100 ms)
-    fail-sync              every fdatasync of a handler fails (EIO)
-    full-ring              to a processor the queue of requests is full
+    slow                   a handler takes longer for each request (100 ms)
+    fail-sync              each fdatasync of a handler fails (EIO)
+    full-ring              a processor finds the queue of requests full
 
-    The last three last until --value 0, or until their process ends.
+    The last three faults go on until --value 0, or until the process ends.
     """
     arguments: dict[str, Any] = {"fault": fault, "role": role, "id": number}
     if value is not None:

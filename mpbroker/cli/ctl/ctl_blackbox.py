@@ -1,4 +1,4 @@
-"""`mpbroker ctl blackbox`: what the dead noted last, and what the living are at."""
+"""`mpbroker ctl blackbox`: show the last events of processes, dead or alive."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from mpbroker.inspect.deaths import describe_events, executed_request
 
 
 @click.command("blackbox")
-@click.option("--living", is_flag=True, help="Show the processes that live, too.")
+@click.option("--living", is_flag=True, help="Show processes that are alive, too.")
 @json_option
 @target_options
 def blackbox(target: Target, living: bool, as_json: bool) -> int:
-    """Show the last events of processes that died, and the request they were at.
+    """Show the last events of processes that died, and the requests they executed.
 
-    Of a broker that is dead, or hangs, what it has published last is shown. Exit code
-    10 if nobody has died.
+    If the broker is dead or hangs, this is what it published last. Exits with 10 if no
+    process has died.
     """
     try:
         state = target.request("blackbox")
@@ -44,7 +44,7 @@ def blackbox(target: Target, living: bool, as_json: bool) -> int:
         for death in state["deaths"]:
             _print_box(death, f"died {moment(death['at'])}: {death['reason']}")
         for each in state["living"] if living else ():
-            _print_box(each, "lives")
+            _print_box(each, "is alive")
         if not state["deaths"]:
             print("No process has died.")
     return ExitCode.OK if state["deaths"] or living else ExitCode.NOT_FOUND

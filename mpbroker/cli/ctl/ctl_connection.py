@@ -1,4 +1,4 @@
-"""Find the broker that `mpbroker ctl` is about, and talk to its control socket."""
+"""Find the broker for `mpbroker ctl`, and talk to its control socket."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ from mpbroker.inspect.control_protocol import (
     socket_address,
 )
 
-# What sets control.socket.path for the broker: the same for whoever looks for it.
+# The variable that sets control.socket.path of a broker also tells ctl where to look.
 SOCKET_VARIABLE: Final = "MPBROKER_CONTROL_SOCKET_PATH"
 _READ_BYTES: Final = 256 * 1024
 _POLL_S: Final = 0.05
 
 
 class BrokerUnavailableError(CliError):
-    """Nobody answers; exit code 69."""
+    """No broker answers; exit code 69."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, ExitCode.UNAVAILABLE)
 
 
 class ControlTimeoutError(BrokerUnavailableError):
-    """The socket is there, and its supervisor does not answer."""
+    """The control socket exists, but its supervisor does not answer."""
 
 
 class Target(NamedTuple):
-    """The broker that is meant."""
+    """The broker that a command is for."""
 
     socket_path: str
     timeout_s: float
-    found: FoundBroker | None  # None: there is no named segment to be read
+    found: FoundBroker | None  # None: it has no named segment that can be read
 
     @property
     def pid(self) -> int:
@@ -56,13 +56,13 @@ class Target(NamedTuple):
         """Connect to its control socket.
 
         Raises:
-            BrokerUnavailableError: nobody is there.
-            CliError: we may not.
+            BrokerUnavailableError: no broker answers.
+            CliError: this user may not connect.
         """
         return ControlClient(self.socket_path, self.timeout_s)
 
     def request(self, command: str, **arguments: Any) -> Any:
-        """Ask once; see ControlClient.request."""
+        """Connect, and send one command: see ControlClient.request."""
         with self.connect() as client:
             return client.request(command, **arguments)
 
@@ -103,11 +103,12 @@ class ControlClient:
         """Send a command and return its result.
 
         Raises:
-            CliError: the broker refused, and said why.
+            CliError: the broker refused; the text is its reason.
             ControlTimeoutError: it did not answer in time.
             BrokerUnavailableError: it closed the connection.
         """
-        # A refusal may have come before we have said anything.
+        # An OSError is passed over: the broker may have refused before it read the
+        # command, and its refusal can be read.
         try:
             self._sock.sendall(
                 encode_frame({"command": command, "arguments": arguments})
@@ -134,7 +135,7 @@ class ControlClient:
                 raise self._silence() from None
             except OSError as error:
                 raise BrokerUnavailableError(
-                    f"the broker has gone: {error.strerror}"
+                    f"the connection to the broker broke: {error.strerror}"
                 ) from None
             if not data:
                 raise BrokerUnavailableError("the broker closed the connection")
@@ -152,10 +153,10 @@ class ControlClient:
 def find_target(
     socket_path: Path | None, data_dir: Path | None, timeout_s: float
 ) -> Target:
-    """Find the broker that the options mean: or the only one that runs here.
+    """Return the broker that the options name, or the only one that runs here.
 
     Raises:
-        CliError: none runs (69), or several do (2).
+        CliError: no broker runs (69), or several do (2).
     """
     brokers = find_brokers()
     if socket_path is not None:
@@ -171,23 +172,23 @@ def find_target(
             + "\n".join(_describe(each) for each in alive),
             ExitCode.USAGE,
         )
-    # The dead one tells what it died of.
+    # A dead broker is a target, too: its named segment tells why it died.
     for broker in alive or brokers[-1:]:
         own_path = _socket_of(broker)
         if own_path:
             return Target(own_path, timeout_s, broker)
         if broker.state is None:
             raise CliError(
-                f"a broker runs here as process {broker.pid}, and it is not ours to"
-                " look at; be its user, of its group, or root"
+                f"a broker runs here as process {broker.pid}, but this user may not"
+                " read its shared memory; be its user, of its group, or root"
             )
         raise BrokerUnavailableError(
-            f"the broker with process {broker.pid} has no control socket; its log says"
+            f"the broker of process {broker.pid} has no control socket; its log says"
             " why"
         )
     raise BrokerUnavailableError(
-        "no broker runs on this machine, as far as /dev/shm shows; name it with"
-        " --data-dir or --socket if it is in a container"
+        "/dev/shm shows no broker that runs on this machine; if it is in a container,"
+        " name it with --data-dir or --socket"
     )
 
 
@@ -218,7 +219,7 @@ def _describe(broker: FoundBroker) -> str:
 
 
 def target_options(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options that say which broker; it gets a ``target``."""
+    """Give a command the options that name a broker; it gets a ``target``."""
 
     @click.option(
         "-d",
@@ -251,7 +252,7 @@ def target_options(run: Callable[..., Any]) -> Callable[..., Any]:
         timeout_s: float,
         **options: Any,
     ) -> Any:
-        # A directory that was named wins over a variable that was not thought of.
+        # --data-dir counts before the variable, which may be set for another broker.
         if data_dir is not None:
             socket_path = None
         target = find_target(socket_path, data_dir, timeout_s)
@@ -261,7 +262,7 @@ def target_options(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float) -> bool:
-    """Look until it is so; False if it was not within the time."""
+    """Wait until a condition is true; return False if it takes too long."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:

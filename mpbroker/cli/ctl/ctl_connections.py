@@ -1,4 +1,4 @@
-"""`mpbroker ctl connections`: who is connected, from the rows in shared memory."""
+"""`mpbroker ctl connections`: list connections, by their rows in shared memory."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ _STATES = ("READING", "IN_FLIGHT", "SENDING")
 
 @click.command("connections")
 @click.option(
-    "--peer", metavar="PATTERN", help="Only of clients whose address is like this."
+    "--peer", metavar="PATTERN", help="Only clients whose address matches (* and ?)."
 )
-@click.option("--processor", type=int, help="Only those that this processor has.")
+@click.option("--processor", type=int, help="Only connections of this processor.")
 @click.option(
     "--state",
     type=click.Choice(_STATES, case_sensitive=False),
-    help="Only in this state.",
+    help="Only connections in this state.",
 )
 @click.option(
     "--idle",
     "idle_s",
     type=Seconds(min=0),
-    help="Only those idle for so many seconds.",
+    help="Only connections that were idle for so many seconds.",
 )
 @json_option
 @target_options
@@ -52,11 +52,11 @@ def connections(
     idle_s: float | None,
     as_json: bool,
 ) -> int:
-    """List client connections: state, bytes, age, and for how long nothing moved.
+    """List client connections: state, bytes, age, and the time without traffic.
 
-    READING waits for a request, IN_FLIGHT has one with the handlers, SENDING is being
-    answered; what is under way is not counted in IN and OUT. Exit code 10 if none
-    matches.
+    READING: waits for a request. IN_FLIGHT: the handlers have a request of it. SENDING:
+    the response is being sent. IN and OUT leave out the request and the response that
+    are under way. Exits with 10 if no connection matches.
     """
     try:
         every = all_connections(target)
@@ -99,7 +99,7 @@ def connections(
 
 
 def all_connections(target: Target) -> list[dict[str, Any]]:
-    """Every open connection.
+    """Return all open connections.
 
     Raises:
         BrokerUnavailableError: the supervisor does not answer.
@@ -115,7 +115,7 @@ def all_connections(target: Target) -> list[dict[str, Any]]:
 
 
 def seen_connections(target: Target) -> list[dict[str, Any]] | None:
-    """Every open connection as shared memory shows it; None if it cannot be read."""
+    """Return all open connections in shared memory; None if it cannot be read."""
     view = attach(target.pid) if target.pid else None
     return None if view is None else view.connections(0, 1 << 30)[0]
 

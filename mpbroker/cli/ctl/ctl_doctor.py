@@ -1,4 +1,4 @@
-"""`mpbroker ctl doctor`: check what a running broker depends on, and say what to do."""
+"""`mpbroker ctl doctor`: check what a running broker depends on."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ _STYLES: Final = {OK: "green", WARN: "yellow", FAIL: "red"}
 def doctor(target: Target, as_json: bool) -> int:
     """Check the broker's addresses, limits, clock, disks and shared memory.
 
-    It dials the names that clients are told, and writes 64 KiB into each data
-    directory to time its disk. Exit code 1 if something is wrong; warnings are none.
+    It connects to the addresses that clients are told, and writes 64 KiB into each data
+    directory to time the disk. Exits with 1 if a check fails; a warning is no failure.
     """
     state = target.request("status")
     findings = list(_examine(state))
@@ -81,22 +81,23 @@ def _check_broker(state: dict[str, Any]) -> Iterator[Finding]:
         yield Finding(OK, "broker", f"version {state['version']} serves")
     else:
         yield Finding(
-            FAIL, "broker", f"{state['phase']}, it does not serve", "see its log"
+            FAIL, "broker", f"it does not serve: {state['phase']}", "see its log"
         )
     if state.get("why_closed"):
         yield Finding(
             WARN,
             "partitions",
             state["why_closed"],
-            "wait, and see the log for what it has read and met",
+            "wait; the log tells the progress",
         )
     for child in state["processes"]:
         if child["restarts"]:
             yield Finding(
                 WARN,
                 f"{child['role']} {child['id']}",
-                f"died {child['restarts']} times, last of {child['last_exit']}",
-                "mpbroker ctl blackbox shows what it was at",
+                f"died {child['restarts']} times, the last time of"
+                f" {child['last_exit']}",
+                "mpbroker ctl blackbox shows its last events",
             )
     for topic, partition in state["offline"]:
         yield Finding(
@@ -113,13 +114,13 @@ def _check_socket_file(check: str, path: str) -> Finding:
             sock.settimeout(_DIAL_S)
             sock.connect(path)
     except OSError as error:
-        told = f"{path} cannot be dialled: {error.strerror or error}"
-        return Finding(FAIL, check, told, "restart the broker, which makes it anew")
-    return Finding(OK, check, f"{path} takes connections")
+        told = f"cannot connect to {path}: {error.strerror or error}"
+        return Finding(FAIL, check, told, "restart the broker, which makes the socket")
+    return Finding(OK, check, f"{path} accepts connections")
 
 
 def check_listener(name: str, address: str) -> Iterator[Finding]:
-    """Dial a listener, and then the names that it tells its clients to dial."""
+    """Connect to a listener, and to the addresses that it tells its clients."""
     from mpbroker.client.addresses import Address, parse_addresses
     from mpbroker.client.cluster import Cluster
 
@@ -145,8 +146,8 @@ def check_listener(name: str, address: str) -> Iterator[Finding]:
                 FAIL,
                 check,
                 f"clients are told {told}, and it does not answer here: {error}",
-                "set advertised.listeners to a name that resolves, and is routed, where"
-                " the clients are",
+                "set advertised.listeners to a name that the clients can resolve and"
+                " reach",
             )
         else:
             yield Finding(OK, check, f"clients are told {told}, and it answers")

@@ -1,7 +1,6 @@
-"""What a broker depends on and does not own: limits, clock, disks, shared memory.
+"""Check the machine that a broker runs on: limits, clock, disks, shared memory.
 
-Each check looks at the machine as the broker's process has it, and returns findings; a
-finding that is not ok says what to do.
+A check returns findings; a finding that is not ok tells what to do.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ FAIL: Final = "fail"
 
 _MIB: Final = 1 << 20
 _GIB: Final = 1 << 30
-# A broker has some 300 descriptors of its own; the supervisor, or a keeper, holds one
-# of each connection beside its processor's.
+# A broker has about 300 descriptors of its own. Each connection has two: one in its
+# processor, and one in the keeper or the supervisor.
 _OWN_FILES: Final = 300
 _FEW_FILES: Final = 10_000
 _SHM_NEEDED: Final = 1 * _MIB
@@ -32,7 +31,7 @@ _DISK_COMFORTABLE: Final = 0.1
 _SYNCS: Final = 16
 _SYNC_BYTES: Final = 4096
 _SLOW_SYNC_S: Final = 0.05
-# Less than any disk or its cache can do, and what memory does.
+# Faster than any disk or its cache, so it must be memory.
 _IMPOSSIBLE_SYNC_S: Final = 15e-6
 _TIME_ERROR: Final = 5  # adjtimex(2): the clock is not synchronised
 _TIMEX_BYTES: Final = 256
@@ -52,7 +51,7 @@ _LOCAL: Final = ("ext4", "xfs", "btrfs", "zfs", "ext3", "f2fs", "bcachefs")
 
 
 class Finding(NamedTuple):
-    """One line of the doctor's."""
+    """The result of a check."""
 
     level: str
     check: str
@@ -61,7 +60,7 @@ class Finding(NamedTuple):
 
 
 def check_open_files(pid: int, connections: int) -> Finding:
-    """The limit of open files of a running process."""
+    """Check the limit of open files of a running process."""
     name = "open files"
     soft = _limit_of(pid, "Max open files")
     if soft is None:
@@ -69,7 +68,7 @@ def check_open_files(pid: int, connections: int) -> Finding:
             WARN,
             name,
             f"/proc/{pid}/limits cannot be read",
-            "run it as the broker's user",
+            "run the command as the broker's user",
         )
     text = f"{soft:,} allowed, {connections:,} connections now"
     fix = "raise it: LimitNOFILE= in the unit, or ulimit -n before mpbroker serve"
@@ -90,13 +89,13 @@ def _limit_of(pid: int, name: str) -> int | None:
 
 
 def check_shared_memory(path: str = "/dev/shm") -> Finding:
-    """Room for the named segment, and that it is really memory."""
+    """Check that there is shared memory, and room for the named segment."""
     name = path
     try:
         found = os.statvfs(path)
     except OSError as error:
         return Finding(
-            FAIL, name, f"not there: {error.strerror}", f"mount a tmpfs at {path}"
+            FAIL, name, f"missing: {error.strerror}", f"mount a tmpfs at {path}"
         )
     free = found.f_bavail * found.f_frsize
     text = f"{size(free)} free of {size(found.f_blocks * found.f_frsize)}"
@@ -107,13 +106,13 @@ def check_shared_memory(path: str = "/dev/shm") -> Finding:
 
 
 def check_clock(jumps: Sequence[float] | None) -> Iterator[Finding]:
-    """Whether the wall clock is kept right, and has run evenly since the start.
+    """Check that the wall clock is synchronised, and has not jumped since the start.
 
     Args:
-        jumps: seconds, as the supervisor has seen them; None: it does not say.
+        jumps: in seconds, those that the supervisor has seen; None: not known.
     """
     name = "clock"
-    buffer = ctypes.create_string_buffer(_TIMEX_BYTES)  # modes 0: only asks
+    buffer = ctypes.create_string_buffer(_TIMEX_BYTES)  # modes 0: change nothing
     if ctypes.CDLL(None).adjtimex(buffer) == _TIME_ERROR:
         yield Finding(
             WARN,
@@ -129,13 +128,13 @@ def check_clock(jumps: Sequence[float] | None) -> Iterator[Finding]:
             WARN,
             name,
             f"has jumped {len(jumps)} times since the start, by up to {largest:+.1f} s;"
-            " retention and offsets by time go by it",
+            " retention and offsets by time depend on it",
             "slew the clock instead of stepping it (chrony: makestep 1 3)",
         )
 
 
 def check_disk_space(path: str) -> Finding:
-    """Room in a data directory."""
+    """Check the free space of a data directory."""
     name = f"disk of {path}"
     try:
         found = os.statvfs(path)
@@ -151,21 +150,21 @@ def check_disk_space(path: str) -> Finding:
 
 
 def check_file_system(path: str) -> Finding:
-    """What kind of file system a data directory is on."""
+    """Check the kind of file system that a data directory is on."""
     name = f"disk of {path}"
     kind = file_system_of(path, Path("/proc/self/mountinfo").read_text())
     if kind in _VOLATILE:
         return Finding(
             FAIL,
             name,
-            f"{kind}: all is lost when the machine stops",
+            f"{kind}: all data are lost when the machine stops",
             "set log.dirs to a directory on a disk",
         )
     if kind in _REMOTE:
         return Finding(
             WARN,
             name,
-            f"{kind}: over a network; a lost connection stops every partition",
+            f"{kind}: on a network; if it is cut, every partition stops",
             "prefer a local disk",
         )
     if kind in _LOCAL:
@@ -173,13 +172,13 @@ def check_file_system(path: str) -> Finding:
     return Finding(
         WARN,
         name,
-        f"{kind}: not known to keep what fdatasync was told to keep",
+        f"{kind}: it is not known whether its fdatasync reaches a disk",
         "prefer ext4 or xfs; in a container, a volume instead of its own layer",
     )
 
 
 def file_system_of(path: str, mount_info: str) -> str:
-    """The type of the mount that holds a path.
+    """Return the type of the file system that holds a path.
 
     Source: proc_pid_mountinfo(5).
     """
@@ -187,7 +186,7 @@ def file_system_of(path: str, mount_info: str) -> str:
     best, kind = "", "unknown"
     for line in mount_info.splitlines():
         before, _, after = line.partition(" - ")
-        # A space or backslash in a path is written as a backslash and octal digits.
+        # The kernel writes a space or a backslash as a backslash and octal digits.
         mount = before.split()[4].encode().decode("unicode_escape")
         inside = path == mount or path.startswith(mount.rstrip("/") + "/")
         if inside and len(mount) >= len(best):
@@ -196,7 +195,7 @@ def file_system_of(path: str, mount_info: str) -> str:
 
 
 def check_sync(path: str) -> Finding:
-    """How long the disk takes to make 4 KiB durable: the latency of acks=all."""
+    """Time how long the disk takes for 4 KiB and fdatasync, as acks=all needs."""
     name = f"disk of {path}"
     file = os.path.join(path, f".doctor-{os.getpid()}")
     times = []
@@ -215,8 +214,8 @@ def check_sync(path: str) -> Finding:
         return Finding(
             WARN,
             name,
-            "fdatasync was not tried: not ours",
-            "run it as the broker's user",
+            "fdatasync was not tried: this user may not write there",
+            "run the command as the broker's user",
         )
     except OSError as error:
         return Finding(
@@ -233,18 +232,18 @@ def check_sync(path: str) -> Finding:
             WARN,
             name,
             f"fdatasync takes {middle * 1e6:.0f} us: it does not reach a disk",
-            "a power cut may lose what was answered to acks=all; check the volume",
+            "a power cut may lose records that acks=all acknowledged; check the volume",
         )
     return Finding(
         WARN if worst > _SLOW_SYNC_S else OK,
         name,
         text,
-        "acks=all waits for it: use a faster disk, or fewer writers on this one",
+        "acks=all waits for it: use a faster disk, or less load on this one",
     )
 
 
 def check_remove_ipc(uid: int, etc: Path = Path("/etc/systemd")) -> Finding | None:
-    """Whether logind removes the named segment when the broker's user logs out."""
+    """Check that logind keeps the named segment when the broker's user logs out."""
     if uid <= _LAST_SYSTEM_UID or not (etc / "logind.conf").exists():
         return None
     name = "RemoveIPC"
@@ -256,18 +255,18 @@ def check_remove_ipc(uid: int, etc: Path = Path("/etc/systemd")) -> Finding | No
             if key.strip() == "RemoveIPC" and equals:
                 value = text.strip().lower()
     if value in ("no", "false", "0", "off"):
-        return Finding(OK, name, f"{value}: what a user leaves in /dev/shm stays")
+        return Finding(OK, name, f"{value}: files of a user in /dev/shm stay")
     return Finding(
         WARN,
         name,
-        f"{value}, and the broker runs as user {uid}, who is no system user: its name"
-        " in /dev/shm goes when that user logs out, and ctl finds it no more",
-        "RemoveIPC=no in /etc/systemd/logind.conf, or run it as a system user",
+        f"{value}, and the broker's user {uid} is no system user: when that user logs"
+        " out, the broker's name in /dev/shm is removed, and ctl cannot find it",
+        "set RemoveIPC=no in /etc/systemd/logind.conf, or use a system user",
     )
 
 
 def check_python(python: str, core: str, machine: str) -> Iterator[Finding]:
-    """The interpreter, and whether the compiled core is used."""
+    """Check the interpreter, and that the compiled core is used."""
     compiled = core == "compiled core"
     if not compiled and machine != "x86_64":
         yield Finding(

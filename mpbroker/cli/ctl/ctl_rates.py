@@ -1,6 +1,6 @@
-"""What `mpbroker ctl top` reckons: rates between two looks, and the bottleneck.
+"""Compute the page of `mpbroker ctl top`: rates between two looks, and the bottleneck.
 
-No clock, terminal or broker here: two looks go in, a page and a verdict come out.
+It uses no clock, terminal or broker: two looks go in, and a page comes out.
 """
 
 from __future__ import annotations
@@ -9,34 +9,33 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from mpbroker.cli.ctl.ctl_text import size
+from mpbroker.ipc.layout import MAX_HANDLERS, MAX_PROCESSORS
 
 _BUSY: Final = 0.85
 _FULL: Final = 0.5
 _SPARE_CORES: Final = 0.3
 _IDLE_RATE: Final = 1.0
-_MAX_HANDLERS: Final = 59
-_MAX_PROCESSORS: Final = 16
 _WAITING: Final = ("waits_for_slot", "waits_for_extent")
 
 
 class Look(NamedTuple):
     """One look at a broker."""
 
-    figures: dict[str, Any]  # of the control socket
-    cpu_s: Mapping[int, float]  # used so far, by process id
-    idle_s: float  # of the whole machine, over all cores
+    figures: dict[str, Any]  # from the control socket
+    cpu_s: Mapping[int, float]  # CPU time so far, by process id
+    idle_s: float  # idle time of all cores of the machine, so far
     clients: Mapping[str, tuple[int, int, int]]  # address: connections, bytes in, out
 
 
 class ProcessLoad(NamedTuple):
-    """One process between two looks; shares are of one core, or of the time."""
+    """One process between two looks. ``cpu`` is a share of one core."""
 
     role: str
     id: int
     pid: int
     state: str
     cpu: float
-    busy: float | None  # share of the time that it did not wait for something to do
+    busy: float | None  # share of the time in which it had something to do
     rate: float | None  # requests a second
     note: str
 
@@ -46,8 +45,8 @@ class ApiLoad(NamedTuple):
 
     name: str
     rate: float
-    mean_ms: float  # time of a handler for one request
-    share: float  # of the handlers' time in requests
+    mean_ms: float  # mean time of a handler for one request
+    share: float  # share of the handlers' time in requests
 
 
 class ClientLoad(NamedTuple):
@@ -60,7 +59,7 @@ class ClientLoad(NamedTuple):
 
 
 class Page(NamedTuple):
-    """All of it."""
+    """Everything that `ctl top` shows."""
 
     seconds: float
     requests: float
@@ -79,7 +78,7 @@ class Page(NamedTuple):
 
 
 def compare(before: Look, after: Look) -> Page:
-    """Reckon the rates between two looks."""
+    """Return the page of the time between two looks."""
     old, new = before.figures, after.figures
     seconds = max(1e-3, (new["at_ns"] - old["at_ns"]) / 1e9)
     processes = _processes(before, after, seconds)
@@ -112,13 +111,13 @@ def compare(before: Look, after: Look) -> Page:
 
 
 def diagnose(page: Page, *, starved: bool = False) -> tuple[str, str]:
-    """Name the stage that is at its limit, and suggest what to do.
+    """Return the bottleneck, and a suggestion what to do.
 
     Args:
-        starved: connections waited for memory between the two looks.
+        starved: whether connections waited for memory between the two looks.
     """
     if page.requests < _IDLE_RATE:
-        return "idle: no requests to speak of", ""
+        return "none: the broker is idle", ""
     handlers = [each for each in page.processes if each.role == "handler"]
     processors = [each for each in page.processes if each.role == "processor"]
     handling, networking = _mean_busy(handlers), _mean_busy(processors)
@@ -133,22 +132,22 @@ def diagnose(page: Page, *, starved: bool = False) -> tuple[str, str]:
     if busy and no_cpu:
         return (
             "the machine's CPU: no core is left",
-            "more processes would only take turns; give it more cores, or less to do",
+            "more processes would only take turns; use more cores, or reduce the load",
         )
     if (handling >= _BUSY or queue_full) and handling >= networking:
-        more = min(_MAX_HANDLERS, len(handlers) + max(1, len(handlers) // 2))
+        more = min(MAX_HANDLERS, len(handlers) + max(1, len(handlers) // 2))
         return (
             f"the handlers: busy {handling:.0%} of the time, {page.queue} requests"
             " wait",
             f"mpbroker ctl resize --handlers {more}",
         )
     if networking >= _BUSY:
-        more = min(_MAX_PROCESSORS, len(processors) + 1)
+        more = min(MAX_PROCESSORS, len(processors) + 1)
         return (
             f"the processors: busy {networking:.0%} of the time",
             f"mpbroker ctl resize --processors {more}",
         )
-    # Nobody would notice one busy among many idle in their mean.
+    # The mean of many idle processors hides one that is busy.
     hottest = max(processors, key=lambda each: each.busy or 0.0, default=None)
     if hottest is not None and (hottest.busy or 0.0) >= _BUSY:
         return (
@@ -166,9 +165,9 @@ def diagnose(page: Page, *, starved: bool = False) -> tuple[str, str]:
         used = sum(each.cpu for each in page.processes)
         return (
             f"the machine's CPU: no core is idle; the broker uses {used:.1f} of them",
-            "look at what else runs there",
+            "look for other programs that use the machine",
         )
-    return "none of its processes: the clients ask for no more", ""
+    return "none of its processes: clients send no more requests", ""
 
 
 def _mean_busy(processes: list[ProcessLoad]) -> float:
@@ -179,7 +178,7 @@ def _mean_busy(processes: list[ProcessLoad]) -> float:
 def _growth(
     old: list[dict[str, Any]], new: list[dict[str, Any]], name: str
 ) -> list[int]:
-    """By how much a counter of each row has grown; rows come and go."""
+    """Return how much a counter of each row has grown; new rows count from 0."""
     before = {each["id"]: each[name] for each in old}
     return [max(0, each[name] - before.get(each["id"], 0)) for each in new]
 
@@ -197,8 +196,8 @@ def _processes(before: Look, after: Look, seconds: float) -> list[ProcessLoad]:
         busy = rate = None
         if row is not None and was is not None and row["pid"] == was["pid"]:
             idle_s = (row["idle_ns"] - was["idle_ns"]) / 1e9
-            # A wait is counted when it ends. So CPU is the better witness of work, and
-            # time that was neither of both is waiting for a disk, a lock or a core.
+            # A wait is counted when it ends, so the idle time may be too short, and CPU
+            # time shows the work better. The rest is waiting for a disk, lock or core.
             busy = min(1.0, max(cpu / seconds, 1 - idle_s / seconds))
             if idle_s == 0:
                 busy = min(1.0, cpu / seconds)
@@ -220,7 +219,7 @@ def _processes(before: Look, after: Look, seconds: float) -> list[ProcessLoad]:
 def _rows(figures: dict[str, Any]) -> dict[tuple[str, int], dict[str, Any]]:
     rows = {("processor", each["id"]): each for each in figures["processors"]}
     for each in figures["handlers"]:
-        # The coordinator is the only one of its role, whatever its row's number.
+        # There is one coordinator, which has number 0, and another row.
         number = each["id"] if each["role"] == "handler" else 0
         rows[each["role"], number] = each
     return rows
@@ -282,7 +281,7 @@ def _clients(
 
 
 def render(page: Page, title: str, height: int) -> list[str]:
-    """The page as lines of text, the most important first, at most ``height``."""
+    """Return the page as at most ``height`` lines, the most important lines first."""
     lines = [
         title,
         f"{page.requests:,.0f} requests/s   in {size(page.in_rate)}/s   out"

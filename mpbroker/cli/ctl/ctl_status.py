@@ -1,4 +1,4 @@
-"""`mpbroker ctl status`: how a broker is, in one screen or one JSON document."""
+"""`mpbroker ctl status`: show the state of a broker as text or as JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mpbroker.inspect.attach import attach, names_of_rows
 from mpbroker.inspect.process_state import is_running, process_state
 
 json_option = click.option(
-    "--json", "as_json", is_flag=True, help="One JSON document instead of text."
+    "--json", "as_json", is_flag=True, help="Write one JSON document."
 )
 
 _SLOW_REQUEST_MS: Final = 1000.0
@@ -30,14 +30,14 @@ _ENDED: Final = ("Z", "X")
 @click.command("status")
 @json_option
 @click.option(
-    "-q", "--quiet", is_flag=True, help="Say nothing; exit 0 if it serves, else 69."
+    "-q", "--quiet", is_flag=True, help="Only exit: 0 if the broker serves, else 69."
 )
 @target_options
 def status(target: Target, as_json: bool, quiet: bool) -> int:
-    """Say how the broker is: processes, queues, connections, and what is not on disk.
+    """Show processes, queues, connections, and the records that are not on disk yet.
 
-    If the supervisor hangs or has died, what it published and its shared memory are
-    read instead, and the exit code is 69.
+    If the supervisor hangs or is dead, this is read from what it published and from
+    shared memory, and the exit code is 69.
     """
     try:
         state = target.request("status") | {"supervisor": "answers"}
@@ -55,10 +55,10 @@ def status(target: Target, as_json: bool, quiet: bool) -> int:
 def status_without_supervisor(
     target: Target, error: BrokerUnavailableError
 ) -> dict[str, Any]:
-    """What can be told of a broker whose supervisor does not answer.
+    """Return what is known about a broker whose supervisor does not answer.
 
     Raises:
-        BrokerUnavailableError: nothing.
+        BrokerUnavailableError: nothing is known.
     """
     found = target.found
     if found is None or found.state is None:
@@ -86,7 +86,7 @@ def status_without_supervisor(
 
 
 def supervisor_state(target: Target) -> str:
-    """In a word: stopped, hangs, dead."""
+    """Return stopped, hangs or dead."""
     if target.found is None or not target.found.alive:
         return "dead"
     state = process_state(target.pid)
@@ -99,11 +99,11 @@ def supervisor_state(target: Target) -> str:
 
 
 def warn_of_supervisor(state: dict[str, Any]) -> None:
-    """Say it first if the figures are not the supervisor's own."""
+    """Tell people on stderr if the figures do not come from the supervisor."""
     how, pid = state["supervisor"], state["pid"]
     if how == "dead":
         click.echo(
-            f"The supervisor (process {pid}) is dead; this is the last it published.",
+            f"The supervisor (process {pid}) is dead; this is what it published last.",
             err=True,
         )
     elif how != "answers":
@@ -112,8 +112,8 @@ def warn_of_supervisor(state: dict[str, Any]) -> None:
             "read from its shared memory" if "handlers" in state else "published last"
         )
         click.echo(
-            f"The supervisor (process {pid}) {told} and does not answer: nothing is"
-            f" started, replaced or stopped until it does. This is {seen}.",
+            f"The supervisor (process {pid}) {told} and does not answer: until it does,"
+            f" no process is started, replaced or stopped. This is {seen}.",
             err=True,
         )
 
@@ -126,7 +126,7 @@ def _print_status(state: dict[str, Any]) -> None:
         f"{' and resizing' if state.get('resizing') else ''}, {since}process"
         f" {state['pid']}, cluster {state['cluster_id']}"
     )
-    for listener in state.get("serving", state["listeners"]):  # an older broker's
+    for listener in state.get("serving", state["listeners"]):  # of an older version
         print(f"  listener     {listener}")
     print(f"  data         {', '.join(state['log_dirs'])}")
     if "handlers" in state:
@@ -204,7 +204,7 @@ def _print_processes(state: dict[str, Any]) -> None:
 
 
 def _loads(state: dict[str, Any]) -> dict[tuple[str, int], str]:
-    """What each process has to do, in words."""
+    """Return the load of each process, in words."""
     loads = {}
     for each in state.get("processors", ()):
         words = [plural(each["connections"], "connection")]
@@ -223,8 +223,8 @@ def _loads(state: dict[str, Any]) -> dict[tuple[str, int], str]:
 
 def _print_power_cut(cut: dict[str, Any]) -> None:
     print(
-        "A power cut now would cost at most (nothing of it was answered to acks=all;"
-        " the kernel writes back by itself):"
+        "A power cut now would lose at most these records (none that acks=all has"
+        " acknowledged; the kernel writes them back by itself):"
     )
     print_table(
         ["TOPIC", "PARTITION", "RECORDS", "ABOUT", "FOR"],

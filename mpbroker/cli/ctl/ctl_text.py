@@ -1,4 +1,4 @@
-"""How `mpbroker ctl` writes durations, sizes and moments for people."""
+"""Format durations, sizes and times for people."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def duration(seconds: float | None) -> str:
-    """Two units at most: 3 h 12 min; 4.2 s; 12 ms."""
+    """Return a duration in one or two units: 3 h 12 min; 4.2 s; 12 ms."""
     if seconds is None:
         return "unknown"
     if seconds < 1:
@@ -26,7 +26,7 @@ def duration(seconds: float | None) -> str:
 
 
 def size(count: float) -> str:
-    """Three digits and a unit: 1.4 MiB."""
+    """Return a size with up to three digits and a unit: 1.4 MiB."""
     for unit in _UNITS:
         if count < 1000 or unit == _UNITS[-1]:
             break
@@ -35,13 +35,13 @@ def size(count: float) -> str:
 
 
 def moment(at: float) -> str:
-    """A wall-clock time of this machine, to the millisecond."""
+    """Return a wall-clock time in this machine's time zone, with milliseconds."""
     clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
     return f"{clock}.{int(at % 1 * 1000):03d}"
 
 
 def plural(count: int, noun: str) -> str:
-    """1 record, 2 records; 1,234 records."""
+    """Return a number and a noun: 1 record; 1,234 records."""
     if count == 1:
         return f"1 {noun}"
     return f"{count:,} {noun}es" if noun.endswith("s") else f"{count:,} {noun}s"

@@ -1,4 +1,4 @@
-"""`mpbroker ctl top`: a broker at work, once a second."""
+"""`mpbroker ctl top`: show the load of a broker, again and again."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ _PLAIN: Final = "\x1b[0m"
     type=Seconds(min=0.1, max=3600),
     default=1.0,
     show_default=True,
-    help="Seconds between two looks.",
+    help="Seconds between two pages.",
 )
-@click.option("--once", is_flag=True, help="Print one page and end.")
+@click.option("--once", is_flag=True, help="Print one page.")
 @click.option("--batch", is_flag=True, help="Print page after page, for pipes.")
 @click.option("--count", type=click.IntRange(min=1), help="End after so many pages.")
 @json_option
@@ -65,10 +65,10 @@ def top(
     count: int | None,
     as_json: bool,
 ) -> int:
-    """Watch processes, APIs and clients; it names the bottleneck. q ends it.
+    """Watch the load of processes, APIs and clients, and the bottleneck; q ends it.
 
-    CPU is of one core; BUSY is the share of time in which a process had something to
-    do. With --json every page is one line.
+    CPU is a share of one core; BUSY is the share of the time in which a process had
+    something to do. With --json each page is one line.
     """
     pages = _pages(target, min(interval_s, _FIRST_LOOK_S) if once else interval_s)
     limit = 1 if once else count
@@ -96,7 +96,7 @@ def _pages(target: Target, interval_s: float) -> Iterator[tuple[Page, dict[str, 
     before = take_look(target)
     while True:
         deadline = time.monotonic() + interval_s
-        # A key must not wait for the interval to pass.
+        # Wait for a key, too, so that it need not wait for the interval to pass.
         while (left := deadline - time.monotonic()) > 0 and not _key_waits(left):
             pass
         after = take_look(target)
@@ -112,10 +112,10 @@ def _key_waits(timeout_s: float) -> bool:
 
 
 def take_look(target: Target) -> Look:
-    """Look at everything once.
+    """Read the figures of a broker, its connections and CPU times.
 
     Raises:
-        BrokerUnavailableError: it does not answer, and cannot be looked into either.
+        BrokerUnavailableError: it does not answer, and its memory cannot be read.
     """
     try:
         figures = target.request("figures")
@@ -143,7 +143,7 @@ def take_look(target: Target) -> Look:
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU that a process has used so far; 0 if there is none.
+    """Return the CPU time of a process so far; 0 if there is no such process.
 
     Source: proc_pid_stat(5), fields 14 and 15.
     """
@@ -156,7 +156,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def _idle_seconds() -> float:
-    # user nice system idle iowait ...: waiting for a disk is no work for a core.
+    # Fields: user nice system idle iowait; a core that waits for a disk is idle.
     with open("/proc/stat", "rb") as file:
         fields = file.readline().split()
     return (int(fields[4]) + int(fields[5])) / _TICKS_PER_S
@@ -182,7 +182,7 @@ def _as_json(page: Page) -> dict[str, Any]:
 
 @contextmanager
 def _full_screen() -> Iterator[None]:
-    """Take the terminal; give it back as it was, whatever happens."""
+    """Use the whole terminal; restore it at the end, also after an error."""
     fd = sys.stdin.fileno()
     before = termios.tcgetattr(fd)
     try:
@@ -212,7 +212,7 @@ def _quits() -> bool:
     pressed = ""
     while select.select([sys.stdin], [], [], 0)[0]:
         key = os.read(sys.stdin.fileno(), 64).decode(errors="replace")
-        if not key:  # the terminal has gone
+        if not key:  # the terminal is closed
             return True
         pressed += key
     return "q" in pressed.lower()

@@ -1,1 +1,1 @@
-"""`mpbroker produce` and `mpbroker consume`: records in, records out."""
+"""`mpbroker produce` and `mpbroker consume`."""

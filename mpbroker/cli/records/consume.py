@@ -1,4 +1,4 @@
-"""`mpbroker consume`: records to standard output, in kcat's letters."""
+"""`mpbroker consume`: write records to standard output; options are kcat's."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ _RETRY_INTERVAL_S: Final = 0.1  # Kafka's retry.backoff.ms
 _HELP = """\
 Write the records of topics to standard output, from all partitions at once.
 
-Without -e, -c or -o e@ it goes on until interrupted. With -e it stops at what is the
-end when it starts, and exits with 10 if there was nothing to write.
+Without -e, -c or -o e@ it goes on until it is interrupted. With -e it stops at the
+offsets that are the ends when it starts, and exits with 10 if there was no record.
 
 \b
   mpbroker consume -t events -e
@@ -62,13 +62,13 @@ end when it starts, and exits with 10 if there was nothing to write.
   mpbroker consume -t events -J -e | jq .payload
   mpbroker consume -G readers events
 
-With -G it reads as a member of a consumer group: what the other members do not read,
-from where the group has got to. What was written is committed. -o says where to begin
-where the group has no position: beginning or end. With -e it stops when all that it was
-given is read.
+With -G it reads as a member of a consumer group: the partitions that the group assigns
+to it, from the group's positions on. Positions are committed after records are written.
+For a partition without a position, -o is beginning or end. With -e it stops when all
+its partitions are read.
 
--J writes kcat's JSON, one object a line. Keys, values and headers in it are strings if
-they are UTF-8; otherwise {"base64": "..."}. All other output is bytes as they are.
+-J writes kcat's JSON, one object a line. Keys, values and headers are strings if they
+are UTF-8, and otherwise {"base64": "..."}. Without -J bytes are written as they are.
 """
 
 
@@ -87,7 +87,7 @@ def _format(text: str) -> str:
     "topics",
     multiple=True,
     shell_complete=complete_topic,
-    help="May be repeated.",
+    help="A topic to read; may be repeated.",
 )
 @click.option(
     "-G",
@@ -107,7 +107,7 @@ def _format(text: str) -> str:
     "partitions",
     type=click.IntRange(min=0),
     multiple=True,
-    help="Only this partition; may be repeated. Default: all.",
+    help="Only this partition; may be repeated. Default: all partitions.",
 )
 @click.option(
     "-o",
@@ -115,8 +115,8 @@ def _format(text: str) -> str:
     "offsets",
     multiple=True,
     metavar="OFFSET",
-    help="beginning (default), end, an offset, -N (the last N of each partition),"
-    " s@MS (from that time on), e@MS (up to that time).",
+    help="beginning (default), end, an offset, -N (the last N records of each"
+    " partition), s@MS (from that time on), e@MS (up to that time).",
 )
 @click.option("-e", "--exit-at-end", is_flag=True, help="Stop at the end.")
 @click.option(
@@ -129,7 +129,7 @@ def _format(text: str) -> str:
     "output_format",
     type=click.Choice(["text", "json"]),
     default="text",
-    help="json is -J.",
+    help="json is the same as -J.",
 )
 @click.option(
     "-D",
@@ -138,17 +138,17 @@ def _format(text: str) -> str:
     metavar="DELIM",
     default="\\n",
     show_default=True,
-    help="After each record.",
+    help="Written after each record.",
 )
 @click.option(
     "-K",
     "--key-delimiter",
     type=parse_delimiter,
     metavar="DELIM",
-    help="Write keys, followed by this.",
+    help="Write keys, too, with this after each.",
 )
-@click.option("-O", "--print-offset", is_flag=True, help="With -K: offsets too.")
-@click.option("-Z", "--null", is_flag=True, help="Write NULL for null, not nothing.")
+@click.option("-O", "--print-offset", is_flag=True, help="With -K: write offsets, too.")
+@click.option("-Z", "--null", is_flag=True, help="Write NULL for null values and keys.")
 @click.option("-u", "--unbuffered", is_flag=True, help="Flush after every record.")
 @click.option("-q", "--quiet", is_flag=True, help="No warnings on stderr.")
 @click.option(
@@ -156,7 +156,7 @@ def _format(text: str) -> str:
     type=click.Choice(["read_committed", "read_uncommitted"]),
     default="read_committed",
     show_default=True,
-    help="Whether what open and aborted transactions wrote is left out.",
+    help="read_committed leaves out records of open and aborted transactions.",
 )
 @timeout_option
 def command(
@@ -188,7 +188,7 @@ def command(
     wanted = parse_offsets(offsets)
     topics = list(dict.fromkeys((*topics, *group_topics)))
     if not topics:
-        raise click.UsageError("no topic is named: give -t TOPIC")
+        raise click.UsageError("no topic is named; give -t TOPIC")
     if group_id is None and group_topics:
         raise click.UsageError(f"give -t {group_topics[0]}, or -G with a group")
     if group_id is not None:
@@ -222,7 +222,7 @@ def command(
 
 def _settings(bootstrap: str, isolation: str, timeout_s: float) -> dict[str, object]:
     return {
-        # One answer may be large: all of a topic is wanted, and soon.
+        # Large responses, because the whole topic may be wanted.
         "fetch.max.bytes": 32 * 1024 * 1024,
         "max.partition.fetch.bytes": 4 * 1024 * 1024,
         "request.timeout.ms": int(timeout_s * 1000),
@@ -233,7 +233,7 @@ def _settings(bootstrap: str, isolation: str, timeout_s: float) -> dict[str, obj
     }
 
 
-# Makes a writer, given the function that tells a partition's broker.
+# Makes a writer, given a function that returns the broker of a partition.
 MakeWriter = Callable[[Callable[[TopicPartition], int]], RecordWriter]
 
 
@@ -242,7 +242,7 @@ def _same(writer: RecordWriter) -> MakeWriter:
 
 
 class _Reading(NamedTuple):
-    """What to read, how far, and how to write it."""
+    """What to read, where to stop, and how to write it."""
 
     topics: Sequence[str]
     wanted: OffsetRange
@@ -260,7 +260,7 @@ class _Reading(NamedTuple):
 def _read_as_member(
     cluster: Cluster, reading: _Reading, settings: dict[str, object]
 ) -> ExitCode:
-    """Read as a member of a group, whose id is among the settings."""
+    """Read as a member of the group that the settings name."""
     from mpbroker.cli.records.consume_group import read_as_member
 
     output = reading.output(_LeaderOf(cluster))
@@ -285,7 +285,7 @@ def _read_partitions(
     partitions: Sequence[int],
     settings: dict[str, object],
 ) -> ExitCode:
-    """Read partitions between the offsets that are wanted."""
+    """Read partitions between the wanted offsets."""
     with Consumer({**settings, "auto.offset.reset": "none"}) as consumer:
         reader = _Reader(cluster, consumer, reading.topics, partitions, reading.quiet)
         bounds = resolve_bounds(
@@ -301,23 +301,25 @@ def _read_partitions(
                 if not output.write(batches, bounds.stops):
                     break
         except KeyboardInterrupt:
-            return ExitCode.OK  # how a consumer without an end is ended
+            return ExitCode.OK  # the usual end of a consumer without -e or -c
     nothing = bool(bounds.stops) and not output.written
     return ExitCode.NOT_FOUND if nothing else ExitCode.OK
 
 
 def _check_group_options(wanted: OffsetRange, partitions: Sequence[int]) -> None:
     if partitions:
-        raise click.UsageError("a group says who reads which partition: -G or -p")
+        raise click.UsageError(
+            "-G and -p exclude each other: a group assigns partitions"
+        )
     if wanted not in (OffsetRange(), OffsetRange(from_end=0)):
         raise click.UsageError(
-            "a group goes on where it has got to; with -G, -o is beginning or end, and"
+            "a group goes on at its positions: with -G, -o is beginning or end, and"
             " `mpbroker group reset-offsets` sets other positions"
         )
 
 
 class _LeaderOf:
-    """The broker of a partition, as of when it was first asked for."""
+    """Returns the broker of a partition, as it was at the first call."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -345,7 +347,7 @@ class _Output:
     def write(
         self, batches: Iterable[FetchedBatch], stops: dict[TopicPartition, int]
     ) -> bool:
-        """Write what is wanted of some batches; return whether more is wanted."""
+        """Write the wanted records of batches; return whether more are wanted."""
         stdout = sys.stdout.buffer
         _check_reader()
         for batch in batches:
@@ -389,12 +391,12 @@ class _Output:
 
 
 def _check_reader() -> None:
-    """Raise BrokenPipeError if stdout is a pipe that nobody reads any more.
+    """Raise BrokenPipeError if stdout is a pipe whose reader has ended.
 
-    A write would find out, but in `consume | head -1` the next one may be hours away.
+    A write would fail, too, but in `consume | head -1` it may be hours away.
     """
     poll = select.poll()
-    poll.register(sys.stdout.fileno(), 0)  # errors are always reported
+    poll.register(sys.stdout.fileno(), 0)  # poll() always reports errors
     if any(events & select.POLLERR for _, events in poll.poll(0)):
         raise BrokenPipeError
 
@@ -403,7 +405,7 @@ def _wanted(batch: FetchedBatch, stop: int) -> Iterable[Record]:
     records = iter_records(batch.data)
     header = batch.header
     if header.base_offset >= batch.first_offset and header.last_offset < stop:
-        return records  # nearly always: no test for each record
+        return records  # nearly always, and without a test for each record
     return [record for record in records if batch.first_offset <= record.offset < stop]
 
 
@@ -444,7 +446,7 @@ class _Reader:
         return leaders
 
     def read(self, bounds: Bounds) -> Iterator[list[FetchedBatch]]:
-        """Yield batches until every partition is at its stop, if it has one."""
+        """Yield batches until every partition has reached its stop, if it has one."""
         consumer = self._consumer
         consumer.assign(bounds.starts)
         for partition, offset in bounds.starts.items():
@@ -481,14 +483,18 @@ class _Reader:
                 self._consumer.pause([partition])
 
     def _put_right(self, error: OffsetOutOfRangeError, started: bool) -> None:
-        """Go on at the first offset there is, if records were deleted meanwhile.
+        """Seek to an offset that exists, if records are gone.
 
-        Where a new leader has others than were read, go on with those.
+        If records were deleted before they were read, go on at the first offset; if a
+        new leader has other records, at the first of those.
+
+        Raises:
+            CliError: the offset that was asked for does not exist.
         """
         partition, consumer = error.partition, self._consumer
         if isinstance(error, LogTruncationError) and error.divergent_offset is not None:
             self._warn(
-                f"{partition}: a new leader lacks what was read from offset"
+                f"{partition}: a new leader has other records from offset"
                 f" {error.divergent_offset} on; going on there"
             )
             consumer.seek(partition, error.divergent_offset)
@@ -502,7 +508,9 @@ class _Reader:
             consumer.seek(partition, first)
             return
         last = consumer.offsets_for([partition], LATEST)[partition]
-        raise CliError(f"{error}: it has {first}..{last}", ExitCode.NOT_FOUND)
+        raise CliError(
+            f"{error}: the partition has {first}..{last}", ExitCode.NOT_FOUND
+        )
 
     def _warn(self, message: str) -> None:
         if not self._quiet:

@@ -1,7 +1,7 @@
-"""`mpbroker consume -G`: records to standard output as a member of a consumer group.
+"""`mpbroker consume -G`: write records to standard output as a member of a group.
 
-Positions are stored after records were written, never before: whoever reads on sees
-what was written last once more at worst.
+Positions are committed after records were written, never before. So the next reader may
+see the last records again, and misses none.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mpbroker.client.errors import BrokerUnavailableError
 _POLL_MS = 500
 _MAX_POLL_RECORDS = 5000
 
-# Writes records of a partition; says whether more are wanted.
+# Writes records of a partition; returns whether more are wanted.
 Write = Callable[[TopicPartition, Sequence[ConsumerRecord]], bool]
 
 
@@ -33,16 +33,15 @@ def read_as_member(
     count: int | None,
     quiet: bool,
 ) -> None:
-    """Join a group, and write what it gives to this member.
+    """Join a group, and write the records of the partitions that it assigns.
 
     Args:
-        cluster: to look whether the topics exist; nobody else would say so.
+        cluster: is asked whether the topics exist; a consumer would wait for them.
         settings: of the consumer.
-        topics: to read.
-        write: takes the records.
-        exit_at_end: until all that this member has is read.
-        count: until so many records are written.
-        quiet: say nothing of brokers that cannot be reached for a while.
+        write: writes records.
+        exit_at_end: whether to stop when all assigned partitions are read.
+        count: stop after so many records; None: do not.
+        quiet: whether to hide that brokers cannot be reached for a while.
     """
     for name in topics:
         cluster.topic(name)
@@ -70,16 +69,16 @@ def _commit(consumer: Consumer) -> None:
     try:
         consumer.commit()
     except RebalancedError:
-        pass  # whoever has these partitions now reads on from the last commit
+        pass  # the new owner of the partitions goes on at the last commit
     except BrokerUnavailableError as error:
         raise CliError(
-            f"what was written last could not be committed: {error}",
+            f"the positions behind the last records could not be committed: {error}",
             ExitCode.UNAVAILABLE,
         ) from error
 
 
 def _is_at_end(consumer: Consumer) -> bool:
-    """Whether this member has been given its partitions, and has read them."""
+    """Return whether all partitions that are assigned to this member are read."""
     assigned = consumer.assignment()
     ends = consumer.offsets_for(assigned, LATEST)
     return all(consumer.position(where) >= end for where, end in ends.items())

@@ -1,4 +1,4 @@
-"""Delimiters and other strings in kcat's spelling: `\\n`, `\\t`, `\\x1f`, `::`."""
+"""Parse delimiters and other strings as kcat spells them: `\\n`, `\\t`, `\\x1f`."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def unescape(text: str) -> bytes:
 
 
 def parse_delimiter(text: str) -> bytes:
-    """Read a delimiter, for click's ``type=``: at least one byte, escapes allowed.
+    """Return the bytes of a delimiter, which may have escapes; for click's ``type=``.
 
     Raises:
-        click.BadParameter: says what is wrong with it.
+        click.BadParameter: it is empty, or has an unknown escape.
     """
     try:
         delimiter = unescape(text)

@@ -11,15 +11,15 @@ _READ_BYTES: Final = 1 << 20
 
 
 class MessageSplitter:
-    """Cut a byte stream at a delimiter, wherever its chunks were cut."""
+    """Cuts a byte stream at a delimiter, even if the delimiter lies in two chunks."""
 
     def __init__(self, delimiter: bytes) -> None:
         self._delimiter = delimiter
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take bytes; return the messages that end in them."""
-        # From here only: a message of megabytes comes in many chunks.
+        """Take a chunk; return the messages that end in it."""
+        # Search from here only: a message of megabytes comes in many chunks.
         start = max(len(self._buffer) - len(self._delimiter) + 1, 0)
         self._buffer += data
         if self._buffer.find(self._delimiter, start) < 0:
@@ -29,14 +29,14 @@ class MessageSplitter:
         return messages
 
     def finish(self) -> list[bytes]:
-        """Return the last message if no delimiter ended it."""
+        """Return the last message, if no delimiter follows it."""
         rest = bytes(self._buffer)
         self._buffer.clear()
         return [rest] if rest else []
 
 
 def read_messages(fd: int, delimiter: bytes) -> Iterator[list[bytes]]:
-    """Yield messages as they come, one list for each read."""
+    """Yield the messages of each read as a list."""
     splitter = MessageSplitter(delimiter)
     while chunk := os.read(fd, _READ_BYTES):
         yield splitter.feed(chunk)
@@ -44,21 +44,21 @@ def read_messages(fd: int, delimiter: bytes) -> Iterator[list[bytes]]:
 
 
 def has_more(fd: int, wait_ms: int) -> bool:
-    """Return whether reading would not block, waiting for that if it must."""
+    """Wait until a read would not block; return False if that takes too long."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(wait_ms))
 
 
 class MessageRules(NamedTuple):
-    """How a message becomes a key and a value."""
+    """The rules by which a message becomes a key and a value."""
 
     key_delimiter: bytes | None
     fixed_key: bytes | None
     empty_is_null: bool
 
     def split(self, message: bytes) -> tuple[bytes | None, bytes | None]:
-        """Return key and value; without a key delimiter in it, a message has none."""
+        """Return the key and the value of a message."""
         key = self.fixed_key
         value: bytes | None = message
         if self.key_delimiter is not None:

@@ -1,4 +1,4 @@
-"""`mpbroker produce`: records from standard input or files, in kcat's letters."""
+"""`mpbroker produce`: write records of standard input or files; options are kcat's."""
 
 from __future__ import annotations
 
@@ -37,18 +37,19 @@ from mpbroker.protocol.records.compression import Codec
 
 _ACKS: Final = ("all", "-1", "1", "0")
 
-# While more input is at hand, batches fill up; after this long without any, what there
-# is goes out. The 5 ms are librdkafka's queue.buffering.max.ms and Java's linger.ms.
+# Batches fill up while there is more input; after so long without input they are sent.
+# 5 ms is librdkafka's queue.buffering.max.ms and Java's linger.ms.
 _LINGER_MS: Final = 5
 _FULL_BATCH_LINGER_MS: Final = 500
 _DEFAULT_BATCH_BYTES: Final = 1_000_000
-# Of records on their way; more than Kafka's default, since batches are larger, too.
+# Memory for records that are not acknowledged. More than Kafka's default, because the
+# batches are larger, too.
 _BUFFER_BYTES: Final = 64 * 1024 * 1024
 _MAX_REQUEST_BYTES: Final = 100 * 1024 * 1024  # a broker's socket.request.max.bytes
-# What compression may add to bytes that cannot be compressed, batch header included.
+# Bytes that a batch header and compression may add to bytes that do not compress.
 _BATCH_MARGIN: Final = 1024
 
-# The codecs that have one, as the producer's settings say.
+# The codecs that have a level: those with a setting of the producer for it.
 _LEVELS: Final = tuple(
     codec.name.lower()
     for codec in Codec
@@ -61,9 +62,10 @@ Header = tuple[str, bytes | None]
 _HELP = """\
 Write records to a topic: one for each line of standard input, or one for each FILE.
 
-Keys go to the partitions where Kafka's Java client puts them; records without a key
-to one partition a batch. Every record is acknowledged before this exits with 0, and is
-written once even if the connection breaks. Bytes go through as they are.
+A key goes to the same partition as from Kafka's Java client. Records without a key fill
+a batch for one partition after another. The command exits with 0 when every record is
+acknowledged. Each record is written once, even if the connection breaks. Bytes are
+written as they are.
 
 \b
   echo hello | mpbroker produce -t greetings
@@ -76,7 +78,7 @@ def _parse_header(text: str) -> Header:
     name, equals, value = text.partition("=")
     if not name:
         raise click.BadParameter(f"{text!r} has no name; a header is NAME=VALUE")
-    # Without "=" the value is null, as in kcat.
+    # As in kcat, the value is null if there is no "=".
     return name, value.encode("utf-8", "surrogateescape") if equals else None
 
 
@@ -87,7 +89,7 @@ def _parse_header(text: str) -> Header:
     "--topic",
     required=True,
     shell_complete=complete_topic,
-    help="Where to; made if the broker makes topics by itself.",
+    help="The topic; it is created if auto.create.topics.enable is set.",
 )
 @bootstrap_option
 @click.option(
@@ -95,7 +97,7 @@ def _parse_header(text: str) -> Header:
     "--partition",
     type=int,
     default=-1,
-    help="Only this partition; -1 (default) chooses one.",
+    help="Write to this partition; -1 (default): the partitioner chooses.",
 )
 @click.option(
     "-D",
@@ -104,23 +106,23 @@ def _parse_header(text: str) -> Header:
     metavar="DELIM",
     default="\\n",
     show_default=True,
-    help="Between messages; \\n \\t \\r \\0 \\xNN are understood.",
+    help="Stands between messages; may have \\n \\t \\r \\0 \\xNN.",
 )
 @click.option(
     "-K",
     "--key-delimiter",
     type=parse_delimiter,
     metavar="DELIM",
-    help="Ends the key of a message; one without it has no key of its own.",
+    help="Stands between key and value; a message without it has no key.",
 )
-@click.option("-k", "--key", help="Key of all messages that have none of their own.")
+@click.option("-k", "--key", help="Key of all messages that have no key.")
 @click.option(
     "-H",
     "--header",
     "headers",
     multiple=True,
     metavar="NAME=VALUE",
-    help="A header of all messages; may be repeated.",
+    help="A header for all messages; may be repeated.",
 )
 @click.option(
     "-z",
@@ -136,9 +138,9 @@ def _parse_header(text: str) -> Header:
     "-Z", "--empty-is-null", is_flag=True, help="Send empty values and keys as null."
 )
 @click.option(
-    "-l", "--lines", is_flag=True, help="Cut FILE into messages, as standard input is."
+    "-l", "--lines", is_flag=True, help="Cut FILE into messages, like standard input."
 )
-@click.option("-T", "--tee", is_flag=True, help="Also write what is sent to stdout.")
+@click.option("-T", "--tee", is_flag=True, help="Also write the messages to stdout.")
 @click.option(
     "-c", "--count", type=click.IntRange(min=1), help="Stop after so many messages."
 )
@@ -148,7 +150,7 @@ def _parse_header(text: str) -> Header:
     type=click.Choice(_ACKS),
     default="all",
     show_default=True,
-    help="all: on disk; 1: in the log; 0: sent, and no answer waited for.",
+    help="When a record is acknowledged: all: on disk; 1: in the log; 0: when sent.",
 )
 @click.option(
     "--batch-bytes",
@@ -182,7 +184,9 @@ def command(
     if lines and len(files) != 1:
         raise click.UsageError("-l takes exactly one FILE to cut into messages")
     if tee and output_format == "json":
-        raise click.UsageError("-T and --format json both want stdout")
+        raise click.UsageError(
+            "-T and --format json exclude each other: both use stdout"
+        )
     if level is not None and codec not in _LEVELS:
         raise click.UsageError(f"--level: with -z, one of {', '.join(_LEVELS)}")
     rules = MessageRules(
@@ -196,7 +200,7 @@ def command(
         batch_bytes = batch_bytes or _fitting_batch_bytes(cluster, topic)
     settings = _settings(codec, level, acks, batch_bytes, timeout_s)
     if files and not lines:
-        # Whole files are records; one has to fit.
+        # Each file is one record, and the largest has to fit.
         largest = max(path.stat().st_size for path in files)
         settings["buffer.memory"] = _BUFFER_BYTES + 2 * largest
         settings["max.request.size"] = max(_MAX_REQUEST_BYTES, 2 * largest)
@@ -235,7 +239,7 @@ def _settings(
     if level is not None:
         settings[f"compression.{codec}.level"] = level
     if acks not in ("all", "-1"):
-        # Without a producer id, what is sent twice would be there twice.
+        # Without a producer id, a record that is sent twice would be written twice.
         settings["retries"] = 0
     return settings
 
@@ -246,12 +250,12 @@ def _fitting_batch_bytes(cluster: Cluster, topic: str) -> int:
         configs = describe_configs(cluster, resource, ["max.message.bytes"])
         limit = int(configs[0].value or _DEFAULT_BATCH_BYTES)
     except (MpbrokerError, IndexError, ValueError):
-        return _DEFAULT_BATCH_BYTES  # a broker may refuse to tell; it judges anyway
+        return _DEFAULT_BATCH_BYTES  # the broker did not tell, and may refuse a batch
     return max(min(_DEFAULT_BATCH_BYTES, limit - _BATCH_MARGIN), 1)
 
 
 def _check_partition(cluster: Cluster, topic: str, partition: int) -> None:
-    """Raise CliError unless the topic, which may be created, has the partition."""
+    """Raise CliError if the topic, which may be created, lacks the partition."""
     count = len(cluster.topic(topic, auto_create=True).partitions)
     if partition >= count or partition < -1:
         raise CliError(
@@ -261,7 +265,7 @@ def _check_partition(cluster: Cluster, topic: str, partition: int) -> None:
 
 
 class _Sender:
-    """Feeds messages to a producer, and looks what became of each."""
+    """Sends messages through a producer, and checks the outcome of each."""
 
     def __init__(
         self,
@@ -280,7 +284,7 @@ class _Sender:
         self._headers = headers
         self._tee_delimiter = tee_delimiter
         self._sent = 0
-        # What was sent together, with the number of its first message in the input.
+        # Messages sent together, with the number of the first one in the input.
         self._pending: deque[tuple[int, list[RecordFuture]]] = deque()
 
     def send_whole(self, files: Sequence[Path], count: int | None) -> None:
@@ -296,7 +300,7 @@ class _Sender:
     def send_lines(
         self, files: Sequence[Path], delimiter: bytes, count: int | None
     ) -> None:
-        """Send what stands between delimiters, in a file or on standard input."""
+        """Send the messages between delimiters, of a file or standard input."""
         fd = os.open(files[0], os.O_RDONLY) if files else sys.stdin.fileno()
         left = sys.maxsize if count is None else count
         for messages in self._read(fd, delimiter):
@@ -348,7 +352,7 @@ class _Sender:
             self._settle(*self._pending.popleft())
 
     def _settle(self, first: int, futures: Sequence[RecordFuture]) -> None:
-        """Count what is written; raise CliError for what is not."""
+        """Count the records that are written; raise CliError for those that are not."""
         failed: dict[str, list[int]] = {}
         errors: list[ProducerError] = []
         for number, future in enumerate(futures, first):

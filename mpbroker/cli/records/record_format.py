@@ -1,6 +1,6 @@
-"""How `consume` writes a record: value and key, a `-f` format, or a line of JSON.
+"""Write records for `consume`: as key and value, in a `-f` format, or as JSON.
 
-Bytes are written as they are, except in JSON, where bytes that are not UTF-8 become
+Bytes are written as they are; in JSON, bytes that are not UTF-8 become
 ``{"base64": "..."}``.
 """
 
@@ -18,7 +18,7 @@ from mpbroker.protocol.records.record_batch import Record
 
 
 class Stamped(Protocol):
-    """What knows whose time the records' timestamps are: a batch's header."""
+    """Has the type of the records' timestamps, like the header of a batch."""
 
     @property
     def timestamp_type(self) -> int: ...
@@ -44,7 +44,7 @@ def _headers_text(record: Record, null: bytes) -> bytes:
 
 
 def _fields(null: bytes) -> dict[str, _Part]:
-    """Return the parts that `%` and a letter stand for, letter by letter."""
+    """Return by letter the part that `%` and the letter stand for."""
     return {
         "t": lambda partition, record: partition.topic.encode(),
         "p": lambda partition, record: b"%d" % partition.partition,
@@ -72,7 +72,7 @@ def format_writer(text: str, null: bytes) -> RecordWriter:
     """Return a writer for a `-f` format.
 
     Raises:
-        ValueError: names the `%` letter or escape that is not known.
+        ValueError: names the `%` letter or the escape that is unknown.
     """
     fields = _fields(null)
     parts: list[_Part] = []
@@ -91,7 +91,9 @@ def format_writer(text: str, null: bytes) -> RecordWriter:
             parts.append(fields["%"])
             _add_text(parts, pieces[index])
         else:
-            raise ValueError("a % at the end stands for nothing; write %%")
+            raise ValueError(
+                "a % at the end has no letter; for a percent sign write %%"
+            )
         index += 1
 
     def write(
@@ -113,7 +115,12 @@ def _add_text(parts: list[_Part], text: str) -> None:
 def plain_writer(
     delimiter: bytes, key_delimiter: bytes | None, with_offset: bool, null: bytes
 ) -> RecordWriter:
-    """Return a writer of values, after offsets and keys if a key delimiter is given."""
+    """Return a writer of values; with a key delimiter, keys come first.
+
+    Args:
+        with_offset: whether an offset comes before each key.
+        null: is written for null.
+    """
     if key_delimiter is None:
 
         def write_values(
@@ -156,7 +163,7 @@ def json_bytes(value: bytes | None) -> Any:
 
 
 def json_writer(broker_of: Callable[[TopicPartition], int]) -> RecordWriter:
-    """Return a writer of kcat's JSON envelope, one line a record."""
+    """Return a writer of kcat's JSON objects, one line for each record."""
 
     def write(
         partition: TopicPartition, header: Stamped, records: Iterable[Record]

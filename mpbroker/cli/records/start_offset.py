@@ -1,6 +1,6 @@
-"""Where `consume` starts and stops: kcat's `-o`.
+"""Parse and resolve kcat's `-o`: the offsets where `consume` starts and stops.
 
-beginning, end      the first record; those that come from now on
+beginning, end      the first record; records that are written from now on
 N                   offset N
 -N                  the last N records of each partition
 s@T, e@T            from the first record of time T (ms since 1970) on; up to it
@@ -20,10 +20,13 @@ _OFFSET_MAX: Final = 2**63 - 1
 
 
 class OffsetRange(NamedTuple):
-    """What the `-o` options together say. At most one of the first three is not None.
+    """The `-o` options, taken together. At most one of the first three is not None.
 
-    ``start_time_ms`` and ``stop_time_ms`` are timestamps; ``from_end`` counts records
-    back from the end, 0 being the end itself. With none of them, it is the beginning.
+    Attributes:
+        offset: starts there.
+        from_end: starts so many records before the end; 0: at the end.
+        start_time_ms: starts at that time. None, like the two before: at the beginning.
+        stop_time_ms: stops before that time.
     """
 
     offset: int | None = None
@@ -36,7 +39,7 @@ def parse_offsets(texts: Sequence[str]) -> OffsetRange:
     """Read the `-o` options.
 
     Raises:
-        click.BadParameter: one cannot be read, or two say where to start.
+        click.BadParameter: an option cannot be parsed, or two say where to start.
     """
     start = OffsetRange()
     stop_time_ms = None
@@ -48,7 +51,7 @@ def parse_offsets(texts: Sequence[str]) -> OffsetRange:
         start = _parse_start(text)
         starts += 1
     if starts > 1:
-        raise click.BadParameter("-o says twice where to start")
+        raise click.BadParameter("two -o options say where to start")
     return start._replace(stop_time_ms=stop_time_ms)
 
 
@@ -59,7 +62,7 @@ def _parse_start(text: str) -> OffsetRange:
         return OffsetRange(from_end=0)
     if text == "stored":
         raise click.BadParameter(
-            "stored offsets belong to consumer groups: join one with -G, or give"
+            "only consumer groups have stored offsets: join one with -G, or give"
             " beginning, end, an offset, -N, s@MS or e@MS"
         )
     if text.startswith("s@"):
@@ -93,14 +96,12 @@ def resolve_bounds(
     stop_at_end: bool,
     read_committed: bool,
 ) -> Bounds:
-    """Ask the brokers what the `-o` options mean now.
+    """Ask the brokers for the offsets that the `-o` options mean now.
 
     Args:
-        cluster: where to.
-        leaders: node id, by partition.
-        wanted: see `OffsetRange`.
-        stop_at_end: stop at what is the end now.
-        read_committed: the end is the end of what is committed.
+        leaders: the leader's node id, by partition.
+        stop_at_end: whether to stop at the offsets that are the ends now.
+        read_committed: whether the end is that of the committed records.
     """
 
     def ask(timestamp: int) -> dict[TopicPartition, int]:
