@@ -174,49 +174,60 @@ class RequestReader:
             FrameLengthError: the size field is none; close the connection.
         """
         while True:
-            if channel.extent:
-                result = self._read_extent(channel)
+            if not channel.extent:
+                result = self._frame(channel)
                 if result is not None:
                     return result
-                continue
-            have = channel.end - channel.start
-            if have >= _SIZE_BYTES:
-                at = channel.block + channel.start
-                (size,) = _SIZE.unpack_from(self._view, at)
-                if not 0 <= size <= self.max_request_bytes:
-                    head = bytes(self._view[at : at + _SIZE_BYTES])
-                    raise FrameLengthError(
-                        explain_bad_length(head, self.max_request_bytes)
-                    )
-                if size + _SIZE_BYTES <= have:
-                    channel.frame_end = channel.start + _SIZE_BYTES + size
-                    return ReadResult.WHOLE
-                if size + _SIZE_BYTES > REQUEST_PART_BYTES:
-                    if not self._move_to_extent(channel, size + _SIZE_BYTES):
-                        return ReadResult.STARVED
-                    continue
-                if channel.start + _SIZE_BYTES + size > REQUEST_PART_BYTES:
-                    if have > channel.start:
-                        # It would be moved onto itself, and a death half-way would
-                        # leave neither copy whole.
-                        if not self._move_to_extent(channel, size + _SIZE_BYTES):
-                            return ReadResult.STARVED
-                        continue
-                    self._move_to_front(channel)
-            elif channel.start + _SIZE_BYTES > REQUEST_PART_BYTES:
+            if channel.extent:
+                result = self._read_extent(channel)
+            else:
+                result = self._read_block(channel)
+            if result is not None:
+                return result
+
+    def _frame(self, channel: Channel) -> ReadResult | None:
+        """Look for a whole frame in the block, or make room for the rest of it.
+
+        Returns:
+            WHOLE, STARVED, or None: more bytes are needed, and there is room for them.
+        """
+        start, have = channel.start, channel.end - channel.start
+        if have < _SIZE_BYTES:
+            if start + _SIZE_BYTES > REQUEST_PART_BYTES:
                 self._move_to_front(channel)
-            if not channel.readable:
-                return ReadResult.DRAINED
-            if channel.slot < 0 and not self._take_slot(channel):
-                return ReadResult.STARVED
-            block = channel.block
-            end = channel.end
-            count = self._selector.receive(
-                channel, self._view[block + end : block + REQUEST_PART_BYTES]
-            )
-            if count <= 0:
-                return ReadResult.DRAINED if count == 0 else ReadResult.CLOSED
-            channel.end = end + count
+            return None
+        at = channel.block + start
+        (size,) = _SIZE.unpack_from(self._view, at)
+        if not 0 <= size <= self.max_request_bytes:
+            head = bytes(self._view[at : at + _SIZE_BYTES])
+            raise FrameLengthError(explain_bad_length(head, self.max_request_bytes))
+        length = size + _SIZE_BYTES
+        if length <= have:
+            channel.frame_end = start + length
+            return ReadResult.WHOLE
+        if start + length <= REQUEST_PART_BYTES:
+            return None
+        # If the bytes moved to the front would overlap themselves, a death half-way
+        # would leave neither copy whole.
+        if length > REQUEST_PART_BYTES or have > start:
+            is_moved = self._move_to_extent(channel, length)
+            return None if is_moved else ReadResult.STARVED
+        self._move_to_front(channel)
+        return None
+
+    def _read_block(self, channel: Channel) -> ReadResult | None:
+        if not channel.readable:
+            return ReadResult.DRAINED
+        if channel.slot < 0 and not self._take_slot(channel):
+            return ReadResult.STARVED
+        block, end = channel.block, channel.end
+        count = self._selector.receive(
+            channel, self._view[block + end : block + REQUEST_PART_BYTES]
+        )
+        if count <= 0:
+            return ReadResult.DRAINED if count == 0 else ReadResult.CLOSED
+        channel.end = end + count
+        return None
 
     def _read_extent(self, channel: Channel) -> ReadResult | None:
         have = channel.extent_have
