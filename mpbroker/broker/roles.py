@@ -23,7 +23,7 @@ from mpbroker.ipc.ring import RequestRing
 from mpbroker.ipc.tables.transaction_table import TransactionTable
 from mpbroker.network.acceptor import Acceptor
 from mpbroker.network.connection_quotas import ConnectionQuotas
-from mpbroker.network.processor import Processor
+from mpbroker.network.processor import Processor, ProcessorParts
 from mpbroker.supervisor.become_child import become_child, set_process_title
 from mpbroker.supervisor.listen_sockets import Listener
 
@@ -86,13 +86,15 @@ class Roles:
         )
         serving = self._processor_of(listener)(
             processor,
-            memory.control,
-            memory.arena,
-            memory.arena_layout,
-            self._ring_of(processor),
-            memory.processor_bells[processor],
-            memory.handovers,
-            memory.keeper_link,
+            ProcessorParts(
+                memory.control,
+                memory.arena,
+                memory.arena_layout,
+                self._ring_of(processor),
+                memory.processor_bells[processor],
+                memory.handovers,
+                memory.keeper_link,
+            ),
             config.socket_request_max_bytes,
             config.connections_max_idle_ms * _NS_PER_MS,
         )

@@ -16,7 +16,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from mpbroker.base.logger import get_logger
 from mpbroker.ipc.arena import REQUEST_PART_BYTES, ArenaLayout, progress_offset
@@ -85,17 +85,35 @@ _NONE: Final = int(ResponseKind.NONE)
 _MOVED_IN: Final = ProcessorCounter.MOVED_IN
 
 
+class ProcessorParts(NamedTuple):
+    """The parts of the broker that a processor shares with other processes.
+
+    Attributes:
+        control: the control segment.
+        arena: has the requests and the answers.
+        arena_layout: their places in the arena.
+        ring: the request ring.
+        doorbell: the processor's own doorbell.
+        handovers: both ends of every processor's Unix socket, by id: a processor gets
+            its own connections from one, and gives them away to others.
+        keeper: has a duplicate of every socket, and needs them all again if it dies.
+    """
+
+    control: Segment
+    arena: Segment
+    arena_layout: ArenaLayout
+    ring: RequestRing
+    doorbell: Doorbell
+    handovers: Sequence[tuple[socket.socket, socket.socket]]
+    keeper: KeeperLink
+
+
 class Processor:
     """The network side of one processor id.
 
     Args:
         processor: its id.
-        control: the control segment.
-        arena, arena_layout: requests and answers; where in it.
-        ring, doorbell: the request ring; its own doorbell.
-        handovers: both ends of every processor's Unix socket, by id: it gets its own
-            connections from one, and gives them away to others.
-        keeper: has a duplicate of every socket, and needs them all again if it dies.
+        parts: what it shares with other processes.
         max_request_bytes: socket.request.max.bytes.
         max_idle_ns: connections.max.idle.ms; 0 or less: for ever.
     """
@@ -105,37 +123,32 @@ class Processor:
     def __init__(
         self,
         processor: int,
-        control: Segment,
-        arena: Segment,
-        arena_layout: ArenaLayout,
-        ring: RequestRing,
-        doorbell: Doorbell,
-        handovers: Sequence[tuple[socket.socket, socket.socket]],
-        keeper: KeeperLink,
+        parts: ProcessorParts,
         max_request_bytes: int,
         max_idle_ns: int,
     ) -> None:
+        control, arena, handovers = parts.control, parts.arena, parts.handovers
         self._words = control.words
         self._row = processor_row(processor)
         self._arena = arena
         self._selector = self._make_selector()
         self._requests = ProcessorEnd(
-            control, ring, ResponseRing(control, processor, doorbell)
+            control, parts.ring, ResponseRing(control, processor, parts.doorbell)
         )
         self._rows = ConnectionRows(processor, control)
         self._reader = RequestReader(
             processor,
             control,
             arena,
-            arena_layout,
+            parts.arena_layout,
             self._selector,
             self._rows,
             max_request_bytes,
         )
         self._sender = ResponseSender(arena, self._selector)
         self._metrics = RequestMetrics(processor, control, arena)
-        self._keeper = keeper
-        self._offers = Offers(control, keeper)
+        self._keeper = parts.keeper
+        self._offers = Offers(control, parts.keeper)
         self._arrivals = Arrivals(processor, control, handovers[processor][1])
         self._handover_fd = handovers[processor][1].fileno()
         self._departures = Departures(
@@ -160,7 +173,7 @@ class Processor:
         self._costs = NetworkCosts(processor, control.words)
         self._polls = Polls(processor, control.words)
         self._unfinished: deque[Channel] = deque()  # answers that used up their turn
-        self._selector.watch_doorbell(doorbell)
+        self._selector.watch_doorbell(parts.doorbell)
         self._compiled = compiled_turn(
             processor, control, arena, self._selector, self._connections, self._requests
         )
@@ -205,6 +218,17 @@ class Processor:
         else:
             self._take_responses(arm=False)
             events = self._poll()
+        self._process(events)
+        self._requests.flush()
+        if self._has_errands:
+            self._do_errands()
+        if self._now >= self._next_housekeeping:
+            self._housekeep()
+        if self._words[HEADER + HEADER_PHASE] >= Phase.DRAINING:
+            self._drain()
+
+    def _process(self, events: list[tuple[int, int]]) -> None:
+        """Do what the events of sockets and of the doorbell ask for."""
         for fd, event in events:
             channel = self._channels.get(fd)
             if channel is None:
@@ -221,13 +245,6 @@ class Processor:
                     self._receive(channel)
             if event & WRITABLE and channel.state == _SENDING and channel.outgoing:
                 self._continue_sending(channel)
-        self._requests.flush()
-        if self._has_errands:
-            self._do_errands()
-        if self._now >= self._next_housekeeping:
-            self._housekeep()
-        if self._words[HEADER + HEADER_PHASE] >= Phase.DRAINING:
-            self._drain()
 
     def _may_use_core(self) -> bool:
         return (

@@ -24,7 +24,7 @@ from mpbroker.ipc.layout import (
     slots_in_use,
 )
 from mpbroker.network.moves.hand_over import HAND_OVER, HandOver
-from mpbroker.network.processor import Processor
+from mpbroker.network.processor import Processor, ProcessorParts
 from mpbroker.network.request_channel import HandlerEnd
 from mpbroker.supervisor.memory import BrokerMemory
 from tests.support.memory import state_of
@@ -139,13 +139,15 @@ class Rig:
         self.deliver()
         self.processor = Processor(
             self.number,
-            memory.control,
-            memory.arena,
-            memory.arena_layout,
-            memory.ring,
-            memory.processor_bells[self.number],
-            memory.handovers,
-            memory.keeper_link,
+            ProcessorParts(
+                memory.control,
+                memory.arena,
+                memory.arena_layout,
+                memory.ring,
+                memory.processor_bells[self.number],
+                memory.handovers,
+                memory.keeper_link,
+            ),
             *self._options,
         )
 

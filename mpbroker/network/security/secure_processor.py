@@ -33,13 +33,12 @@ from mpbroker.ipc.layout import (
     ConnectionState,
     ProcessorCounter,
 )
-from mpbroker.ipc.segment import Segment
 from mpbroker.ipc.tables.principals import Principals
 from mpbroker.network.channel import Channel, ChannelEvent, next_state
 from mpbroker.network.channel_selector import HANG_UP
 from mpbroker.network.connection_rows import security_of, session_end_ms
 from mpbroker.network.moves.departures import ALL
-from mpbroker.network.processor import Processor
+from mpbroker.network.processor import Processor, ProcessorParts
 from mpbroker.network.security.listener_authentication import (
     ListenerSecurity,
     mechanism_of_security,
@@ -91,22 +90,22 @@ class SecureProcessor(Processor):
     def __init__(
         self,
         processor: int,
-        control: Segment,
-        *others: Any,
+        parts: ProcessorParts,
+        *limits: int,
         security: ListenerSecurity,
         principals: Principals,
         news: Callable[[], ListenerSecurity | None] = lambda: None,
     ) -> None:
         selector = TlsSelector() if security.has_tls else SecureSelector()
         self._make_selector = lambda: selector
-        super().__init__(processor, control, *others)
+        super().__init__(processor, parts, *limits)
         self._security = security
         self._news = news
         # From the first that has any: connections of its time have leases.
         self._has_sessions = security.has_sessions
         self._principals = principals
         self._secure_selector = selector
-        self._counts = AuthenticationCounts(processor, control.words)
+        self._counts = AuthenticationCounts(processor, parts.control.words)
         self._connections.security = ConnectionSecurity.PRIVATE
         self._connections.opened = self._opened
         self._unready = UnreadyChannels(
