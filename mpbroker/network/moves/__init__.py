@@ -1,1 +1,1 @@
-"""Connections that outlive their process: hand-over, succession, the keeper."""
+"""Connections that change their process: hand-over, succession, the keeper."""
