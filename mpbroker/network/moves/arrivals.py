@@ -1,4 +1,4 @@
-"""What comes through a processor's hand-over socket."""
+"""Arrivals: the connections that come through a processor's hand-over socket."""
 
 import socket
 import time
@@ -32,30 +32,30 @@ from mpbroker.network.moves.tcp_counters import socket_cookie
 
 _LOG = get_logger(__name__)
 
-# The keeper sends a successor's sockets within milliseconds, if it lives; if not, its
-# own successor says that there are none. Only a machine that is too busy to start it
-# lets us wait longer, and to give up closes connections. Below a lease (leases.py).
+# A live keeper sends a successor's sockets within milliseconds; a new keeper reports
+# that there are none. It takes longer only if the machine is too busy to start a
+# keeper; and when we give up, connections close. Less than a lease (leases.py).
 _DELIVERY_S: Final = 20.0
 _POLL_S: Final = 0.05
-# Rarely is a connection handed over again sooner. One may wait here for a whole life:
-# that of the processor that retired before it had read it.
+# A connection is rarely handed over again sooner. It may wait here very long, if the
+# processor has retired before it read its hand-over socket.
 _LATE_NS: Final = 20_000_000
-_NOT_DELIVERED: Final = 0  # to no incarnation
+_NOT_DELIVERED: Final = 0  # the keeper has sent sockets to no incarnation
 _RAISE_LIMIT: Final = "raise the limit of open files (ulimit -n, LimitNOFILE)"
 
 
 class NewConnection(NamedTuple):
-    """One that has no row."""
+    """A connection that has no row yet."""
 
     sock: socket.socket
     listener: int
     sequence: int
-    accepted_ns: int  # 0: not by an acceptor just now
-    is_late: bool  # so that another processor may have got it meanwhile
+    accepted_ns: int  # 0: it does not come directly from an acceptor
+    is_late: bool  # another processor may have got it meanwhile
 
 
 class GivenConnection(NamedTuple):
-    """One that has a row."""
+    """A connection that has a row."""
 
     sock: socket.socket
     connection: int
@@ -63,7 +63,7 @@ class GivenConnection(NamedTuple):
 
 
 class Arrivals:
-    """One processor's receiving end."""
+    """The receiving end of one processor's hand-over socket."""
 
     def __init__(
         self, processor: int, control: Segment, handover: socket.socket
@@ -73,18 +73,18 @@ class Arrivals:
         self._row = processor_row(processor)
         self._handover = handover
         self._early: list[NewConnection] = []
-        self._lacks = False  # the kernel dropped sockets of rows that are ours
+        self._lacks = False  # whether the kernel dropped sockets of our rows
         self._had_all = False
 
     @property
     def has_early(self) -> bool:
-        """New connections came while others were waited for."""
+        """Whether new connections came during ``wait_for``."""
         return bool(self._early)
 
     def receive(
         self, max_messages: int
     ) -> tuple[list[NewConnection | GivenConnection], bool]:
-        """Take what was handed over; return it, and whether there may be more."""
+        """Return the connections that were handed over, and if there may be more."""
         found: list[NewConnection | GivenConnection] = list(self._early)
         self._early = []
         for _ in range(max_messages):
@@ -95,7 +95,7 @@ class Arrivals:
         return found, True
 
     def _message(self) -> list[NewConnection] | list[GivenConnection] | None:
-        """What one message brought; None: there is none."""
+        """Return the connections of one message; None: there is no message."""
         try:
             message, fds, is_cut = recv_fds_in_part(
                 self._handover, MAX_MESSAGE_BYTES, MAX_SOCKETS
@@ -129,18 +129,18 @@ class Arrivals:
 
     @property
     def lacks(self) -> bool:
-        """Sockets came for which there was no descriptor; see ``ask_again``."""
+        """Whether sockets came that had no free descriptor; see ``ask_again``."""
         return self._lacks
 
     def ask_again(self, rows: ConnectionRows, keeper: KeeperLink) -> list[int]:
-        """Have the keeper send once more what came when no descriptor was left.
+        """Ask the keeper again for sockets that came when no descriptor was free.
 
-        Now and then: there may be no more room than before.
+        To be called now and then: there may be no more room than before.
 
         Returns:
-            The rows whose sockets are to come; or are nobody's, if they do not.
+            The rows whose sockets are to come; if one does not come, it is lost.
         """
-        if not self._lacks or not self._has_all:  # else it is still sending
+        if not self._lacks or not self._has_all:  # without all, it is still sending
             return []
         self._lacks = False
         self._words[self._row + PROCESSOR_DELIVERED] = _NOT_DELIVERED
@@ -148,9 +148,9 @@ class Arrivals:
         return [row for row in rows.owned() if rows.is_on_its_way(row)]
 
     def had_all(self) -> bool:
-        """The keeper had sent all that it has of ours when this was last asked.
+        """Return whether the keeper had sent all our sockets at the call before this.
 
-        So after a look at what has come since there is nothing to be waited for.
+        If so, and all that has come since is handled, no socket is still to come.
         """
         had_all, self._had_all = self._had_all, self._has_all
         return had_all and self._had_all
@@ -163,7 +163,7 @@ class Arrivals:
         )
 
     def is_ours(self, given: GivenConnection) -> bool:
-        """Whether it is the very socket of the row, and the row is this processor's."""
+        """Return whether the row is this processor's, and the socket is the row's."""
         words, row = self._words, connection_row(given.connection)
         return bool(
             words[row + CONNECTION_STATE] & STATE_MASK
@@ -174,9 +174,9 @@ class Arrivals:
     def wait_for(
         self, rows: list[int], keeper: KeeperLink, selector: ChannelSelector
     ) -> dict[int, socket.socket]:
-        """Return the sockets of these rows that the keeper has, when it has sent them.
+        """Wait for the keeper to send the sockets of these rows, and return them.
 
-        Nothing may be registered with the selector yet but what wakes us.
+        Only the doorbell and the hand-over socket may be registered with the selector.
         """
         words, row = self._words, self._row
         lacking = set(rows)
@@ -198,7 +198,7 @@ class Arrivals:
                 return found
             if time.monotonic() > deadline:
                 _LOG.warning(
-                    "%d sockets were not to be had: their connections are closed",
+                    "%d sockets did not arrive in time: their connections are closed",
                     len(lacking),
                 )
                 return found
