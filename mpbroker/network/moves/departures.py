@@ -1,17 +1,17 @@
-"""Give connections away: to processors that stay, or to ones that have less to do.
+"""Departures: give connections to processors that stay or that have less to do.
 
-The order lies in the processor's row: how many, and to whom. A connection goes at a
-moment when it is READING, so at most one answer away; what it has of a frame stays
-where it is, and its new owner fetches it:
+The order is in the processor's row: the number of connections, and their targets. A
+connection moves when it is READING, so it waits for one answer at most. A part of a
+frame stays where it is, and the new owner fetches it:
 
-    giver    no more events of the socket
-    giver    the row's owner is another: the commit
-    giver    the socket goes to the new owner; ours is closed
-    owner    reads row and counters, as after a death, and copies the bytes over
-    giver    sees that the row names the block no more, and frees it
+    giver    ends the events of the socket
+    giver    stores another owner in the row: the commit
+    giver    sends the socket to the new owner, and closes its own descriptor
+    owner    reads row and counters, as after a death, and copies the bytes
+    giver    sees that the row does not name the block any more, and frees it
 
-A giver that dies between the second line and the third leaves a row whose owner lacks
-the socket; the keeper sends it. Whoever gets a socket twice closes the second.
+If a giver dies between the second line and the third, the owner lacks the socket, and
+the keeper sends it. A processor that gets a socket twice closes the second duplicate.
 """
 
 import socket
@@ -41,10 +41,10 @@ ALL: Final = -1
 
 
 class Departures:
-    """What one processor was told to give away, and what is on its way.
+    """One processor's order to give connections away, and those not sent yet.
 
     Attributes:
-        left: connections still to be given away; ALL: every one, and those to come.
+        left: connections still to be given away; ALL: all, and every new one.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Departures:
         self._handovers = handovers
         self._rows = rows
         self._selector = selector
-        # A predecessor's order is ours, if it was not done with it.
+        # An order that a predecessor did not finish is ours now.
         self._order = self._words[self._row + PROCESSOR_MOVE_DONE]
         self._targets = 0
         self._next = processor + 1
@@ -70,11 +70,11 @@ class Departures:
 
     @property
     def is_under_way(self) -> bool:
-        """Something is to be given away, or on its way."""
+        """Whether connections are still to be given away, or to be sent."""
         return self.left != 0 or bool(self._unsent)
 
     def look(self) -> None:
-        """See whether there is a new order; the last one counts."""
+        """Check for a new order; it replaces the last one."""
         words, row = self._words, self._row
         order = words[row + PROCESSOR_MOVE_ORDER]
         if order != self._order:
@@ -83,9 +83,9 @@ class Departures:
             self.left = words[row + PROCESSOR_MOVE_COUNT]
 
     def give(self, channels: list[Channel]) -> list[Channel]:
-        """Give READING connections away; return those to ``send`` and to forget.
+        """Give READING connections away; return those that were given away.
 
-        The others have nobody to go to just now.
+        The caller must ``send`` and forget them. The others have no target just now.
         """
         gone: list[Channel] = []
         by_target: dict[int, list[Channel]] = {}
@@ -105,7 +105,7 @@ class Departures:
         return gone
 
     def forward(self, message: bytes, sock: socket.socket, listener: int) -> bool:
-        """Pass a connection on that has no row yet; False: there is nobody."""
+        """Pass a connection on that has no row yet; False: there is no target."""
         target = self._target(listener)
         if target is None:
             return False
@@ -117,7 +117,7 @@ class Departures:
         return True
 
     def send(self) -> None:
-        """Send what has been given away, as it is taken."""
+        """Send connections that were given away, as far as the queues have room."""
         for _ in range(len(self._unsent)):
             target, batch = self._unsent.popleft()
             message = pack_adopt([channel.connection for channel in batch])
@@ -131,7 +131,7 @@ class Departures:
                 channel.sock.close()
 
     def note_progress(self, connections: int) -> None:
-        """Say when the order has been carried out; ``connections`` are still here."""
+        """Note in the row if the order is done; ``connections`` are left here."""
         if self.left != ALL and not connections:
             self.left = 0
         done = not connections if self.left == ALL else not self.left
@@ -148,7 +148,7 @@ class Departures:
         return self._target(words[connection_row(connection) + CONNECTION_LISTENER])
 
     def _target(self, listener: int) -> int | None:
-        """The next of the targets, in turn, that serves this listener."""
+        """Return the next target, in round robin, that serves this listener."""
         words = self._words
         for step in range(MAX_PROCESSORS):
             target = (self._next + step) % MAX_PROCESSORS
