@@ -1,16 +1,16 @@
-"""What goes with a client's socket when it changes hands (SCM_RIGHTS).
+"""The messages that pass a client's socket to another process (SCM_RIGHTS).
 
-To a processor, through its hand-over socket:
+To a processor, through its hand-over socket, with the sender:
 
     NEW     acceptor:    one connection, accepted just now; it has used up credit
-    AGAIN   keeper:      the same of one that seems to have got lost on its way
-    ADOPT   keeper, or   connections that have rows already, one word a row behind
-            a processor  the head: whoever owns a row carries it on
+    AGAIN   keeper:      one connection that was probably lost on its way
+    ADOPT   keeper, or   connections that have rows already, one word for each row
+            a processor  behind the head: the row's owner continues the connection
 
-To the keeper, through its own: a new connection and for whom it is, duplicates of
-connections that have rows, or what an acceptor had in hand when it died. Messages are
-short and whole (SOCK_SEQPACKET). The supervisor holds both ends of all these sockets,
-so what waits in one outlives whoever was to read it.
+To the keeper, through its own socket: a new connection and its processor, duplicates of
+connections that have rows, or the connections of an acceptor that has died. A message
+is short and never split (SOCK_SEQPACKET). The supervisor holds both ends of all these
+sockets, so unread messages outlive the process that was to read them.
 """
 
 import socket
@@ -31,9 +31,9 @@ HAND_OVER: Final = Struct("=iiqq")
 # processor (or HAS_ROW), listener, accept sequence
 KEEP: Final = Struct("=iiq")
 HAS_ROW: Final = -1
-RESCUED: Final = -3  # an acceptor has died with them: somebody has them, or nobody
-HAND_OUT: Final = -2  # with a Unix socket: whoever has its other end wants them all
-# So many descriptors a message: a hundred would be no faster (0.3 us each).
+RESCUED: Final = -3  # connections of a dead acceptor; a processor may have them or not
+HAND_OUT: Final = -2  # with a Unix socket: send all sockets to its other end
+# Descriptors in a message; with a hundred it would not be faster (0.3 us each).
 MAX_SOCKETS: Final = 64
 _RESCUE_S: Final = 1.0
 _RETRY_S: Final = 0.002
@@ -42,7 +42,7 @@ MAX_MESSAGE_BYTES: Final = HAND_OVER.size + 8 * MAX_SOCKETS
 
 
 class HandOver(IntEnum):
-    """What a message to a processor brings."""
+    """The kinds of messages to a processor."""
 
     NEW = 0
     AGAIN = 1
@@ -50,7 +50,7 @@ class HandOver(IntEnum):
 
 
 def pack_adopt(rows: Sequence[int]) -> bytes:
-    """A message that brings the sockets of these rows, in this order."""
+    """Return the head of a message with the sockets of these rows, in this order."""
     return HAND_OVER.pack(HandOver.ADOPT, -1, len(rows), 0) + _words(len(rows)).pack(
         *rows
     )
@@ -66,7 +66,7 @@ def _words(count: int) -> Struct:
 
 
 class KeeperLink:
-    """How acceptors and processors reach the keeper, which need not be alive."""
+    """The link from acceptors and processors to the keeper, which may be dead."""
 
     def __init__(self, sock: socket.socket, bell: Doorbell) -> None:
         self._sock = sock
@@ -78,14 +78,14 @@ class KeeperLink:
         """Leave a duplicate of a connection that has no row yet.
 
         Returns:
-            False if the keeper is far behind. The connection works all the same.
+            False if the keeper's queue is full. The connection works all the same.
         """
         return self._send(KEEP.pack(processor, listener, sequence), [sock.fileno()])
 
     def keep_rescued(self, socks: Sequence[socket.socket], listener: int) -> None:
-        """Leave duplicates of connections that may be on their way, or lost.
+        """Leave a dead acceptor's connections, which may be handed over or lost.
 
-        Waits, for a while, until the keeper has read what is before them.
+        Waits, for a while, until the keeper has read the messages before.
         """
         message = KEEP.pack(RESCUED, listener, 0)
         deadline = time.monotonic() + _RESCUE_S
@@ -107,16 +107,16 @@ class KeeperLink:
         return True
 
     def ask(self) -> None:
-        """Make the keeper look at who lacks sockets."""
+        """Make the keeper look for processors that lack sockets."""
         self._bell.ring()
 
 
 class Offers:
-    """What a processor still has to leave with a keeper that may know none of it.
+    """The sockets that a processor still has to leave with the keeper.
 
-    That is all it has when there is a new keeper, or it is new itself; and who was on
-    the way to it when the last keeper died, whom no other processor offers any more. Of
-    what a keeper has already it drops the second duplicate.
+    These are all of its sockets if the keeper or the processor is new; and connections
+    that were on the way to it when the last keeper died, which no other processor
+    offers. A keeper that has a socket already drops the second duplicate.
     """
 
     def __init__(self, control: Segment, keeper: KeeperLink) -> None:
@@ -131,19 +131,19 @@ class Offers:
         return bool(self._waiting)
 
     def look(self, channels: Iterable[Channel]) -> None:
-        """If there is a new keeper, the last one's duplicates are gone with it."""
+        """Offer all channels if there is a new keeper, which has no duplicates yet."""
         keeper = self._words[HEADER + HEADER_KEEPER]
         if keeper != self._seen:
             self._seen, self._seen_ns = keeper, time.monotonic_ns()
             self._waiting = [channel.sock for channel in channels]
 
     def came(self, sock: socket.socket, accepted_ns: int) -> None:
-        """A connection is here; if accepted before this keeper was seen, offer it."""
+        """Offer a connection that came, if it was accepted before the new keeper."""
         if accepted_ns < self._seen_ns:
             self._waiting.append(sock)
 
     def send(self) -> bool:
-        """Leave as many as it takes, of those still open; whether there are more."""
+        """Leave as many open sockets as there is room for; return if there are more."""
         while self._waiting:
             batch = [sock for sock in self._waiting[:MAX_SOCKETS] if sock.fileno() >= 0]
             if batch and not self._keeper.keep(batch):
