@@ -1,19 +1,20 @@
 """Keeper: holds a duplicate of every client's socket, so that none dies with a process.
 
 An acceptor leaves a duplicate here before it hands a connection to a processor. When a
-processor has died, its successor is sent the sockets of all rows it owns; a new
-connection that is in nobody's row after a while is handed over once more, and a
-processor that has it already drops the second. An acceptor's guard leaves here what its
-acceptor had in hand when it died, and that is handed on at once.
+processor has died, the keeper sends its successor the sockets of all rows it owns. A
+new connection that has no row after a while is handed over once more; a processor that
+has it already drops the second duplicate. An acceptor's guard leaves a dead acceptor's
+connections here, and they are handed on at once.
 
-Which socket is whose is beyond doubt: the row has the kernel's cookie of it. When a
-duplicate may go the kernel says too: a processor shuts a connection down before it
-closes it, and a peer's reset ends it likewise; either way epoll reports a hang-up. So
-nobody sends a message about a connection's end that a death could swallow.
+The row of a socket has the kernel's cookie of the socket, so they cannot be confused.
+The kernel also tells when a duplicate may be closed: a processor shuts a connection
+down before it closes it, or the client resets it, and epoll reports a hang-up in both
+cases. So the end of a connection needs no message, which could be lost with a process.
 
-If the keeper dies the processors have their sockets, and leave duplicates with its
-successor. It touches no bytes, takes no lock, and writes four words; so only a process
-and the keeper killed within the same few milliseconds take connections along.
+If the keeper dies, the processors have their sockets, and leave duplicates with its
+successor. The keeper reads and writes no bytes of clients, takes no lock, and writes
+four words. So connections are lost only if a process and the keeper are killed within
+the same few milliseconds.
 """
 
 import contextlib
@@ -61,7 +62,7 @@ _LOG = get_logger(__name__)
 
 _POLL_S: Final = 1.0
 _RETRY_S: Final = 0.005  # a processor's queue was full
-# So long a connection may be on its way into a row before it counts as lost.
+# A connection without a row for so long counts as lost on its way.
 _ON_ITS_WAY_S: Final = 0.25
 _HAND_OUT_S: Final = 1.0
 _MAX_EVENTS: Final = 256
@@ -77,7 +78,7 @@ class _New(NamedTuple):
 
 
 class _Parcel(NamedTuple):
-    """Sockets on their way to a processor, by cookie: some may end before they go."""
+    """Sockets to be sent to a processor, by cookie; some may end before."""
 
     processor: int
     message: bytes  # AGAIN, of one socket; b"": ADOPT
@@ -91,8 +92,8 @@ class Keeper:
         control: the control segment.
         link: the receiving end of the socket through which duplicates come.
         handovers: the sending ends of every processor's Unix socket, by id.
-        bell: its own.
-        processor_bells: the processors', by id.
+        bell: the keeper's own doorbell.
+        processor_bells: the processors' doorbells, by id.
     """
 
     def __init__(
@@ -120,8 +121,8 @@ class Keeper:
 
     def run(self) -> None:
         """Hold sockets until the broker has stopped."""
-        # What a predecessor found holds: a machine that has no descriptor or no time to
-        # spare just now must not make us doubt its kernel.
+        # A predecessor's result stays valid: the test could also fail for lack of
+        # descriptors or time, which says nothing about the kernel.
         exact = self._words[HEADER + HEADER_COUNTERS] == 1 or counters_are_exact()
         if not exact:
             _LOG.warning(
@@ -138,11 +139,11 @@ class Keeper:
 
     @property
     def count(self) -> int:
-        """How many sockets it holds."""
+        """The number of sockets that the keeper holds."""
         return len(self._fds)
 
     def turn(self, timeout_s: float = _POLL_S) -> None:
-        """Wait for something, and do what there is to do."""
+        """Wait for events, and handle them."""
         if self._undelivered:
             timeout_s = min(timeout_s, _RETRY_S)
         elif self._new:
@@ -150,7 +151,7 @@ class Keeper:
         was_asked = False
         for fd, _ in self._epoll.poll(timeout_s, _MAX_EVENTS):
             if fd in self._cookies:
-                self._drop(fd)  # it is over, for whatever reason
+                self._drop(fd)  # the connection has ended, for whatever reason
             elif fd == self._link.fileno():
                 self._receive()
             else:
@@ -166,7 +167,7 @@ class Keeper:
     # -- keeping -------------------------------------------------------------------
 
     def _receive(self) -> None:
-        """Take all duplicates that have been left."""
+        """Receive all duplicates that were left for the keeper."""
         while True:
             try:
                 message, fds = recv_fds(self._link, KEEP.size, MAX_SOCKETS)
@@ -190,16 +191,16 @@ class Keeper:
                     self._new[cookie] = _New(processor, listener, sequence, now)
 
     def _rescue(self, cookie: int, listener: int, *, is_new: bool) -> None:
-        """One that an acceptor has died with: hand it on unless somebody has it."""
+        """Hand on a dead acceptor's connection, unless a processor has it."""
         if is_new:
-            self._new[cookie] = _New(0, listener, 0, 0.0)  # whoever serves it
+            self._new[cookie] = _New(0, listener, 0, 0.0)  # any processor of it
         elif cookie in self._new:
-            # To the processor that it was meant for, behind what may be there already.
+            # To the processor that it was meant for, which may have it already.
             self._new[cookie] = self._new[cookie]._replace(since=0.0)
         self._next_look = 0.0
 
     def _hand_out(self, fds: list[int]) -> None:
-        """Send all sockets there are to the supervisor, which waits for them."""
+        """Send all sockets to the supervisor, which waits for them."""
         (fd,) = fds
         with socket.socket(fileno=fd) as link, contextlib.suppress(OSError):
             link.settimeout(_HAND_OUT_S)
@@ -212,7 +213,7 @@ class Keeper:
 
     def _keep(self, fd: int) -> tuple[int, bool]:
         """Own a descriptor; return the socket's cookie, and whether it is new here."""
-        # Of a given family, so that Python does not ask the kernel for it.
+        # With a given family, so that Python does not ask the kernel for it.
         sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=fd)
         cookie = socket_cookie(sock)
         sock.detach()
@@ -221,7 +222,7 @@ class Keeper:
             return cookie, False
         self._fds[cookie] = fd
         self._cookies[fd] = cookie
-        # No event is asked for; a hang-up or an error is always told.
+        # No events are requested; hang-ups and errors are always reported.
         self._epoll.register(fd, 0)
         return cookie, True
 
@@ -235,7 +236,7 @@ class Keeper:
     # -- delivering ----------------------------------------------------------------
 
     def _look_for_successors(self) -> None:
-        """After a death: send whoever owns a row and lacks its socket that socket."""
+        """After a death, send the sockets of rows to owners that lack them."""
         words = self._words
         epoch = words[HEADER + HEADER_DEATH_EPOCH]
         waiting = {
@@ -250,7 +251,7 @@ class Keeper:
         if epoch == self._death_epoch and not waiting:
             return
         self._death_epoch = epoch
-        self._receive()  # what the dead have left first
+        self._receive()  # first the sockets that the dead process has left
         lacking: dict[int, list[int]] = {}
         for row in live_rows(words):
             if not is_held(words, row):
@@ -277,7 +278,7 @@ class Keeper:
             self._undelivered.append(_Parcel(processor, b"", batch))
 
     def _look_for_lost(self) -> None:
-        """Hand new connections over again that are in nobody's row."""
+        """Hand new connections without a row over again."""
         words, now = self._words, time.monotonic()
         self._next_look = now + _ON_ITS_WAY_S
         in_rows = {
@@ -293,9 +294,9 @@ class Keeper:
                 self._undelivered.append(_Parcel(processor, message, [(cookie, -1)]))
 
     def _end_given_up(self) -> None:
-        """End the connections whose rows were given up; whoever did had no socket.
+        """End connections whose rows were given up by a processor without the socket.
 
-        All others end before their rows do, so that a socket here says so too.
+        All other connections end before their rows become free, and epoll reports that.
         """
         words = self._words
         in_rows = {
@@ -305,11 +306,11 @@ class Keeper:
             if cookie not in in_rows and cookie not in self._new:
                 sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=fd)
                 with contextlib.suppress(OSError):
-                    sock.shutdown(socket.SHUT_RDWR)  # and the epoll will say so
+                    sock.shutdown(socket.SHUT_RDWR)  # epoll will report the hang-up
                 sock.detach()
 
     def _server_of(self, new: _New) -> int:
-        """The processor it was meant for, or another if that one serves no more."""
+        """Return a connection's processor, or another one if that has retired."""
         words, wanted = self._words, new.listener + 1
         if words[processor_row(new.processor) + PROCESSOR_LISTENER] == wanted:
             return new.processor
@@ -332,11 +333,11 @@ class Keeper:
             sender = self._handovers[parcel.processor]
             try:
                 send_fds(sender, message, [fd for fd, _ in there])
-            except OSError:  # its queue is full; it reads, or will have a successor
+            except OSError:  # its queue is full; it, or a successor, will read
                 self._undelivered.append(parcel)
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Close all sockets."""
         for fd in list(self._cookies):
             with contextlib.suppress(OSError):
                 self._drop(fd)
