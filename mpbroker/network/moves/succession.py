@@ -1,18 +1,18 @@
-"""Carry a connection on from its row: what a dead processor left, or one gave away.
+"""Succession: continue a connection that another processor gave away, or died with.
 
-The row says where the request that is under way begins, its slot who has it now, and
-the kernel how much of either stream has passed. Whichever line its last processor had
-reached, one of these holds:
+The row says where the current request begins, the state of its slot says which process
+has the request, and the kernel says how many bytes of both streams have passed. At
+whatever line the last processor stopped, one of these cases holds:
 
     row        slot                       then
     READING    HELD, or none              bytes may have been received: read on
-    READING    RESPONDING                 the answer is out, and noted: read on
+    READING    RESPONDING                 the answer is sent, and noted: read on
     IN_FLIGHT  HELD                       muted, and died before it published: read on
     IN_FLIGHT  READY, CLAIMED, PARKED     the answer will come: wait
-    IN_FLIGHT  on the response ring       the answer is here, untouched: wait
-    IN_FLIGHT  RESPONDING                 the answer is out in part, or whole: send on
+    IN_FLIGHT  on the response ring       no byte of the answer is sent: wait
+    IN_FLIGHT  RESPONDING                 the answer is sent in part, or whole: send on
 
-A READY slot that is not on the request ring is HELD: the supervisor has seen to that.
+The supervisor has changed READY slots that are not on the request ring to HELD.
 """
 
 from collections.abc import Collection
@@ -42,11 +42,11 @@ from mpbroker.network.request_reader import request_extent
 
 
 class Resumption(IntEnum):
-    """What there is to do for a connection that was carried on."""
+    """The next action for a connection that was taken over."""
 
     READ = 0
-    AWAIT = 1  # its answer
-    SEND = 2  # the rest of its answer
+    AWAIT = 1  # wait for its answer
+    SEND = 2  # send the rest of its answer
     IMPOSSIBLE = 3  # row and kernel do not agree: close it
 
 
@@ -56,16 +56,16 @@ def restore(
     counts: StreamCounts,
     answered: Collection[int],
 ) -> tuple[Resumption, int]:
-    """Set a new channel up as its row says.
+    """Set a new channel up from its row.
 
     Args:
-        channel: of the row, with the socket.
+        channel: the row's channel, with the socket.
         words: the control segment.
-        counts: the kernel's, while nobody uses the socket.
-        answered: slots whose answers nobody has taken from the response ring.
+        counts: the kernel's counts, while no process uses the socket.
+        answered: slots whose answers are still on the response ring.
 
     Returns:
-        What to do, and how many bytes of the answer are out already.
+        The next action, and how many bytes of the answer are sent already.
     """
     row = channel.row
     channel.base, channel.start, channel.sent = progress(words, channel.connection)
@@ -77,13 +77,13 @@ def restore(
     already = counts.sent - channel.sent
     channel.end = channel.start
     if slot < 0:
-        # A part of a frame, and no slot: it was in the dead processor's own memory.
+        # A part of a frame without a slot was in the dead processor's private memory.
         return _judge(have == already == 0, Resumption.READ)
     slot_word = slot_row(slot)
     channel.block = words[slot_word + SLOT_BLOCK]
     state = words[slot_word + SLOT_STATE] & STATE_MASK
     if words[slot_word + SLOT_CONNECTION] != channel.connection:
-        channel.slot = -1  # another's
+        channel.slot = -1  # the slot belongs to another connection
         return Resumption.IMPOSSIBLE, 0
     if words[row + CONNECTION_STATE] & STATE_MASK == ConnectionState.READING:
         return _judge(_place(channel, have) and already == 0, Resumption.READ)
@@ -109,7 +109,7 @@ def restore(
 
 
 def _place(channel: Channel, have: int) -> bool:
-    """Note how many bytes there are of what is under way; False: it cannot be."""
+    """Note the number of bytes of the current request; False: it is impossible."""
     if channel.extent:
         channel.extent_have = have
         return 0 <= have <= channel.extent_length
