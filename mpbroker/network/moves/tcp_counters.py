@@ -1,13 +1,13 @@
-"""What the kernel knows of a connection: bytes received by us, and bytes sent.
+"""The kernel's TCP counters: the bytes that we have received and sent, by connection.
 
-A process that is killed between a system call and the store that notes its result
-leaves no note; the kernel counts all the same. Both sums are exact at every moment at
-which nobody reads from the socket or writes to it:
+A process may be killed between a system call and the store that notes its result; the
+kernel's counters are right all the same. Both sums are exact whenever no process reads
+from the socket or writes to it:
 
-    received = tcpi_bytes_received - what waits in the receive queue - 1 for a FIN
-    sent     = tcpi_bytes_acked + what waits in the send queue
+    received = tcpi_bytes_received - bytes in the receive queue - 1 for a FIN
+    sent     = tcpi_bytes_acked + bytes in the send queue
 
-``counters_are_exact`` tries them on a connection of our own before they are relied on.
+``counters_are_exact`` tests them on a connection of our own before they are used.
 
 Source: tcp(7), SIOCINQ, SIOCOUTQ; linux/tcp.h, struct tcp_info; RFC 4898.
 """
@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 from mpbroker.ipc.layout import HEADER, HEADER_COUNTERS
 
-SO_COOKIE: Final = 57  # asm-generic/socket.h; of one boot, and never used twice
+SO_COOKIE: Final = 57  # asm-generic/socket.h; a cookie is used once until a reboot
 _ESTABLISHED: Final = 1
 _CLOSE_WAIT: Final = 8
 _INFO_BYTES: Final = 136
@@ -32,21 +32,21 @@ _COOKIE: Final = struct.Struct("=q")
 
 
 class StreamCounts(NamedTuple):
-    """How far a connection's two streams have got."""
+    """The progress of a connection's two streams."""
 
     received: int  # bytes that we have taken from the kernel, ever
     sent: int  # bytes that we have given to the kernel, ever
-    peer_has_ended: bool  # its FIN has come: nothing follows what is queued
+    peer_has_ended: bool  # its FIN has come: no bytes follow those in the queue
 
 
 def socket_cookie(sock: socket.socket) -> int:
-    """The kernel's own name for a socket, the same through every duplicate."""
+    """Return the kernel's number of a socket, the same through every duplicate."""
     (cookie,) = _COOKIE.unpack(sock.getsockopt(socket.SOL_SOCKET, SO_COOKIE, 8))
     return int(cookie)
 
 
 def stream_counts(sock: socket.socket) -> StreamCounts | None:
-    """Count a TCP connection's bytes, while nobody uses it; None: it is finished.
+    """Count a TCP connection's bytes, while it is not used; None: it has ended.
 
     Raises:
         OSError: it is no TCP socket.
@@ -55,7 +55,7 @@ def stream_counts(sock: socket.socket) -> StreamCounts | None:
         acked, received, state = _tcp_info(sock)
         waiting_in = _queued(sock, termios.FIONREAD)
         waiting_out = _queued(sock, termios.TIOCOUTQ)
-        # The peer sends and acknowledges in between: look again until it was quiet.
+        # The peer may send and acknowledge in between: repeat until nothing changed.
         if (acked, received, state) == _tcp_info(sock):
             break
     if state not in (_ESTABLISHED, _CLOSE_WAIT):
@@ -79,10 +79,10 @@ def _queued(sock: socket.socket, request: int) -> int:
 
 
 def are_relied_on(words: memoryview) -> bool:
-    """Whether the counters have proved exact here; tried now if nobody has yet.
+    """Return whether the counters are exact here; test them if no process has yet.
 
     Args:
-        words: the control segment, which says it to all: 1, -1, or 0 before any trial.
+        words: the control segment, with the result: 1, -1, or 0 before any test.
     """
     if not words[HEADER + HEADER_COUNTERS]:
         words[HEADER + HEADER_COUNTERS] = 1 if counters_are_exact() else -1
@@ -91,7 +91,7 @@ def are_relied_on(words: memoryview) -> bool:
 
 
 def counters_are_exact() -> bool:
-    """Try them on a loopback connection: receive, send, sendfile, a FIN."""
+    """Test the counters on a loopback connection: receive, send, sendfile, a FIN."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
             client = socket.create_connection(server.getsockname(), timeout=1.0)
