@@ -1,12 +1,12 @@
 """Processor: one process's connections, from their first byte to their last.
 
-A turn, in Kafka's order: new connections, responses, poll, receives, sends,
-disconnects, and the publishing of what was received. It never blocks on anything but
-its poll: when the request ring is full it stops reading and goes on writing; when no
-slot or extent is free, the connection waits in a queue and the others go on.
+A turn has Kafka's order: new connections, responses, poll, receives, sends,
+disconnects, and the publication of received requests. A processor blocks only in its
+poll. When the request ring is full it stops reading and continues to write; when no
+slot or extent is free, the connection waits in a queue and the others continue.
 
-It may be killed at any line. Its successor gets the sockets from the keeper and
-carries their connections on, before it does anything else (see succession.py).
+A processor may be killed at any line. Its successor gets the sockets from the keeper
+and continues their connections, before it does anything else (see succession.py).
 
 Source: Kafka SocketServer.Processor.run.
 """
@@ -66,17 +66,17 @@ from mpbroker.network.throttles import Throttles
 
 _LOG = get_logger(__name__)
 
-# Kafka's ConnectionQueueSize: the acceptor's credit, and so many a turn at most.
+# Kafka's ConnectionQueueSize: the acceptor's credit, and the most new ones in a turn.
 NEW_CONNECTIONS: Final = 20
-# So many at a time: those that stay, and those on their way, are not held up.
+# At most so many leave in a turn, so that all other connections are not delayed.
 _DEPARTURES_A_TURN: Final = 256
 
 _SIZE_BYTES: Final = 4
 _IDLE_POLL_S: Final = 1.0
-_BLOCKED_POLL_S: Final = 0.001  # the ring is full: nobody rings when it is not
+_BLOCKED_POLL_S: Final = 0.001  # the ring is full: no doorbell tells when it is not
 _HOUSEKEEPING_NS: Final = 1_000_000_000
 _STALLED_NS: Final = 10_000_000_000
-_QUIET_NS: Final = 5_000_000_000  # so long a silent connection keeps its slot
+_QUIET_NS: Final = 5_000_000_000  # a silent connection keeps its slot for so long
 _READING: Final = ConnectionState.READING
 _SENDING: Final = ConnectionState.SENDING
 _BYTES: Final = int(ResponseKind.BYTES)
@@ -159,25 +159,28 @@ class Processor:
             self._selector,
         )
         self._max_idle_ns = max_idle_ns
-        self.limits: LimitsPage | None = None  # what may change while it runs
+        self.limits: LimitsPage | None = None  # limits that may change meanwhile
         self._connections = Connections(
             processor, control, self._selector, self._rows, self._reader, self._requests
         )
         self._channels = self._connections.by_fd
         self._first_slot = processor * SLOTS_PER_PROCESSOR
         self._in_flight = self._connections.in_flight
-        self._waiting: deque[Channel] = deque()  # for a slot or an extent
-        self._homeless: deque[Channel] = deque()  # the same, to move their bytes there
-        self._postponed: deque[Channel] = deque()  # readable while the ring was full
+        # Channels that wait for a slot or an extent; that wait for one to move their
+        # bytes there; and that were readable while the ring was full.
+        self._waiting: deque[Channel] = deque()
+        self._homeless: deque[Channel] = deque()
+        self._postponed: deque[Channel] = deque()
         self._throttles = Throttles(control.words)
         self._costs = NetworkCosts(processor, control.words)
         self._polls = Polls(processor, control.words)
-        self._unfinished: deque[Channel] = deque()  # answers that used up their turn
+        # Channels whose answers have reached the limit of bytes for one turn.
+        self._unfinished: deque[Channel] = deque()
         self._selector.watch_doorbell(parts.doorbell)
         self._compiled = compiled_turn(
             processor, control, arena, self._selector, self._connections, self._requests
         )
-        self._may_stay = False  # in the core, as long as all is plain
+        self._may_stay = False  # in the core, as long as all requests are plain
         self._new_connections = self._has_errands = False
         self._busy = True
         self._now = time.monotonic_ns()
@@ -192,7 +195,8 @@ class Processor:
         words = self._words
         self.take_over()
         self._look()
-        # What a dead predecessor took along cannot come: the acceptor's credit is back.
+        # Connections that a dead predecessor had taken cannot come any more: give the
+        # acceptor its credit back.
         words[self._row + PROCESSOR_REGISTERED] = words[self._row + PROCESSOR_HANDED]
         words[self._row + PROCESSOR_READY] = words[self._row + PROCESSOR_INCARNATION]
         note(EventKind.SERVING, words[self._row + PROCESSOR_INCARNATION])
@@ -203,13 +207,13 @@ class Processor:
             self.turn()
 
     def turn(self) -> None:
-        """Do everything that can be done now, or wait a while for something."""
+        """Do everything that can be done now, or wait a while for events."""
         if self._new_connections or self._arrivals.has_early:
             self._configure_new_connections()
         if self._unfinished:
             self._finish_sending()
         waiting = self._postponed or self._waiting or self._homeless or self._throttles
-        # With room first: who waits for it is read before anybody sleeps.
+        # If the ring has room, waiting channels are read before this process sleeps.
         if waiting and not self._requests.flush():
             self._retry_reading()
             self._requests.flush()
@@ -268,7 +272,11 @@ class Processor:
         return events
 
     def _poll_in_core(self, *, may_stay: bool) -> list[tuple[int, int]]:
-        """As ``_poll``; what is plain is done, if it may stay until there is more."""
+        """Poll in the core, which handles plain requests itself; return other events.
+
+        Args:
+            may_stay: the core may go on until there is something it cannot handle.
+        """
         assert self._compiled is not None
         done = self._compiled.turn(math.ceil(self._wait_s() * 1e3), may_stay)
         events, answers, self._now, waited, self._busy = done
@@ -277,13 +285,13 @@ class Processor:
         return events
 
     def _wait_s(self) -> float:
-        """How long to wait for events: not at all while there is something to do."""
+        """Return how long to wait for events; 0.0 while there is work to do."""
         if self._busy or self._new_connections or self._take_responses(arm=True):
             return 0.0
         return self._throttles.poll_s(_IDLE_POLL_S, time.monotonic_ns())
 
     def _look(self) -> None:
-        """The doorbell rang: is it about more than answers?"""
+        """Check, after the doorbell rang, for a new keeper and for move orders."""
         self._offers.look(self._channels.values())
         self._departures.look()
         self._has_errands = self._offers.is_under_way or self._departures.is_under_way
@@ -298,11 +306,11 @@ class Processor:
     # -- a predecessor's connections ---------------------------------------------
 
     def take_over(self) -> None:
-        """Carry on what a dead predecessor's connections were at."""
+        """Continue the connections of a dead predecessor."""
         rows = list(self._rows.owned())
         if not rows:
             return
-        # Nobody else takes answers from our ring: what is on it now stays there.
+        # Only this process takes answers from our ring: those on it now stay there.
         answered = frozenset(self._requests.answered())
         socks = self._arrivals.wait_for(rows, self._keeper, self._selector)
         for connection in rows:
@@ -312,7 +320,7 @@ class Processor:
             else:
                 lacks = self._arrivals.lacks
                 self._connections.miss(connection, answered, self._now, lacks=lacks)
-                self._keeper.ask()  # it may have what we have given up
+                self._keeper.ask()  # it may have a socket that we have given up
         self._requests.flush()
 
     def _adopt(
@@ -339,12 +347,12 @@ class Processor:
     # -- new connections ---------------------------------------------------------
 
     def _configure_new_connections(self) -> None:
-        """Register what was passed to us, at most the acceptor's credit a turn."""
+        """Register connections passed to us, at most the acceptor's credit a turn."""
         arrived, more = self._arrivals.receive(NEW_CONNECTIONS)
-        self._new_connections = more  # maybe; but those we have come first
+        self._new_connections = more  # there may be more, for the next turn
         for each in arrived:
             if self._connections.has(each.sock):
-                each.sock.close()  # the keeper was impatient
+                each.sock.close()  # the keeper has sent it too early
             elif isinstance(each, NewConnection):
                 self._register(each)
             elif not self._arrivals.is_ours(each):
@@ -356,7 +364,7 @@ class Processor:
 
     def _register(self, new: NewConnection) -> None:
         if new.is_late and self._connections.is_elsewhere(new.sock):
-            new.sock.close()  # it had been given up here, and goes on there
+            new.sock.close()  # another processor has got it meanwhile
             return
         if self._departures.left == ALL:
             message = HAND_OVER.pack(HandOver.AGAIN, new.listener, new.sequence, 0)
@@ -371,7 +379,7 @@ class Processor:
 
     def _receive(self, channel: Channel, *, stays: bool = False) -> None:
         if self._draining or (self._departures.left and not stays):
-            return  # at the end of the turn it may go, or is read after all
+            return  # at the end of the turn it is given away, or read after all
         if self._requests.is_blocked:
             self._wait(channel, self._postponed)
             return
@@ -414,7 +422,7 @@ class Processor:
         words[row + ProcessorCounter.BYTES_IN] += length + _SIZE_BYTES
 
     def _starve(self, channel: Channel) -> None:
-        """No slot or extent is free: wait for one, and see that one gets free."""
+        """Wait for a slot or extent, and try to free one."""
         if channel.slot < 0:
             self._connections.count(ProcessorCounter.WAITS_FOR_SLOT, 1)
             self._reader.spill(self._channels.values())
@@ -429,7 +437,7 @@ class Processor:
             queue.append(channel)
 
     def _retry_reading(self) -> None:
-        """Give those that waited their turn, in order."""
+        """Read from the channels that waited, in order."""
         for channel in self._throttles.due(self._now):
             if self._connections.is_here(channel) and channel.state == _READING:
                 self._receive(channel)
@@ -456,7 +464,7 @@ class Processor:
     # -- responses ---------------------------------------------------------------
 
     def _take_responses(self, *, arm: bool) -> bool:
-        """Process the responses that are there; return whether any were."""
+        """Process the waiting responses; return whether there were any."""
         slots = self._requests.receive_responses(arm=arm)
         if not slots:
             return False
@@ -472,17 +480,20 @@ class Processor:
         return True
 
     def _process_unusual(self, answers: list[tuple[Channel, int, int]]) -> None:
-        """What the core leaves: (channel, slot, bytes sent); -1: all, read from it."""
+        """Process answers that the core has left: (channel, slot, bytes sent).
+
+        -1 bytes sent: the whole answer is sent, and the channel may be read.
+        """
         for channel, slot, sent in answers:
             if sent >= 0:
                 self._process_response(slot, sent)
             elif channel.sock.fileno() >= 0 and channel.state == _READING:
-                self._receive(channel)  # its answer is out
+                self._receive(channel)
 
     def _process_response(self, slot: int, sent: int) -> None:
         channel = self._in_flight[slot - self._first_slot]
         self._metrics.taken(slot, self._now)
-        if channel is None:  # its connection has gone, or a predecessor's had
+        if channel is None:  # its connection has ended, perhaps in a predecessor
             self._metrics.record(slot, self._now)
             self._reader.release_request(slot)
             self._reader.release_slot(slot)
@@ -491,7 +502,7 @@ class Processor:
         self._send(channel, sent)
 
     def _send(self, channel: Channel, already: int) -> None:
-        """Send the answer that a channel's slot describes, but for its first bytes."""
+        """Send the answer in a channel's slot, after the bytes sent ``already``."""
         kind, offset, length = self._requests.response(channel.slot)
         channel.sent += length
         if kind == _BYTES:
@@ -552,10 +563,10 @@ class Processor:
         else:
             self._reader.rest(channel)
 
-    # -- connections that go elsewhere -------------------------------------------
+    # -- connections that are given away -----------------------------------------
 
     def _depart(self) -> None:
-        """Give away what may go now: connections with nothing in flight."""
+        """Give away connections without a request in flight, as ordered."""
         departures = self._departures
         reading = [each for each in self._channels.values() if each.state == _READING]
         left, staying = departures.left, self._reader.staying
@@ -572,13 +583,13 @@ class Processor:
         departures.note_progress(len(self._channels))
 
     def _stay(self, reading: Iterable[Channel]) -> None:
-        """Go on with those that have been answered and do not go after all."""
+        """Continue connections that have been answered and are not given away now."""
         for channel in self._connections.unread(reading):
             self._receive(channel, stays=True)
-            self._busy = True  # what they have sent is still to be published
+            self._busy = True  # their requests are still to be published
 
     def _has_retired(self) -> bool:
-        """Whether all was to be given away, and nothing is left to be done here."""
+        """Return whether all connections are given away, and nothing is left to do."""
         if self._channels or self._new_connections or not self._departures.is_finished:
             return False
         self._reader.take_back_lent()
@@ -587,7 +598,7 @@ class Processor:
     # -- the end of connections --------------------------------------------------
 
     def _housekeep(self) -> None:
-        """Once a second: idle connections, memory, draining."""
+        """Close idle connections and give memory back. Runs once a second."""
         self._next_housekeeping = self._now + _HOUSEKEEPING_NS
         self._costs.beat(self._now)
         self._polls.look(self._now)
@@ -612,6 +623,6 @@ class Processor:
             self._sender.close_unused()
 
     def _drain(self) -> None:
-        """Close what is idle; what is in flight is answered first."""
-        self._draining, self._compiled = True, None  # which would read on
+        """Close idle connections; requests in flight are answered first."""
+        self._draining, self._compiled = True, None  # the core would continue to read
         self._connections.close_reading()
