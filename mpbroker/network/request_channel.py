@@ -1,7 +1,7 @@
 """RequestChannel: requests down to the handlers, responses back up, over the rings.
 
-Kafka's RequestChannel is one object that both thread groups share; here each side
-has its end of it over the same shared memory. A slot is the request's identity on
+Kafka's RequestChannel is one object that two groups of threads share. Here each side
+has an object of its own over the same shared memory. A slot identifies a request on
 both sides; bytes are never copied between processes.
 """
 
@@ -93,7 +93,7 @@ class ProcessorEnd:
         counters = processor_row(responses.processor) + PROCESSOR_COUNTERS
         self._waits_word = counters + ProcessorCounter.WAITS_FOR_RING
         self._zeros = memoryview(bytes(8 * _CLEAR_WORDS)).cast("q")
-        # Both rings in C; None: all is done here.
+        # Both rings in C; None: there is no compiled core.
         self.compiled = None
         if ring.compiled is not None and responses.compiled is not None:
             self.compiled = (ring.compiled, responses.compiled)
@@ -122,9 +122,9 @@ class ProcessorEnd:
         received_ns: int,
         answer: tuple[int, int],
     ) -> None:
-        """A request that its processor answers itself: (offset, length) of the answer.
+        """Note the answer (offset, length) to a request that the processor answers.
 
-        From the store to its state on a successor sends it, and does not ask again.
+        After the store to the state, a successor sends this answer.
         """
         self.send_request(slot, offset, length, progress, received_ns)
         self.forget(slot)
@@ -137,26 +137,26 @@ class ProcessorEnd:
         )
 
     def flush(self) -> int:
-        """Publish what there is room for; return how many requests had to stay."""
+        """Publish requests as far as there is room; return how many had to stay."""
         waiting = self.unpublished
         if waiting:
             del waiting[: self._ring.put(waiting)]
         if waiting and not self.is_blocked:
             self._words[self._waits_word] += 1
-        # Though there was nothing to do: the core may have published the last of them.
+        # Even if no request waits here: the core may have published the last of them.
         self.is_blocked = bool(waiting)
         return len(waiting)
 
     def receive_responses(self, *, arm: bool) -> list[int]:
-        """Take all answered slots; ``arm``: if none, the doorbell will ring."""
+        """Take all answered slots; ``arm``: if there are none, the bell will ring."""
         return self._responses.pop(arm=arm)
 
     def answered(self) -> list[int]:
-        """The slots whose answers wait to be received."""
+        """Return the slots whose answers wait to be received."""
         return self._responses.waiting()
 
     def forget(self, slot: int) -> bool:
-        """Take back a request that is not published yet: its connection is gone."""
+        """Take back an unpublished request whose connection has ended."""
         if slot in self.unpublished:
             self.unpublished.remove(slot)
             return True
@@ -210,7 +210,7 @@ class HandlerEnd:
         self._unplaced: deque[tuple[int, bytes | list[bytes | FilePart]]] = deque()
         self._claimed = (handler + 1) << STATE_HANDLER_SHIFT | _CLAIMED
         self._parked = (handler + 1) << STATE_HANDLER_SHIFT | _PARKED
-        # The same in C, of answers that fit their block; None: all is done here.
+        # The same in C, for answers that fit their block; None: no compiled core.
         self.compiled = None
         rings = tuple(ring.compiled for ring in responses if ring.compiled is not None)
         if core is not None and len(rings) == len(responses):
@@ -218,7 +218,7 @@ class HandlerEnd:
             self.compiled = core.HandlerEnd(
                 control.view, arena.view, region_bytes, rings
             )
-            # Over the methods: a method that called it would cost what it saves.
+            # In place of the methods: one more call would cost all the time saved.
             self._answer = self.compiled.answer  # type: ignore[method-assign]
             self._push = self.compiled.flush  # type: ignore[method-assign]
         self._adopt_extents()
@@ -243,7 +243,7 @@ class HandlerEnd:
 
     @property
     def compiled_ring(self) -> "_core.RequestRing | None":
-        """Where the core takes requests from; None: here alone."""
+        """The request ring in C; None: there is no compiled core."""
         return self._ring.compiled
 
     # -- taking --------------------------------------------------------------------
@@ -284,7 +284,7 @@ class HandlerEnd:
         self._answer(slot, _BYTES, where, length)
 
     def written(self, slot: int, length: int) -> bytes:
-        """What the compiled core has written into the block, to be sent."""
+        """Return the answer that the compiled core has written into the block."""
         at = self._layout.block(slot) + ANSWER_AT
         return bytes(self._arena.view[at : at + length])
 
@@ -302,7 +302,7 @@ class HandlerEnd:
         self._answer(slot, _PARTS, table, total)
 
     def send_nothing(self, slot: int) -> None:
-        """Done, and the client expects no answer (acks=0)."""
+        """End a request whose client expects no answer (acks=0)."""
         self._answer(slot, ResponseKind.NONE, 0, 0)
 
     def close_connection(self, slot: int) -> None:
@@ -336,7 +336,7 @@ class HandlerEnd:
 
     @property
     def has_unplaced(self) -> bool:
-        """Answers wait for room in the handler's region: slow consumers hold it."""
+        """Whether answers wait for room in the handler's region, for slow consumers."""
         return bool(self._unplaced)
 
     def _place(self) -> None:
@@ -379,7 +379,7 @@ class HandlerEnd:
                 del self._lent[slot]
 
     def give_back_memory(self) -> None:
-        """When idle: return what large answers have touched."""
+        """Return memory that large answers have used. To be called when idle."""
         if self._lent:
             self._reclaim()
             if not self._lent:
@@ -388,7 +388,7 @@ class HandlerEnd:
     # -- parking ---------------------------------------------------------------------
 
     def park(self, slot: int, deadline_ns: int) -> None:
-        """Keep a request that must wait. Redelivered, should this process die."""
+        """Keep a request that must wait. If this process dies, it is redelivered."""
         words, row = self._words, SLOTS + slot * SLOT_WORDS
         words[row + SLOT_DEADLINE] = deadline_ns
         if words[row + SLOT_PARKED] <= words[row + SLOT_DEQUEUED]:
@@ -398,7 +398,7 @@ class HandlerEnd:
         )
 
     def note_wait(self, slot: int, now_ns: int) -> None:
-        """From now on a claimed request waits for others, or for the disk."""
+        """Note that a claimed request waits for other processes, or for the disk."""
         self._words[slot_row(slot) + SLOT_PARKED] = now_ns
 
     def unpark(self, slot: int) -> None:
@@ -408,17 +408,17 @@ class HandlerEnd:
         )
 
     def deadline_ns(self, slot: int) -> int:
-        """When a redelivered request that was parked must be answered; 0: never was."""
+        """Return the deadline of a redelivered request; 0: it was never parked."""
         return self._words[slot_row(slot) + SLOT_DEADLINE]
 
     def put_back(self, slots: Sequence[int]) -> None:
-        """A retiring handler's parked requests go to the others."""
+        """Put a retiring handler's parked requests back, for other handlers."""
         for slot in slots:
-            self.unpark(slot)  # the ring knows no parked requests, nor repairs them
+            self.unpark(slot)  # the ring must not have parked requests
         self._ring.put_back(slots)
 
     def give_back(self, slot: int) -> None:
-        """Let another handler go on with a request that this one has claimed."""
+        """Let another handler continue a request that this one has claimed."""
         self._ring.put_back([slot], wake_all=False)
 
     def session_claim(self, slot: int) -> int:
@@ -428,7 +428,7 @@ class HandlerEnd:
         self._words[slot_row(slot) + SLOT_SESSION_CLAIM] = claim
 
     def progress(self, slot: int) -> list[int]:
-        """What earlier executions have noted; of a produce, base offsets."""
+        """Return the notes of earlier executions; for a Produce, base offsets."""
         words, row = self._words, SLOTS + slot * SLOT_WORDS
         done = words[row + SLOT_PROGRESS]
         if not done:
@@ -437,9 +437,9 @@ class HandlerEnd:
         return self._arena.words[where : where + done].tolist()
 
     def progress_capacity(self, slot: int) -> int:
-        """How many partitions of this request can be noted as done.
+        """Return how many partitions of this request can be noted as done.
 
-        Enough for all that have records; a request that names more has lied.
+        This is enough for all partitions with records that fit the request's length.
         """
         words, row = self._words, SLOTS + slot * SLOT_WORDS
         in_block = words[row + SLOT_PROGRESS_OFFSET] - words[row + SLOT_BLOCK]
@@ -448,7 +448,7 @@ class HandlerEnd:
         return progress_words(words[row + SLOT_REQUEST_LENGTH] + 4)
 
     def note_intent(self, slot: int, words: Sequence[int]) -> None:
-        """Note what a request is about to change, as far as there is room."""
+        """Note the changes that a request will make, as far as there is room."""
         row = slot_row(slot)
         fitting = array("q", words[: self.progress_capacity(slot)])
         where = self._words[row + SLOT_PROGRESS_OFFSET] >> 3
@@ -456,6 +456,6 @@ class HandlerEnd:
         self._words[row + SLOT_PROGRESS] = len(fitting)  # the commit
 
     def note_progress(self, slot: int, ordinal: int, word: int) -> None:
-        """Note a partition that was done without an append of its own."""
+        """Note that a partition is done without an append of its own."""
         where = self._words[slot_row(slot) + SLOT_PROGRESS_OFFSET] >> 3
         self._arena.words[where + ordinal] = word
