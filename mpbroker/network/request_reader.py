@@ -1,15 +1,15 @@
 """Read requests from sockets straight into shared memory, and frame them there.
 
 A connection that becomes readable gets a free slot, and its bytes go into the slot's
-own block. Where a whole frame lies in the block it is published in place; the bytes
-that a client pipelined behind it stay in the block until it is answered. A frame that
-cannot fit the block moves to an extent of its exact length, whose rest is received
-without reading ahead. So every byte we have taken from the kernel is in shared
-memory, at a place the connection's row names, and how many there are the kernel says.
+own block. When a whole frame is in the block, it is published in place; bytes that a
+client pipelined behind it stay in the block until it is answered. A frame that cannot
+fit the block moves to an extent of its exact length, and the rest is received there
+without reading ahead. So all bytes that we have received are in shared memory, at a
+place that the connection's row names, and the kernel counts them.
 
-Slots are plenty, and yet a peer may open thousands of connections and send a part of
-a frame on each: when slots run short, such parts are moved to private memory (at most
-a block each) until the rest arrives. Those alone are lost with their processor.
+There are many slots, but a client may open thousands of connections and send a part of
+a frame on each. When slots run short, such parts are moved to private memory (at most a
+block each) until the rest arrives. Only these are lost with their processor.
 """
 
 import time
@@ -65,20 +65,20 @@ _SIZE: Final = Struct(">i")
 _SIZE_BYTES: Final = 4
 _HELD: Final = int(SlotState.HELD)
 _KEEP_GENERATION: Final = ~(STATE_MASK | STATE_HANDLER_MASK)
-# So many must be left where connections keep slots with nothing in them. With fewer
-# each turn is made in Python, which takes four times as long.
+# Connections keep empty slots as long as so many are free. With fewer, each turn is
+# made in Python, which takes four times as long.
 _PLENTY_OF_SLOTS: Final = SLOTS_PER_PROCESSOR // 8
-# Blocks kept warm when a processor falls idle; the rest is given back.
+# Blocks whose memory an idle processor keeps; that of the others is given back.
 _WARM_BLOCKS: Final = 64
 
 
 class ReadResult(IntEnum):
-    """What became of an attempt to get one whole frame."""
+    """The result of an attempt to read one whole frame."""
 
-    WHOLE = 0  # it lies at the channel's slot, ready to be published
-    DRAINED = 1  # the socket has no more for now
+    WHOLE = 0  # the frame is in the channel's slot, ready to be published
+    DRAINED = 1  # the socket has no more bytes now
     STARVED = 2  # no slot or extent is free: try again when one is
-    CLOSED = 3  # the peer has gone
+    CLOSED = 3  # the client has closed the connection
 
 
 class RequestReader:
@@ -108,13 +108,13 @@ class RequestReader:
         self._used_word = processor_row(processor) + PROCESSOR_SLOTS_USED
         self._lowest_free = 0
         self._extents_used = False
-        # Of connections that were given away: row, slot, extent and its length.
+        # For connections that were given away: row, slot, extent and its length.
         self._lent: list[tuple[int, int, int, int]] = []
         self.staying: Container[int] = ()  # connections that may not be given away
         self.adopt_slots()
 
     def adopt_slots(self) -> None:
-        """Take what the supervisor left FREE; all else, and its bytes, is reserved."""
+        """Take the FREE slots; reserve all others and the extents that they name."""
         words = self._words
         taken: list[tuple[int, int]] = []
         free = []
@@ -127,7 +127,7 @@ class RequestReader:
             ):
                 words[row + SLOT_STATE] &= _KEEP_GENERATION
                 free.append(slot)
-            elif state != SlotState.HELD:  # its request is there to be read
+            elif state != SlotState.HELD:  # it has a request
                 extent = request_extent(words, slot)
                 if extent is not None:
                     taken.append((extent[0], extent_bytes(extent[1])))
@@ -135,7 +135,7 @@ class RequestReader:
         self._extents_used = bool(taken)
         untouched = self._first_slot + words[self._used_word]
         free.extend(range(untouched, self._first_slot + SLOTS_PER_PROCESSOR))
-        free.reverse()  # the lowest is taken first, and stays warm
+        free.reverse()  # the lowest is taken first, so few blocks are in use
         self._free = free
         self._lowest_free = len(free)
 
@@ -168,10 +168,10 @@ class RequestReader:
     # -- reading ---------------------------------------------------------------------
 
     def read(self, channel: Channel) -> ReadResult:
-        """Receive until one whole frame is there, or nothing more is.
+        """Receive until there is one whole frame, or there are no more bytes.
 
         Raises:
-            FrameLengthError: the size field is none; close the connection.
+            FrameLengthError: the size field is not valid; close the connection.
         """
         while True:
             if not channel.extent:
@@ -242,7 +242,7 @@ class RequestReader:
         if count <= 0:
             return ReadResult.DRAINED if count == 0 else ReadResult.CLOSED
         if count == len(view):
-            channel.readable = True  # it read no further than the frame
+            channel.readable = True  # there may be bytes behind the frame
         channel.extent_have = have + count
         return None
 
@@ -257,7 +257,7 @@ class RequestReader:
         words, row = self._words, channel.row
         channel.extent_length = words[row + CONNECTION_EXTENT_LENGTH] = length
         channel.extent_have = have
-        # Last: from here on the row says that the bytes are in the extent.
+        # Last: from this store on, the row says that the bytes are in the extent.
         channel.extent = words[row + CONNECTION_EXTENT] = extent
         self._place(channel, 0, 0)
         return True
@@ -269,7 +269,7 @@ class RequestReader:
         self._place(channel, 0, have)
 
     def _place(self, channel: Channel, start: int, end: int) -> None:
-        """Say that the first byte not consumed lies at ``start`` in the block."""
+        """Note that the first byte not consumed is at ``start`` in the block."""
         channel.base += channel.start - start
         channel.start, channel.end = start, end
         words, row = self._words, channel.row
@@ -288,13 +288,13 @@ class RequestReader:
         if spilled:
             self._view[block : block + len(spilled)] = spilled
             channel.spilled = b""
-        # First the place: without a slot there is nothing to be at any other.
+        # First the place in the block: a row without a slot has no bytes at any place.
         self._place(channel, 0, len(spilled))
         self._words[channel.row + CONNECTION_SLOT] = slot + 1
         return True
 
     def _hold_slot(self, connection: int) -> tuple[int, int]:
-        """Take a free slot for a connection; return it, and where its block begins."""
+        """Take a free slot for a connection; return it and its block's offset."""
         slot = self._free.pop()
         self._lowest_free = min(self._lowest_free, len(self._free))
         words, row = self._words, slot_row(slot)
@@ -308,19 +308,19 @@ class RequestReader:
         return slot, block
 
     def release_slot(self, slot: int) -> None:
-        """Make a slot free whose connection is gone or has nothing buffered."""
+        """Free a slot whose connection has ended or has no bytes in it."""
         row = slot_row(slot)
         self._words[row + SLOT_STATE] &= _KEEP_GENERATION  # FREE
         self._free.append(slot)
 
     def release_request(self, slot: int) -> None:
-        """Free the extent, if any, that an answered slot's request lies in."""
+        """Free the extent of an answered slot's request, if it has one."""
         extent = request_extent(self._words, slot)
         if extent is not None:
             self._extents.free(extent[0], extent_bytes(extent[1]))
 
     def detach(self, channel: Channel) -> None:
-        """Release what a connection holds besides a request in flight."""
+        """Release everything that a connection holds except a request in flight."""
         if channel.state == ConnectionState.READING and self._owns_extent(
             channel.extent
         ):
@@ -328,14 +328,14 @@ class RequestReader:
         channel.extent = 0
         self._words[channel.row + CONNECTION_EXTENT] = 0
         slot, channel.slot = channel.slot, -1
-        # Who still executes its request finds out whose it was: see quotas.py.
+        # A handler that still executes its request finds the client: client_quotas.py.
         had = -(slot + 1) if channel.state == ConnectionState.IN_FLIGHT else 0
         self._words[channel.row + CONNECTION_SLOT] = had
         if self._owns(slot) and channel.state == ConnectionState.READING:
             self.release_slot(slot)
 
     def finish_request(self, channel: Channel, now_ns: int) -> None:
-        """Step over the frame that was answered; keep what was pipelined behind it."""
+        """Consume the frame that was answered; keep bytes pipelined behind it."""
         words = self._words
         extent = channel.extent
         if extent:
@@ -351,36 +351,36 @@ class RequestReader:
         self._rows.finish(
             channel.row, channel.base, channel.start, channel.sent, now_ns
         )
-        # The handler may have its extent back, however long we keep the slot. Not
-        # before the commit: HELD means that its request was never published.
+        # HELD lets the handler free its extent, however long we keep the slot. Not
+        # before the commit: HELD means that the slot's request was never published.
         state = SLOTS + channel.slot * SLOT_WORDS + SLOT_STATE
         words[state] = words[state] & _KEEP_GENERATION | _HELD
         if extent:
             self._extents.free(extent, extent_bytes(channel.extent_length))
 
     def rest(self, channel: Channel) -> None:
-        """Nothing is under way on a connection just now.
+        """Take an empty slot from a connection that waits for its next request.
 
-        It keeps its slot while there are plenty: its next request comes soon.
+        It keeps the slot as long as plenty are free: the request may come soon.
         """
         if not self.has_plenty:
             self.leave_if_empty(channel)
 
     @property
     def has_plenty(self) -> bool:
-        """Whether connections may keep slots that have nothing in them."""
+        """Whether connections may keep empty slots."""
         return len(self._free) >= _PLENTY_OF_SLOTS
 
     def leave_if_empty(self, channel: Channel) -> None:
-        """Give the slot of a connection back that has nothing in it."""
+        """Free a connection's slot if it is empty."""
         if channel.slot >= 0 and channel.start == channel.end and not channel.extent:
             slot, channel.slot = channel.slot, -1
-            # First: a slot that no row names is free, whatever it says itself.
+            # First: a successor frees a HELD slot that no row names.
             self._words[channel.row + CONNECTION_SLOT] = 0
             self.release_slot(slot)
 
     def spill(self, channels: Iterable[Channel]) -> None:
-        """Free the slots of connections that hold one only for a part of a frame."""
+        """Free the slots that hold only a part of a frame."""
         for channel in channels:
             if (
                 channel.slot >= 0
@@ -396,12 +396,12 @@ class RequestReader:
                 channel.start = channel.end = 0
                 self.leave_if_empty(channel)
 
-    # -- connections that come from elsewhere, or go there -----------------------------
+    # -- connections that come from other processors, or go there ----------------------
 
     def house(self, channel: Channel) -> bool:
-        """Bring what there is of a frame into our own region; False: no room yet.
+        """Copy the part of a frame into our own region; False: no room yet.
 
-        Its old place stays the row's until the one store that names the new one.
+        One store to the row replaces the old place by the new one.
         """
         slot = channel.slot
         if slot >= 0 and not self._owns(slot):
@@ -413,7 +413,7 @@ class RequestReader:
                 return False
             old = channel.block
             channel.slot, channel.block = self._hold_slot(channel.connection)
-            # At the same place of the block: so one word is all that changes.
+            # At the same place in the block, so that only one word changes.
             first, end, new = channel.start, channel.end, channel.block
             self._view[new + first : new + end] = self._view[old + first : old + end]
             self._words[channel.row + CONNECTION_SLOT] = channel.slot + 1
@@ -428,12 +428,12 @@ class RequestReader:
         return True
 
     def can_leave(self, channel: Channel) -> bool:
-        """Whether another process can go on with what there is of a frame."""
+        """Return whether another process can continue with the part of a frame."""
         self.leave_if_empty(channel)
         return not channel.spilled or self._take_slot(channel)
 
     def lend(self, channel: Channel) -> None:
-        """A connection was given away; what its row names is in use until it is not."""
+        """Keep a given connection's slot and extent as long as its row names them."""
         if self._owns(channel.slot) or self._owns_extent(channel.extent):
             self._lent.append(
                 (
@@ -445,7 +445,7 @@ class RequestReader:
             )
 
     def take_back_lent(self) -> None:
-        """Free what the new owners of connections have fetched, or have closed."""
+        """Free lent slots and extents whose bytes the new owners have fetched."""
         words, lent = self._words, self._lent
         self._lent = []
         for connection, slot, extent, length in lent:
@@ -461,11 +461,11 @@ class RequestReader:
 
     @property
     def is_unused(self) -> bool:
-        """No slot is in use, and nothing of ours is in use elsewhere."""
+        """Whether no slot is in use, and nothing is lent to other processors."""
         return len(self._free) == SLOTS_PER_PROCESSOR and not self._lent
 
     def give_back_memory(self) -> None:
-        """When nothing is buffered or in flight, return what a burst has touched."""
+        """Return the memory that a burst has used, if no slot is in use."""
         if len(self._free) == SLOTS_PER_PROCESSOR:
             touched = SLOTS_PER_PROCESSOR - self._lowest_free
             if touched > _WARM_BLOCKS:
@@ -482,9 +482,9 @@ class RequestReader:
 
 
 def request_extent(words: memoryview, slot: int) -> tuple[int, int] | None:
-    """Where a slot's request lies and how long it is, size field and all.
+    """Return offset and length of a slot's request in an extent, with its size field.
 
-    None: in the slot's own block.
+    None: it is in the slot's own block.
     """
     row = slot_row(slot)
     offset = words[row + SLOT_REQUEST_OFFSET]
@@ -494,7 +494,7 @@ def request_extent(words: memoryview, slot: int) -> tuple[int, int] | None:
 
 
 def stalled_longest(channels: Iterable[Channel], older_than_ns: int) -> Channel | None:
-    """The connection that holds an extent and has been silent longest, if too long."""
+    """Return the connection silent longest of those with an extent, if too long."""
     now = time.monotonic_ns()
     candidates = [
         channel
