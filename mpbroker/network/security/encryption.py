@@ -1,7 +1,7 @@
-"""By which version of TLS and which cipher suite a connection is encrypted.
+"""The version of TLS and the cipher suite of a connection, as one word of its row.
 
-A word of the connection's row: the two numbers that TLS has for them, version << 16 |
-suite. Whoever shows it knows their names from the OpenSSL that agreed upon them.
+The word has the two numbers that TLS has for them: version << 16 | suite. The names to
+display come from the same OpenSSL that has negotiated them.
 
 Source: RFC 8446 B.4 and the IANA registry "TLS Cipher Suites"; ciphers(1) for OpenSSL's
 names; Kafka's metrics have the registry's, as Java does.
@@ -29,15 +29,15 @@ _MODES: Final = ("GCM", "CCM", "CBC", "CHACHA20", "RC4", "NULL")
 
 
 def encryption_word(sock: socket.socket) -> int:
-    """What is to be noted of a connection whose handshake is done; 0: there is none."""
-    import ssl  # those without TLS never need it
+    """Return the word of a connection after its handshake; 0: it has no TLS."""
+    import ssl  # imported here: not needed without TLS
 
     agreed = sock.cipher() if isinstance(sock, ssl.SSLSocket) else None
     if agreed is None:
         return 0
     assert isinstance(sock, ssl.SSLSocket)
     suite = _suites().get(agreed[0])
-    if suite is None:  # this listener has been given more than OpenSSL usually has
+    if suite is None:  # the listener's settings have more suites than the default
         suite = {each["name"]: each["id"] for each in sock.context.get_ciphers()}.get(
             agreed[0], 0
         )
@@ -46,7 +46,7 @@ def encryption_word(sock: socket.socket) -> int:
 
 
 def encryption_names(word: int) -> tuple[str, str]:
-    """The registry's name of the cipher suite, and Java's of the version of TLS."""
+    """Return the registry's name of the cipher suite, and Java's of the version."""
     version, suite = word >> _VERSION_SHIFT, word & _SUITE_MASK
     return (
         _suite_names().get(suite, f"0x{suite:04X}"),
@@ -56,7 +56,7 @@ def encryption_names(word: int) -> tuple[str, str]:
 
 @functools.cache
 def _suites() -> dict[str, int]:
-    """OpenSSL's names of all suites that it has, and their numbers."""
+    """Return the numbers of all cipher suites, by OpenSSL's names."""
     import ssl
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -73,7 +73,10 @@ def _suite_names() -> dict[int, str]:
 
 
 def registered_name(name: str) -> str:
-    """ECDHE-RSA-AES128-GCM-SHA256 is TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256."""
+    """Return the registry's name of a suite, from OpenSSL's name.
+
+    ECDHE-RSA-AES128-GCM-SHA256 is TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256.
+    """
     if name.startswith("TLS_"):
         return name
     parts = name.split("-")
