@@ -1,4 +1,4 @@
-"""How the clients of one listener prove who they are: its settings, made use of."""
+"""The authentication of one listener's clients, made from its settings."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _MS: Final = 1_000_000
 
 
 class SaslSettings(NamedTuple):
-    """The settings sasl.*, of one listener."""
+    """The settings sasl.* of one listener."""
 
     mechanisms: tuple[str, ...]
     plain_users: Mapping[str, str] = {}
@@ -53,19 +53,19 @@ class SaslSettings(NamedTuple):
 
 
 class ListenerSecurity:
-    """Makes what each new connection needs.
+    """Make the TLS socket and the SASL authenticator of each new connection.
 
     Args:
         protocol: SSL, SASL_PLAINTEXT or SASL_SSL.
-        tls: of SSL and SASL_SSL.
-        sasl: of SASL_PLAINTEXT and SASL_SSL.
-        credential_of: SCRAM users.
+        tls: for SSL and SASL_SSL.
+        sasl: for SASL_PLAINTEXT and SASL_SSL.
+        credential_of: returns a SCRAM user's credential.
         answer_api_versions: see SaslServerAuthenticator.
         failure_delay_ns: connection.failed.authentication.delay.ms.
         setup_timeout_ns: connections.setup.timeout.ms.
 
     Attributes:
-        has_sessions: connections may have to authenticate again.
+        has_sessions: whether connections may have to authenticate again.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class ListenerSecurity:
         failure_delay_ns: int = 100 * _MS,
         setup_timeout_ns: int = 30_000 * _MS,
     ) -> None:
-        """Make use of the settings.
+        """Check and load the settings.
 
         Raises:
             ConfigError: they cannot be used.
@@ -108,7 +108,10 @@ class ListenerSecurity:
         )
 
     def close(self) -> None:
-        """Fetch no keys any more: another one is in use. What was made goes on."""
+        """Stop fetching keys, when another object replaces this one.
+
+        Authenticators that it has made continue to work.
+        """
         if self._validator is not None:
             self._validator.close()
 
@@ -123,10 +126,10 @@ class ListenerSecurity:
     # -- TLS ---------------------------------------------------------------------------
 
     def wrap(self, sock: socket.socket) -> ssl.SSLSocket:
-        """Put TLS on a connection; the handshake is still to be made.
+        """Wrap a connection in TLS; the handshake comes later.
 
         Raises:
-            OSError: it has gone already.
+            OSError: the client has closed it already.
         """
         assert self._contexts is not None
         return self._contexts.current().wrap_socket(
@@ -134,10 +137,10 @@ class ListenerSecurity:
         )
 
     def user_of_certificate(self, sock: ssl.SSLSocket) -> str:
-        """Return who a client's certificate says it is; without one ANONYMOUS.
+        """Return the user of a client's certificate; without one, ANONYMOUS.
 
         Raises:
-            SaslError: no rule says who it is.
+            SaslError: no rule applies to the certificate.
         """
         from mpbroker.network.security.ssl_principal import (
             NoRuleError,
@@ -156,7 +159,7 @@ class ListenerSecurity:
     # -- SASL --------------------------------------------------------------------------
 
     def authenticator(self, previous: Session | None = None) -> SaslServerAuthenticator:
-        """For a new connection, or for one that has proved something before."""
+        """Make an authenticator, for a new connection or a re-authentication."""
         assert self.sasl is not None
         return SaslServerAuthenticator(
             self._mechanisms,
@@ -169,7 +172,7 @@ class ListenerSecurity:
         if name == "PLAIN":
             if not sasl.plain_users and sasl.plain_users_file is None:
                 raise ConfigError(
-                    "sasl.enabled.mechanisms has PLAIN, and there is no user: set"
+                    "sasl.enabled.mechanisms has PLAIN, but there are no users: set"
                     " listener.name.<listener>.plain.sasl.jaas.config, or"
                     " sasl.plain.users.file"
                 )
@@ -178,8 +181,8 @@ class ListenerSecurity:
         if name == "OAUTHBEARER":
             if sasl.jwt is None:
                 raise ConfigError(
-                    "sasl.enabled.mechanisms has OAUTHBEARER, and nothing says whose"
-                    " tokens are good: set sasl.oauthbearer.jwks.endpoint.url"
+                    "sasl.enabled.mechanisms has OAUTHBEARER, but there are no keys to"
+                    " verify tokens: set sasl.oauthbearer.jwks.endpoint.url"
                 )
             try:
                 from mpbroker.network.security.sasl.jwt_validator import JwtValidator
@@ -215,16 +218,17 @@ def mechanism_of_security(security: ConnectionSecurity) -> str:
 
 
 class PlainUsers:
-    """PLAIN's users: those of the settings, and of a file that is read when it changes.
+    """The users of PLAIN, from the settings and from a file.
 
-    The file has a line for each, ``user:password``; lines that begin with # are none.
+    The file is read again when it changes. It has one line ``user:password`` for each
+    user; lines that begin with # are comments.
     """
 
     def __init__(self, users: Mapping[str, str], path: str | None) -> None:
         """Read the file.
 
         Raises:
-            ConfigError: it cannot be read, or has a line that is not of that form.
+            ConfigError: it cannot be read, or has a line of another form.
         """
         self._users = users
         self._path = path
@@ -249,7 +253,7 @@ class PlainUsers:
             if seen == self._seen:
                 return
             if not stat.S_ISREG(status.st_mode):
-                raise ConfigError(f"{name}: not a file")  # a pipe might keep us waiting
+                raise ConfigError(f"{name}: not a file")  # a pipe might block us
             with open(path, encoding="utf-8") as file:
                 lines = file.read(_MAX_USERS_BYTES).splitlines()
         except (OSError, UnicodeDecodeError) as error:
