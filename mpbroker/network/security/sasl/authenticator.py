@@ -1,10 +1,10 @@
-"""Kafka's requests around SASL: which may come when, and what each is answered.
+"""SaslServerAuthenticator: Kafka's requests for SASL, their order and their answers.
 
     INITIAL        ApiVersions or SaslHandshake; nothing else is served yet
     HANDSHAKE      SaslHandshake; the client has asked for the APIs
     TOKENS         SaslAuthenticate (handshake 1), or bare tokens (handshake 0)
-    COMPLETE       it has proved who it is
-    FAILED         whatever is still to be sent is the last there will be
+    COMPLETE       the client has authenticated
+    FAILED         the connection closes after the last answer
 
 Frames come in without their size field, and whole answers go out with it.
 
@@ -38,8 +38,8 @@ from mpbroker.protocol.messages.sasl_handshake import (
     SaslHandshakeResponse,
 )
 
-# Answers an ApiVersions request: version and body in, body out, and whether the client
-# was told more than that its version is not known.
+# Answers an ApiVersions request: takes its version and body; returns the body of the
+# answer, and whether it lists the APIs (False: the version is not supported).
 AnswerApiVersions = Callable[[int, memoryview], tuple[bytes, bool]]
 
 _NO_LIMITS: Final[Mapping[str, int]] = {}
@@ -48,7 +48,7 @@ _AUTHENTICATE_VERSIONS: Final = (0, 2)
 
 
 class AuthenticatorState(Enum):
-    """What is expected next."""
+    """The states: which request is expected next."""
 
     INITIAL = auto()
     HANDSHAKE = auto()
@@ -61,7 +61,7 @@ S = AuthenticatorState
 
 
 class Session(NamedTuple):
-    """What has been proved."""
+    """The result of a successful authentication."""
 
     user: str
     mechanism: str
@@ -241,7 +241,7 @@ class SaslServerAuthenticator:
     # -- its end -----------------------------------------------------------------------
 
     def _refuse(self, message: str) -> bytes:
-        """A step out of order: the client speaks another protocol than we do."""
+        """Fail because of a request out of order."""
         self._fail(SaslError(message, AuthenticationResult.NOT_SASL))
         return b""
 
