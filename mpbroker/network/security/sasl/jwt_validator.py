@@ -1,10 +1,10 @@
-"""Who a signed JWT says it is, judged by keys from a JWKS file or URL.
+"""Validate signed JWTs with keys from a JWKS file or URL.
 
-PyJWT does the cryptography. Only signatures that need a private key are accepted: no
-"none", and no HMAC, whose key whoever verifies could sign with too.
+PyJWT does the cryptography. Only signatures that need a private key are accepted: not
+"none", and not HMAC, since a key that verifies an HMAC can also sign.
 
-A file is read when it changes. A URL is asked by a thread of its own, which touches
-nothing but the keys it brings: a processor never waits for another machine.
+A file is read again when it changes. A URL is fetched by a thread of its own, which
+touches only the keys: a processor never waits for another machine.
 
 Source: RFC 7519, RFC 7517; KIP-768, whose settings these are.
 """
