@@ -1,4 +1,4 @@
-"""What every SASL mechanism is to the authenticator."""
+"""The interface of SASL mechanisms."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from mpbroker.network.errors import NetworkError
 
 
 class SaslError(NetworkError):
-    """An attempt that failed. Its text is the client's to read: no secret, no hint.
+    """A failed authentication. Its text is sent to the client, so it has no secrets.
 
     Attributes:
-        result: what it is counted as.
-        detail: for our log, what the client need not know.
+        result: the counter for it.
+        detail: the reason for our log, which the client must not know.
     """
 
     def __init__(
@@ -28,16 +28,16 @@ class SaslError(NetworkError):
 
 
 class NotYetError(NetworkError):
-    """Nobody can judge the token just now: give the same token again a little later."""
+    """The token cannot be judged yet: give the same token again a little later."""
 
 
 class SaslMechanism(Protocol):
-    """One authentication under way.
+    """One authentication.
 
     Attributes:
-        user: who it is; empty until ``is_complete``.
-        is_complete: the client has proved it.
-        expires_ms: when the credential ends, wall clock; None: it does not.
+        user: the client's user; empty until ``is_complete``.
+        is_complete: whether the client has authenticated.
+        expires_ms: when the credential expires, wall clock; None: never.
     """
 
     user: str
