@@ -1,4 +1,4 @@
-"""OAUTHBEARER: a token that somebody else has signed says who the client is.
+"""OAUTHBEARER: the client sends a signed token that names its user.
 
     client   n,,^Aauth=Bearer token^A^A
     server   nothing; or {"status":"invalid_token"}, to which the client answers ^A
