@@ -1,6 +1,6 @@
-"""PLAIN: user and password in the clear, so only for what TLS or loopback protects.
+"""PLAIN: user and password unencrypted, so only for TLS or loopback connections.
 
-Source: RFC 4616; Kafka's PlainSaslServer, whose sentences clients show their users.
+Source: RFC 4616; Kafka's PlainSaslServer, for the messages that clients show to users.
 """
 
 from __future__ import annotations
