@@ -5,8 +5,8 @@
     client   c=biws,r=both,p=proof             client-final
     server   v=signature                       server-final
 
-A user that does not exist gets a salt too, the same at every attempt, and fails where
-a wrong password does: who exists cannot be found out.
+A user that does not exist gets a salt too, the same at every attempt, and fails at the
+same step as a wrong password. So a client cannot find out which users exist.
 
 Source: RFC 5802, RFC 7677; Kafka's ScramSaslServer.
 """
