@@ -1,11 +1,11 @@
-"""The processor of a listener whose clients must prove who they are.
+"""SecureProcessor: the processor of a listener with TLS or SASL.
 
-A connection begins unready (unready_channels.py); once admitted it is like any other,
-but for three things. Over TLS it is private: nobody else can carry it on, so it ends
-when its processor goes. Where sessions end (connections.max.reauth.ms, or a token that
-expires) each request is looked at before it is published: a SaslHandshake begins a new
-authentication, and any other request after the end closes the connection. And the
-compiled turn, which publishes without looking, serves neither of these.
+A connection begins unready (unready_channels.py). Once admitted it is like any other,
+with three exceptions. Over TLS it is private: no other process can continue it, so it
+ends with its processor. If sessions expire (connections.max.reauth.ms, or a token that
+expires), each request is checked before it is published: a SaslHandshake begins a new
+authentication, and any other request after the end closes the connection. The compiled
+turn has no such check and no TLS, so it is used for neither of these.
 
 Source: Kafka SocketServer.Processor.processCompletedReceives; KIP-368.
 """
@@ -61,30 +61,34 @@ R = AuthenticationResult
 _SIZE_BYTES: Final = 4
 _MS: Final = 1_000_000
 _READING: Final = ConnectionState.READING
-# Kafka's MIN_REAUTH_INTERVAL_ONE_SECOND_NANOS: no client keeps us busy with it.
+# Kafka's MIN_REAUTH_INTERVAL_ONE_SECOND_NANOS: a client cannot do it all the time.
 _MIN_REAUTH_NS: Final = 1_000_000_000
-# So long a connection stays where it has begun to authenticate again: half of that is
-# in its processor's own memory. Who takes longer has had to be asked for a password.
+# A connection that has begun to authenticate again stays with its processor for so
+# long, since the state is in private memory. A client takes longer only if a user has
+# to type a password.
 _REAUTH_NS: Final = 10_000_000_000
 _SASL_HANDSHAKE: Final = int(ApiKey.SASL_HANDSHAKE)
 _SASL_AUTHENTICATE: Final = int(ApiKey.SASL_AUTHENTICATE)
 
 
 class _Lease(NamedTuple):
-    """An admitted connection's session, where sessions end."""
+    """An admitted connection's session, if sessions expire."""
 
     session: Session  # ends_ms: monotonic here, not wall clock
     reauthenticated_ns: int
-    was_elsewhere: bool = False  # since it last began to authenticate
+    was_elsewhere: bool = False  # it came from another processor since the last attempt
 
 
 class SecureProcessor(Processor):
-    """As Processor, which see; and further:
+    """A Processor with authentication.
 
     Args:
-        security: of its listener.
-        news: asked at each new connection: another security, or None.
-        principals: numbers for connections' rows.
+        processor: its id.
+        parts: what it shares with other processes.
+        limits: the other arguments of Processor.
+        security: the listener's security.
+        principals: the numbers of principals, for connections' rows.
+        news: called at each new connection; returns a changed security, or None.
     """
 
     def __init__(
@@ -101,7 +105,7 @@ class SecureProcessor(Processor):
         super().__init__(processor, parts, *limits)
         self._security = security
         self._news = news
-        # From the first that has any: connections of its time have leases.
+        # True once a security had sessions: connections of that time have leases.
         self._has_sessions = security.has_sessions
         self._principals = principals
         self._secure_selector = selector
@@ -120,7 +124,7 @@ class SecureProcessor(Processor):
         selector.due_s = self._due_s
         self._leases: dict[int, _Lease] = {}  # by connection
         self._authenticators: dict[int, SaslServerAuthenticator] = {}  # likewise
-        self._retries: list[Channel] = []  # their tokens can be judged a little later
+        self._retries: list[Channel] = []  # their tokens cannot be judged yet
         if security.has_tls or security.has_sessions:
             self._compiled = None
 
@@ -166,7 +170,7 @@ class SecureProcessor(Processor):
         self._unready.begin(channel, self._now)
 
     def _end_sessions(self) -> None:
-        """From now on, those that end: each request is looked at before it goes."""
+        """Check each request before it is published, from now on: sessions expire."""
         self._has_sessions, self._compiled = True, None
 
     # -- admission -----------------------------------------------------------------
@@ -177,7 +181,7 @@ class SecureProcessor(Processor):
         """Let a connection send requests.
 
         Raises:
-            PrincipalsFullError: there is no number for who it is.
+            PrincipalsFullError: there is no number for its principal.
         """
         number = self._principals.number_of(USER + user)
         has_tls = self._security.has_tls
@@ -197,7 +201,7 @@ class SecureProcessor(Processor):
         self._rows.authenticated(channel.connection, number, security, ends_ms)
         self._connections.admit(channel)
         if not has_tls:
-            # The keeper that was told of it may have died since.
+            # The keeper that has a duplicate may have died since.
             self._keeper.keep([channel.sock])
         channel.active_ns = self._now
         self._receive(channel)
@@ -209,7 +213,7 @@ class SecureProcessor(Processor):
         self._authenticators.pop(channel.connection, None)  # of the row's last one
         ends_ms = session.ends_ms
         if ends_ms:
-            # A clock that is set must neither end sessions nor prolong them.
+            # Monotonic, so that setting the clock neither ends nor prolongs sessions.
             ends_ms = max(1, ends_ms - wall_ms() + time.monotonic_ns() // _MS)
         self._leases[channel.connection] = _Lease(
             session._replace(ends_ms=ends_ms), since_ns
@@ -219,7 +223,7 @@ class SecureProcessor(Processor):
     def _adopt(self, connection: int, *others: Any) -> None:
         words = self._words
         if session_end_ms(words, connection):
-            self._end_sessions()  # it began by settings that we have not seen
+            self._end_sessions()  # its settings are newer than ours
         if self._has_sessions:
             number = words[self._rows.word(connection) + CONNECTION_PRINCIPAL]
             session = Session(
@@ -250,21 +254,21 @@ class SecureProcessor(Processor):
         elif self._now // _MS > lease.session.ends_ms:
             self._counts.count(R.SESSION_EXPIRED)
             _LOG.info(
-                "%s: closed: its session has ended, and it did not authenticate again",
+                "%s: closed: its session has expired without re-authentication",
                 self._rows.name(channel.connection),
             )
             self._end(channel)
         elif lease.was_elsewhere and _api_key(frame) == _SASL_AUTHENTICATE:
-            # A handler would say that it is out of order, which clients take for the
-            # end; of a lost connection they just make another.
+            # A handler would answer that the request is out of order, and clients would
+            # give up. After a lost connection they just make another one.
             name = self._rows.name(channel.connection)
-            _LOG.info("%s: closed: it began to authenticate elsewhere", name)
+            _LOG.info("%s: closed: its authentication began in another process", name)
             self._end(channel)
         else:
             super()._publish(channel)
 
     def _frame(self, channel: Channel) -> memoryview:
-        """The request that is there, without its size field."""
+        """Return the request in the channel's slot, without its size field."""
         if channel.extent:
             start, end = channel.extent, channel.extent + channel.extent_length
         else:
@@ -309,16 +313,16 @@ class SecureProcessor(Processor):
             error = authenticator.error
             self._counts.count(error.result)
             name = self._rows.name(channel.connection)
-            _LOG.info("%s: closed: authenticating again: %s", name, error.detail)
+            _LOG.info("%s: closed: re-authentication failed: %s", name, error.detail)
             self._selector.send(channel, memoryview(answer))
             self._end(channel)
             return
         self._answer_here(channel, answer)
 
     def _answer_here(self, channel: Channel, answer: bytes) -> None:
-        """Answer a request without a handler, as if one had done it.
+        """Answer a request here, with the same states as an answer by a handler.
 
-        Whoever takes over finds what it would find of any answer under way.
+        So a successor finds the same as for any other answer.
         """
         assert len(answer) <= ANSWER_BYTES
         if channel.extent:
@@ -346,7 +350,7 @@ class SecureProcessor(Processor):
         self._authenticators.pop(channel.connection, None)
         self._connections.close(channel, ProcessorCounter.CLOSED_ERROR)
 
-    # -- connections that go -------------------------------------------------------
+    # -- connections that are given away -------------------------------------------
 
     def _look(self) -> None:
         super()._look()
@@ -354,7 +358,7 @@ class SecureProcessor(Processor):
             self._unready.close_all()
 
     def _depart(self) -> None:
-        """Over TLS nothing can go elsewhere: say good-bye, if all must go."""
+        """Give connections away; close those over TLS if all must go."""
         if not self._security.has_tls:
             since = self._now - _REAUTH_NS
             self._reader.staying = {
