@@ -1,15 +1,15 @@
-"""The selector of a processor whose clients must prove something first.
+"""The selector of a SecureProcessor.
 
-It puts the events of connections that are not ready aside, and wakes up when one of
-them is due. Over TLS it reads and writes through OpenSSL, where readiness of the
-socket and of the stream are two things:
+It keeps the events of unready connections apart, and wakes up when one of them is due.
+Over TLS it reads and writes through OpenSSL. There the socket and the stream become
+ready at different times:
 
-    a record that OpenSSL has decrypted in part gives no further event; so a channel is
+    a record that OpenSSL has read only in part gives no further event; so a channel is
     drained when OpenSSL wants to read from the socket, and not before
-    either side may have to read in order to write, and the other way round; so any
-    event is taken for both
-    OpenSSL seals a record at a time; so a send goes on until the socket is full
-    the kernel cannot seal: file ranges are read, and sent like the rest
+    OpenSSL may have to read in order to write, and the other way round; so any event
+    counts for both directions
+    OpenSSL encrypts one record at a time; so a send continues until the socket is full
+    the kernel cannot encrypt: file ranges are read, and sent like other bytes
 
 Source: SSL_read(3), SSL_write(3), "Notes on non-blocking I/O" in Python's ssl.
 """
@@ -26,17 +26,17 @@ from mpbroker.network.channel import Channel
 from mpbroker.network.channel_selector import CLOSED, ChannelSelector
 
 _BOTH: Final = select.EPOLLIN | select.EPOLLOUT
-# As much of a file as is read at once: some records, and no more memory than a few.
+# Bytes of a file that are read at once: several records, but little memory.
 _FILE_BYTES: Final = 256 * 1024
 
 
 class SecureSelector(ChannelSelector):
-    """Without TLS: SASL_PLAINTEXT.
+    """The selector without TLS, for SASL_PLAINTEXT.
 
     Attributes:
-        unready: descriptors whose events are put aside.
-        events: those put aside since the last take_events().
-        due_s: how long, at most, nobody needs to be looked at; to be set.
+        unready: descriptors whose events are kept apart.
+        events: events kept apart since the last take_events().
+        due_s: returns the time until an unready connection is due; to be set.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class SecureSelector(ChannelSelector):
         return self.sift(super().poll(max(0.0, min(timeout_s, self.due_s()))))
 
     def sift(self, found: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Keep the events of those that are not admitted yet for ``take_events``."""
+        """Keep the events of unready connections for take_events; return the others."""
         unready = self.unready
         if not unready:
             return found
@@ -62,7 +62,7 @@ class SecureSelector(ChannelSelector):
 
 
 class TlsSelector(SecureSelector):
-    """With TLS; a channel's socket is an ssl.SSLSocket once it has sent something."""
+    """The selector with TLS: a socket becomes an ssl.SSLSocket at its first bytes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class TlsSelector(SecureSelector):
         ]
 
     def close(self, channel: Channel) -> None:
-        # Tell the client that this is the end and no attack. It need not answer.
+        # Tell the client that this is no truncation attack. It need not answer.
         unwrap = getattr(channel.sock, "unwrap", None)
         if unwrap is not None:
             with contextlib.suppress(OSError, ValueError):
@@ -101,7 +101,7 @@ class TlsSelector(SecureSelector):
             while sent < length:
                 sent += send(data[sent:])
         except self._wants:
-            pass  # the rest is asked for again from here, as OpenSSL demands
+            pass  # the next call must begin with the same bytes, as OpenSSL demands
         except OSError:
             return CLOSED
         return sent
