@@ -1,4 +1,4 @@
-"""Who a client certificate says it is: its subject, and rules that shorten it.
+"""The principal of a client certificate: its subject, and rules that shorten it.
 
 Source: RFC 2253 (the form of Java's X500Principal); KIP-371 for the rules.
 """
@@ -12,8 +12,8 @@ from typing import Final
 from mpbroker.base.config_def import ConfigError
 
 _KEY: Final = "ssl.principal.mapping.rules"
-# OpenSSL's long names, as getpeercert() has them. What RFC 2253 does not name is
-# written as a number and the bytes of its value, as Java does.
+# By OpenSSL's long names, as in getpeercert(). Attributes without a name in RFC 2253
+# are written as a number and the bytes of their value, as Java does.
 _SHORT: Final = {
     "commonName": "CN",
     "countryName": "C",
@@ -42,7 +42,7 @@ def distinguished_name(subject: Names) -> str:
     """Return a certificate's subject as Kafka prints it: CN=client,OU=unit,O=org.
 
     Args:
-        subject: as ssl.SSLSocket.getpeercert() has it, outermost first.
+        subject: from ssl.SSLSocket.getpeercert(), outermost attribute first.
     """
     return ",".join("+".join(map(_attribute, names)) for names in reversed(subject))
 
@@ -76,17 +76,17 @@ _RULE: Final = re.compile(
 
 
 class NoRuleError(ValueError):
-    """No rule is about this name: its client is nobody."""
+    """No rule applies to this name: the client has no principal."""
 
 
 class PrincipalMapper:
-    """The rules of ssl.principal.mapping.rules: the first that matches counts."""
+    """The rules of ssl.principal.mapping.rules: the first that matches is applied."""
 
     def __init__(self, rules: str) -> None:
-        """Parse them.
+        """Parse the rules.
 
         Raises:
-            ConfigError: they are not of the form RULE:pattern/replacement/[LU] or
+            ConfigError: they do not have the form RULE:pattern/replacement/[LU] or
                 DEFAULT, separated by commas.
         """
         self._rules: list[tuple[re.Pattern[str], str, str] | None] = []
