@@ -1,7 +1,7 @@
-"""TLS on a processor's sockets: contexts from PEM, and what failed handshakes mean.
+"""TLS for a processor's sockets: contexts from PEM, reasons of failed handshakes.
 
-Imported by processors of SSL and SASL_SSL listeners, and by whoever checks their
-settings; nobody else pays for OpenSSL.
+Imported only by processors of SSL and SASL_SSL listeners, and by code that checks their
+settings, because it loads OpenSSL.
 
 Source: Kafka's DefaultSslEngineFactory and KIP-651 for the settings; OpenSSL's
 ssl_err.c for the reasons.
@@ -41,7 +41,7 @@ _MAX_PEM_BYTES: Final = 1 << 20
 
 
 class TlsSettings(NamedTuple):
-    """The settings ssl.*, of one listener; texts and paths of PEM."""
+    """The settings ssl.* of one listener; texts and paths of PEM."""
 
     keystore_location: str | None = None
     keystore_certificate_chain: str | None = None
@@ -60,13 +60,13 @@ _Seen = tuple[tuple[int, int, int] | None, ...]
 
 
 class TlsContexts:
-    """The context for new connections: another one when its files are others.
+    """The context for new connections, made again when its files have changed.
 
-    Connections that there are keep the one they began with.
+    Existing connections keep the context they began with.
     """
 
     def __init__(self, settings: TlsSettings) -> None:
-        """Build the first.
+        """Build the first context.
 
         Raises:
             ConfigError: the settings cannot be used; says which, and what to do.
@@ -76,15 +76,15 @@ class TlsContexts:
         self._context = make_context(settings)
 
     def current(self) -> ssl.SSLContext:
-        """Return it; two stat() calls."""
+        """Return the context for a new connection. This makes two stat() calls."""
         seen = self._look()
         if seen != self._seen:
-            # What is half written is tried again when it has changed once more.
+            # A half written file is read again when it has changed once more.
             self._seen = seen
             try:
                 self._context = make_context(self._settings)
             except ConfigError as error:
-                _LOG.warning("%s; what was read before stays in use", error)
+                _LOG.warning("%s; the files that were read before stay in use", error)
             else:
                 _LOG.info("%sssl: certificates were read again", self._settings.prefix)
         return self._context
@@ -111,9 +111,11 @@ def make_context(settings: TlsSettings) -> ssl.SSLContext:
         ConfigError: the settings cannot be used; says which, and what to do.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    # A client could make us do handshakes without end, and a read would have to write.
+    # With renegotiation a client could request handshakes without end, and a read might
+    # have to write.
     context.options |= ssl.OP_NO_RENEGOTIATION
-    # Tickets cost a record each in every handshake; Kafka's clients resume no session.
+    # Each ticket costs a record in every handshake, but Kafka clients resume no
+    # session.
     context.num_tickets = 0
     _set_versions(context, settings)
     _load_key(context, settings)
@@ -157,7 +159,10 @@ def _set_versions(context: ssl.SSLContext, settings: TlsSettings) -> None:
 
 
 def _openssl_name(name: str) -> str:
-    """TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256 is ECDHE-RSA-AES128-GCM-SHA256."""
+    """Return OpenSSL's name of a suite, from the registry's name.
+
+    TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256 is ECDHE-RSA-AES128-GCM-SHA256.
+    """
     if not name.startswith("TLS_") or "_WITH_" not in name:
         return name  # it is one of OpenSSL's already
     exchange, _, cipher = name.removeprefix("TLS_").partition("_WITH_")
@@ -244,7 +249,7 @@ def _load_trust(context: ssl.SSLContext, settings: TlsSettings) -> None:
 def _read_pem(path: str, name: str) -> bytes:
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
-            raise ConfigError(f"{name}: not a file")  # a pipe might keep us waiting
+            raise ConfigError(f"{name}: not a file")  # a pipe might block us
         with open(path, "rb") as file:
             data = file.read(_MAX_PEM_BYTES)
     except OSError as error:
@@ -259,13 +264,13 @@ def _read_pem(path: str, name: str) -> bytes:
 
 
 def _pem_text(text: str) -> bytes:
-    """A PEM of one line, as properties files have it, may have \\n written out."""
+    r"""Return the bytes of a PEM text, in which newlines may be written as \n."""
     return text.replace("\\n", "\n").encode() + b"\n"
 
 
 @contextlib.contextmanager
 def _as_file(data: bytes) -> Iterator[str]:
-    """A file that is on no disk: OpenSSL reads keys from nothing else."""
+    """Give the path of a file in memory: OpenSSL reads keys only from files."""
     fd = os.memfd_create("mpbroker-key", os.MFD_CLOEXEC)
     try:
         os.write(fd, data)
@@ -300,11 +305,11 @@ _RESULTS: Final = {
 
 
 def judge_failure(error: OSError) -> tuple[R, str]:
-    """Say what a failed handshake is counted as, and why it failed, for our log."""
+    """Return a failed handshake's counter, and the reason for our log."""
     if not isinstance(error, ssl.SSLError):
         return R.GONE, error.strerror or str(error)
     if isinstance(error, ssl.SSLEOFError):
-        return R.GONE, "the client went away"
+        return R.GONE, "the client closed the connection"
     reason = error.reason or ""
     if isinstance(error, ssl.SSLCertVerificationError):
         return R.TLS_CERTIFICATE, f"client certificate: {error.verify_message}"
