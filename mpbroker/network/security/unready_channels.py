@@ -1,9 +1,9 @@
-"""Connections that have yet to prove who they are: TLS handshake, then SASL.
+"""Unready channels: connections that have not authenticated yet (TLS, then SASL).
 
-None of their bytes is in shared memory, and no request of theirs is published: what
-cannot be carried on by another process stays out of it. A frame is read exactly, never
-ahead, so that whatever follows the last token is still with the kernel when the
-connection is admitted, and its row and the kernel's counters agree from then on.
+Their bytes are not in shared memory, and their requests are not published, because no
+other process could continue them. A frame is read exactly, never ahead. So bytes behind
+the last token are still in the kernel when the connection is admitted, and from then on
+its row and the kernel's counters agree.
 
     events ─▶ handshake ─▶ frame ─▶ authenticator ─▶ answer ─▶ ... ─▶ admitted
                  │                       │
@@ -55,9 +55,9 @@ Closed = Callable[[Channel, ProcessorCounter], None]
 
 
 class Admitted(Protocol):
-    """What is told of a connection that has proved who it is.
+    """The function that is called for a connection that has authenticated.
 
-    ``received`` and ``sent`` are all bytes so far, where there is no TLS.
+    ``received`` and ``sent`` of the streams are all bytes so far, without TLS.
     """
 
     def __call__(
@@ -66,7 +66,7 @@ class Admitted(Protocol):
 
 
 class Streams:
-    """How many bytes have passed each way."""
+    """The numbers of bytes received and sent."""
 
     __slots__ = ("received", "sent")
 
@@ -76,7 +76,7 @@ class Streams:
 
 
 class _Unready:
-    """One of them."""
+    """One unready channel."""
 
     __slots__ = (
         "answer",
@@ -96,26 +96,26 @@ class _Unready:
     def __init__(self, channel: Channel, deadline_ns: int) -> None:
         self.channel = channel
         self.deadline_ns = deadline_ns
-        self.has_handshake = False  # TLS is agreed upon, or not wanted
-        self.security: ListenerSecurity | None = None  # that TLS is agreed upon by
+        self.has_handshake = False  # the TLS handshake is done, or there is no TLS
+        self.security: ListenerSecurity | None = None  # used for the handshake
         self.authenticator: SaslServerAuthenticator | None = None
-        self.user = ""  # by certificate
-        self.buffer = bytearray()  # of the frame that is being read
+        self.user = ""  # from its certificate
+        self.buffer = bytearray()  # the frame that is being read
         self.frame_bytes = 0  # its length, size field included; 0: not known yet
         self.answer = memoryview(b"")  # still to be sent
-        self.close_ns = 0  # it has failed: answer and close it then
-        self.retry_ns = 0  # nobody could judge its token: try again then
+        self.close_ns = 0  # if it has failed: when to answer and close it
+        self.retry_ns = 0  # if its token could not be judged: when to try again
         self.streams = Streams()
 
 
 class UnreadyChannels:
-    """Those of one processor.
+    """The unready channels of one processor.
 
     Args:
-        security: of the listener.
-        counts: how attempts ended.
-        name: a connection's printable name.
-        admitted, closed: what to do with one that succeeded, or that has to go.
+        security: the listener's security.
+        counts: counts the results.
+        name: returns a connection's printable name.
+        admitted, closed: called with a connection that succeeded, or must be closed.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class UnreadyChannels:
         return self._next_ns if self._by_fd else _NEVER
 
     def process(self, channel: Channel, now_ns: int, *, has_ended: bool) -> None:
-        """Something has happened on a connection's socket."""
+        """Handle an event of a connection's socket."""
         unready = self._by_fd[channel.fd]
         channel.readable = True
         if has_ended:
@@ -154,18 +154,18 @@ class UnreadyChannels:
         self._proceed(unready, now_ns)
 
     def use(self, security: ListenerSecurity) -> None:
-        """Take another for those that come; whoever has begun to log in goes on."""
+        """Use another security for new connections; others keep the one they have."""
         self._security = security
 
     def begin(self, channel: Channel, now_ns: int) -> None:
-        """A connection has come; the clock runs though it may never say a word."""
+        """Add a new connection. Its timeout begins now, even if it sends no bytes."""
         unready = _Unready(channel, now_ns + self._security.setup_timeout_ns)
         unready.has_handshake = not self._security.has_tls
         self._by_fd[channel.fd] = unready
         self._due(unready.deadline_ns)
 
     def tick(self, now_ns: int) -> None:
-        """Do what is due."""
+        """Handle delays and timeouts that are over."""
         if now_ns < self._next_ns:
             return
         self._next_ns = _NEVER
@@ -190,18 +190,18 @@ class UnreadyChannels:
                     self._due(unready.retry_ns)
 
     def close_all(self) -> None:
-        """The processor goes; nobody could carry them on."""
+        """Close all: the processor ends, and no other can continue them."""
         for unready in list(self._by_fd.values()):
             self._close(unready, ProcessorCounter.CLOSED_BY_HANDLER)
 
     def _due(self, at_ns: int) -> None:
-        # Rounded up: thousands that came one after the other are looked at together.
+        # Rounded up, so that thousands that came one after the other are due together.
         self._next_ns = min(self._next_ns, -(-at_ns // _GRAIN_NS) * _GRAIN_NS)
 
-    # -- one of them ---------------------------------------------------------------
+    # -- one channel ---------------------------------------------------------------
 
     def _proceed(self, unready: _Unready, now_ns: int) -> None:
-        """Go on until the socket has no more, or it is ready, or has failed."""
+        """Continue until the socket has no more bytes, or it is admitted or failed."""
         if unready.close_ns or unready.retry_ns:
             return  # nothing more is read
         if not unready.has_handshake and not self._shake_hands(unready):
@@ -223,7 +223,7 @@ class UnreadyChannels:
                 return
 
     def _shake_hands(self, unready: _Unready) -> bool:
-        """Return whether TLS is agreed upon by now."""
+        """Continue the TLS handshake; return whether it is done."""
         import ssl
 
         channel = unready.channel
@@ -242,7 +242,7 @@ class UnreadyChannels:
             sock, security = channel.sock, unready.security
             sock.do_handshake()
             assert security is not None
-            # Whom these authorities vouch for is said by the rules that go with them.
+            # The rules and the certificate authorities must be of the same settings.
             unready.user = security.user_of_certificate(sock)
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return False
@@ -266,7 +266,7 @@ class UnreadyChannels:
         self._fail(unready, result, f"TLS handshake: {why}")
 
     def _read_frame(self, unready: _Unready) -> bool:
-        """Read on; return whether a whole frame is there."""
+        """Continue to read a frame; return whether it is whole."""
         buffer = unready.buffer
         while True:
             wanted = (unready.frame_bytes or _SIZE_BYTES) - len(buffer)
@@ -313,7 +313,7 @@ class UnreadyChannels:
         return length + _SIZE_BYTES
 
     def _answer(self, unready: _Unready, now_ns: int) -> bool:
-        """Judge the frame that is there; return whether to go on."""
+        """Handle a whole frame; return whether to continue."""
         authenticator = unready.authenticator
         assert authenticator is not None
         frame = memoryview(bytes(unready.buffer))[_SIZE_BYTES:]
@@ -329,14 +329,14 @@ class UnreadyChannels:
         error = authenticator.error
         if error is None:
             return True
-        # Who guesses passwords is slowed down, and knows nothing sooner.
+        # The answer is delayed, to slow down clients that guess passwords.
         self._note_failure(unready, error.result, error.detail)
         unready.close_ns = now_ns + max(1, self._security.failure_delay_ns)
         self._due(unready.close_ns)
         return False
 
     def _send(self, unready: _Unready) -> bool:
-        """Return whether all of the answer is out."""
+        """Continue to send the answer; return whether all of it is sent."""
         while unready.answer:
             count = self._selector.send(unready.channel, unready.answer)
             if count == CLOSED:
@@ -349,7 +349,7 @@ class UnreadyChannels:
             unready.streams.sent += count
         return True
 
-    # -- their ends ----------------------------------------------------------------
+    # -- ends ----------------------------------------------------------------------
 
     def _admit(self, unready: _Unready, user: str, session: Session | None) -> None:
         channel = unready.channel
