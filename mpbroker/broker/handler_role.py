@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from mpbroker.broker.process_parts import ProcessParts
 from mpbroker.config.dynamic_checks import checked_definition
 from mpbroker.ipc.counters.error_counts import ErrorCounts
 from mpbroker.ipc.layout import HANDLER_STEPS, handler_row
 from mpbroker.ipc.tables.client_software import ClientSoftware
 from mpbroker.ipc.tables.transaction_table import TransactionTable
+from mpbroker.metadata.topics import Topic
+from mpbroker.network.connection_rows import connection_name
 from mpbroker.network.request_channel import HandlerEnd
+from mpbroker.protocol.api_key import ApiKey
 from mpbroker.server.api_messages import error_answer
-from mpbroker.server.apis import ApiTable, forwarded_apis
+from mpbroker.server.apis import advertised_versions, forwarded_apis, served
 from mpbroker.server.core_cache import PlainRequests
+from mpbroker.server.described_partitions import DescribedPartitions
 from mpbroker.server.dispatcher import RequestDispatcher
 from mpbroker.server.fetch.fetch_service import FetchService
 from mpbroker.server.fetch.fetch_session import FetchSessions
 from mpbroker.server.group_commit import GroupCommit
+from mpbroker.server.handler_context import Broker
+from mpbroker.server.handlers.api_versions import ApiVersionsHandler
 from mpbroker.server.intent import SlotIntent
+from mpbroker.server.message_apis import served_apis
 from mpbroker.server.produce.produce_service import ProduceService
 from mpbroker.server.purgatory import Purgatory
 from mpbroker.server.request_handler import RequestHandler
@@ -69,12 +78,26 @@ class HandlerRole:
     def run(self) -> None:
         """Serve until the broker stops, or this handler retires."""
         memory = self._parts.memory
-        apis = self._api_table()
+        broker = self._broker()
+        rows = served(
+            has_receiver=broker.telemetry is not None,
+            is_control_plane=self._is_control,
+        )
+        versions = advertised_versions(rows)
+        services = {
+            ApiKey.PRODUCE: self._produce_service().handle,
+            ApiKey.FETCH: self._fetch_service().handle,
+            ApiKey.API_VERSIONS: ApiVersionsHandler(
+                versions, ClientSoftware(self._handler, self._words).note
+            ).handle,
+        }
         dispatcher = self._make_dispatcher(
-            apis.apis,
-            apis.advertised_versions,
+            served_apis(
+                rows, broker, services, memory.lane.forward, self._authorization
+            ),
+            versions,
             error_answer,
-            apis.connection_name,
+            partial(connection_name, self._words),
             self._errors.count,
         )
         RequestHandler(
@@ -171,39 +194,37 @@ class HandlerRole:
         fetch.quotas = self._quotas
         return fetch
 
-    def _api_table(self) -> ApiTable:
-        parts = self._parts
-        config, memory = parts.config, parts.memory
-        apis = ApiTable(
-            definition=checked_definition(config),
-            config_texts=config.static_texts(),
+    def _broker(self) -> Broker:
+        """Return what this process's handlers know of the broker."""
+        parts, config, memory = self._parts, self._parts.config, self._parts.memory
+        return Broker(
             node_id=config.node_id,
-            rack=config.broker_rack,
             cluster_id=parts.cluster_id,
-            num_partitions=config.num_partitions,
-            internal_topics=parts.internal_topics(),
-            auto_create_topics=config.auto_create_topics_enable,
-            delete_topics=config.delete_topic_enable,
+            rack=config.broker_rack,
             advertised=[
                 config.advertised[listener.endpoint.listener_name]
                 for listener in parts.listeners
             ],
+            auto_create_topics=config.auto_create_topics_enable,
+            delete_topics=config.delete_topic_enable,
+            num_partitions=config.num_partitions,
+            internal_topics=parts.internal_topics(),
             log_dirs=[directory.path for directory in parts.directories],
-            control=memory.control,
+            definition=checked_definition(config),
+            static_configs=config.static_texts(),
+            words=self._words,
             registry=self._registry,
-            table=memory.table,
             logs=self._logs,
-            produce=self._produce_service(),
-            fetch=self._fetch_service(),
-            changed=self._purgatory.notify_waiters,
-            forward=memory.lane.forward,
-            note_software=ClientSoftware(self._handler, self._words).note,
-            quotas=self._quotas,
-            authorization=self._authorization,
-            levels=memory.log_levels,
+            described=DescribedPartitions(config.node_id, self._logs.leader_epoch),
+            delete_logs=self._delete_logs,
             intent=lambda request: SlotIntent(self._channel, request.slot),
+            quotas=self._quotas,
+            levels=memory.log_levels,
             telemetry=parts.telemetry(self._registry),
         )
-        if self._is_control:
-            apis.serve_no_data()
-        return apis
+
+    def _delete_logs(self, topic: Topic) -> None:
+        """Take a deleted topic's partitions off line, and answer their fetches."""
+        self._logs.delete_topic(topic)
+        for row in topic.partitions:
+            self._purgatory.notify_waiters(self._parts.memory.table.row(row))

@@ -27,7 +27,7 @@ from mpbroker.network.security.sasl.mechanism import NotYetError
 from mpbroker.network.security.secure_processor import SecureProcessor
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.messages.api_versions import ApiVersionsRequest
-from mpbroker.server.apis import SERVED, TELEMETRY_APIS, advertised_versions
+from mpbroker.server.apis import APIS, advertised_versions, served
 from mpbroker.server.handlers.api_versions import (
     handle_api_versions,
     unsupported_version,
@@ -185,14 +185,12 @@ class ApiVersionsAnswers:
 
     def __init__(self, config: BrokerConfig) -> None:
         self._versions = advertised_versions(
-            key
-            for key in SERVED
-            if key not in TELEMETRY_APIS or config.has_telemetry_receiver
+            served(has_receiver=config.has_telemetry_receiver)
         )
 
     def __call__(self, version: int, body: memoryview) -> tuple[bytes, bool]:
         """Return the answer, and whether it is one without an error."""
-        if version > SERVED[ApiKey.API_VERSIONS][1]:
+        if version > APIS[ApiKey.API_VERSIONS].versions[1]:
             return unsupported_version(self._versions).encode(0), False
         request = ApiVersionsRequest.decode(version, body)
         response = handle_api_versions(request, version, self._versions)

@@ -121,12 +121,13 @@ class CoordinatorProcess:
         self._catch_up = catch_up
         self._quotas = quotas
         self._call: Call | None = None  # of the request that is being executed
+        if authorization is not None:
+            state.groups.be_guarded()
         apis = CoordinatorApis(
-            state.groups,
+            (state.groups, *state.transactions.parts),
             lambda connection: f"/{peer_address(words, connection)[0]}",
             clock.now_ms,
             self._began,
-            state.transactions.handlers,
             authorization,
         )
         self._dispatcher = RequestDispatcher(

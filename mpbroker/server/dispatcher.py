@@ -44,7 +44,7 @@ def _nobody_counts(api_key: int, error_code: int) -> None:
     """Where nobody looks."""
 
 
-class Api:
+class ServedApi:
     """One API as it is served here."""
 
     __slots__ = ("flexible", "handle", "newest", "oldest")
@@ -73,7 +73,7 @@ class RequestDispatcher:
 
     def __init__(
         self,
-        apis: Mapping[int, Api],
+        apis: Mapping[int, ServedApi],
         advertised: Mapping[int, tuple[int, int]],
         error_answer: ErrorAnswer,
         name_connection: Callable[[int], str],

@@ -65,7 +65,6 @@ class Stage:
         topic.has_changed = False
         topic.append.side_effect = lambda *_: (self.log, 5)
         transactions = MagicMock()
-        transactions.handlers = {}
         transactions.topic.has_changed = False
         self.transactions = transactions
         disk: Any = SimpleNamespace(event_fd=-1, is_idle=True)

@@ -12,15 +12,15 @@ from mpbroker.protocol.errors import ApiError, ProtocolError
 from mpbroker.protocol.headers import encode_request_header
 from mpbroker.protocol.messages.api_versions import ApiVersionsResponse
 from mpbroker.server.api_messages import error_answer as real_error_answer
-from mpbroker.server.apis import SERVED, advertised_versions
-from mpbroker.server.dispatcher import Api, RequestDispatcher
+from mpbroker.server.apis import APIS, advertised_versions
+from mpbroker.server.dispatcher import RequestDispatcher, ServedApi
 from mpbroker.server.request import CLOSE, Request
 
 
 def dispatcher(handle=lambda request: b"answer", error_answer=None):
     return RequestDispatcher(
-        {int(key): Api(key, versions, handle) for key, versions in SERVED.items()},
-        advertised_versions(SERVED),
+        {int(key): ServedApi(key, api.versions, handle) for key, api in APIS.items()},
+        advertised_versions(APIS.values()),
         error_answer or (lambda request, code: b"error %d" % code),
         lambda connection: f"connection {connection}",
     )
@@ -50,10 +50,10 @@ def test_the_answer_to_api_versions_never_has_a_flexible_header():
     assert request.frame(b"x") == b"\0\0\0\x05\0\0\0\x01x"
 
 
-@pytest.mark.parametrize("key", list(SERVED))
+@pytest.mark.parametrize("key", list(APIS))
 def test_a_version_that_is_not_served_closes_the_connection(key, caplog):
     caplog.set_level("INFO")
-    oldest, newest = SERVED[key]
+    oldest, newest = APIS[key].versions
     for version in {oldest - 1, newest + 1, 32767} - {-1}:
         if key is ApiKey.API_VERSIONS:
             continue
@@ -85,15 +85,15 @@ def test_api_versions_of_the_future_is_answered_in_version_0_with_all_we_serve(
     response = ApiVersionsResponse.decode(0, memoryview(answer)[8:])
     assert response.error_code == ErrorCode.UNSUPPORTED_VERSION
     served = {k.api_key: (k.min_version, k.max_version) for k in response.api_keys}
-    assert served == advertised_versions(SERVED)
+    assert served == advertised_versions(APIS.values())
 
 
 def counted(frame):
     """The errors that are counted of a request that goes nowhere."""
     found = []
     made = RequestDispatcher(
-        {int(key): Api(key, versions, bytes) for key, versions in SERVED.items()},
-        advertised_versions(SERVED),
+        {int(key): ServedApi(key, api.versions, bytes) for key, api in APIS.items()},
+        advertised_versions(APIS.values()),
         lambda request, code: None,
         lambda connection: "it",
         lambda key, code: found.append((key, code)),
@@ -105,7 +105,7 @@ def counted(frame):
 def test_what_closes_a_connection_is_counted_with_its_reason():
     """Kafka closes without a trace but a line of its log: old clients are not found."""
     unsupported = ErrorCode.UNSUPPORTED_VERSION
-    fetch, _ = SERVED[ApiKey.FETCH]
+    fetch, _ = APIS[ApiKey.FETCH].versions
     old = encode_request_header(ApiKey.FETCH, fetch - 1, 1, "old")
     assert counted(old) == [(ApiKey.FETCH, unsupported)]
     assert counted(encode_request_header(ApiKey.VOTE, 0, 1, None)) == [
@@ -122,7 +122,7 @@ def test_any_bytes_are_a_request_an_answer_or_a_reason_to_close(data):
     assert isinstance(parse(data), Request | bytes | None)
 
 
-@given(st.sampled_from(list(SERVED)), st.integers(-1, 20), st.binary(max_size=40))
+@given(st.sampled_from(list(APIS)), st.integers(-1, 20), st.binary(max_size=40))
 def test_any_bytes_behind_a_known_key_are_no_surprise_either(key, version, data):
     frame = int(key).to_bytes(2, "big") + version.to_bytes(2, "big", signed=True) + data
     assert isinstance(parse(frame), Request | bytes | None)
@@ -169,10 +169,10 @@ def test_an_api_that_has_no_place_for_an_error_is_closed():
     assert answer is CLOSE
 
 
-@pytest.mark.parametrize("key", list(SERVED))
+@pytest.mark.parametrize("key", list(APIS))
 def test_every_api_can_be_answered_with_an_error_or_closed(key):
     """In every version: an answer that cannot be encoded would end the handler."""
-    oldest, newest = SERVED[key]
+    oldest, newest = APIS[key].versions
     for version in range(oldest, newest + 1):
         request = parse(encode_request_header(key, version, 1, None))
         for code in (ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.KAFKA_STORAGE_ERROR):

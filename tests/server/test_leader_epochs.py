@@ -24,10 +24,11 @@ from mpbroker.protocol.messages.offset_for_leader_epoch import (
 )
 from mpbroker.server.fetch.fetch_handler import Target, check_leader_epoch, read_targets
 from mpbroker.server.handlers.list_offsets import handle_list_offsets
-from mpbroker.server.handlers.metadata import MetadataAnswers
+from mpbroker.server.handlers.metadata import handle_metadata
 from mpbroker.server.handlers.offset_for_leader_epoch import (
     handle_offset_for_leader_epoch,
 )
+from tests.server.contexts import context
 from tests.server.core_cache.plain_stage import Stage
 from tests.storage.batches import batch
 
@@ -49,20 +50,13 @@ def stage(memory, tmp_path):
     return made
 
 
-def metadata_of(stage):
-    return MetadataAnswers(
-        stage.registry,
-        node_id=1,
-        rack=None,
-        cluster_id="c",
-        create=None,
-        leader_epoch=stage.logs.leader_epoch,
-    )
+def context_of(stage, version=12):
+    return context(stage.registry, version=version, logs=stage.logs)
 
 
-def epochs(stage, answers=None):
-    answers = answers or metadata_of(stage)
-    (topic,) = answers.handle(MetadataRequest(topics=None), 12, "h", 1).topics
+def epochs(stage, asking=None):
+    request = MetadataRequest(topics=None)
+    (topic,) = handle_metadata(request, asking or context_of(stage)).topics
     return [each.leader_epoch for each in topic.partitions]
 
 
@@ -86,11 +80,11 @@ def test_a_directory_that_cannot_be_read_keeps_no_client_from_the_others(
     def broken(directory):
         raise OSError(errno.EIO, "Input/output error")
 
-    answers = metadata_of(stage)
+    asking = context_of(stage)
     with monkeypatch.context() as patch:
         patch.setattr("mpbroker.storage.log_manager.read_leader_epochs", broken)
-        assert epochs(stage, answers) == [-1, -1, -1]
-    assert epochs(stage, answers) == [0, 5, 0]
+        assert epochs(stage, asking) == [-1, -1, -1]
+    assert epochs(stage, asking) == [0, 5, 0]
 
 
 def test_epochs_that_cannot_be_read_keep_nobody_from_other_partitions(
@@ -115,7 +109,7 @@ def test_epochs_that_cannot_be_read_keep_nobody_from_other_partitions(
         patch.setattr("mpbroker.storage.log.partition_view.read_leader_epochs", broken)
         reading = read_targets(targets, FetchRequest(), 1000)
         assert [each[2] for each in reading.results] == [0, STORAGE]
-        listed = handle_list_offsets(request, 7, stage.registry, stage.logs.look)
+        listed = handle_list_offsets(request, context_of(stage, 7))
         assert listed.topics[0].partitions[0].error_code == STORAGE
         with pytest.raises(ApiError) as refused:
             second.append(batch(b"v"), now_ms=1)
@@ -144,7 +138,7 @@ def test_who_knows_another_epoch_is_told_so(stage, current, error):
     request = ListOffsetsRequest(
         topics=[ListOffsetsTopic(name="t", partitions=[asked])]
     )
-    listed = handle_list_offsets(request, 7, stage.registry, stage.logs.look)
+    listed = handle_list_offsets(request, context_of(stage, 7))
     (answer,) = listed.topics[0].partitions
     assert answer.error_code == error
     wanted = OffsetForLeaderPartition(
@@ -154,8 +148,7 @@ def test_who_knows_another_epoch_is_told_so(stage, current, error):
         OffsetForLeaderEpochRequest(
             topics=[OffsetForLeaderTopic(topic="t", partitions=[wanted])]
         ),
-        stage.registry,
-        stage.logs.log,
+        context_of(stage),
     )
     (end,) = ended.topics[0].partitions
     assert end.error_code == error
@@ -171,7 +164,7 @@ def test_an_offset_comes_with_its_own_epoch(stage, timestamp, offset, epoch):
     request = ListOffsetsRequest(
         topics=[ListOffsetsTopic(name="t", partitions=[asked])]
     )
-    listed = handle_list_offsets(request, 7, stage.registry, stage.logs.look)
+    listed = handle_list_offsets(request, context_of(stage, 7))
     (answer,) = listed.topics[0].partitions
     assert (answer.offset, answer.leader_epoch) == (offset, epoch)
 

@@ -25,7 +25,7 @@ from mpbroker.ipc.tables.partition_table import LogState
 from mpbroker.network.request_channel import HandlerEnd, ProcessorEnd
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.headers import encode_request_header
-from mpbroker.server.dispatcher import Api, RequestDispatcher
+from mpbroker.server.dispatcher import RequestDispatcher, ServedApi
 from mpbroker.server.group_commit import GroupCommit
 from mpbroker.server.purgatory import Purgatory, sync_key
 from mpbroker.server.request import CLOSE, NO_RESPONSE, PARKED
@@ -56,7 +56,11 @@ class Stage:
         self.commit = GroupCommit(handler, self.disk, self.purgatory.notify)
         self.handle = lambda request: b"fine"
         self.dispatcher = RequestDispatcher(
-            {3: Api(ApiKey.METADATA, (0, 13), lambda request: self.handle(request))},
+            {
+                3: ServedApi(
+                    ApiKey.METADATA, (0, 13), lambda request: self.handle(request)
+                )
+            },
             {},
             lambda request, code: b"error %d" % code,
             str,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from mpbroker.coordinator.context import CoordinatorContext
 from mpbroker.coordinator.coordinator_topic import CoordinatorTopic
@@ -24,13 +24,13 @@ from mpbroker.coordinator.transactions.transaction_offsets import TransactionOff
 from mpbroker.coordinator.transactions.transaction_partitions import (
     TransactionPartitions,
 )
-from mpbroker.protocol.api_key import ApiKey
-
-Handle = Callable[[Call, Any, int], None]
 
 
 class Transactions:
     """The transaction coordinator with its log, its markers and its APIs.
+
+    Attributes:
+        parts: have a method for each API.
 
     Args:
         topic: __transaction_state.
@@ -59,16 +59,10 @@ class Transactions:
             self.coordinator, context, groups.partition_for, put_back
         )
         offsets = TransactionOffsets(groups, self.coordinator, context)
-        listing = TransactionListing(self.coordinator, context.outbox)
-        by_hand = MarkerRequests(context.outbox)
-        self.handlers: Final[dict[ApiKey, Handle]] = {
-            ApiKey.PRODUCE: partitions.produce,
-            ApiKey.INIT_PRODUCER_ID: self.coordinator.init_producer_id,
-            ApiKey.ADD_PARTITIONS_TO_TXN: partitions.add_partitions_to_txn,
-            ApiKey.ADD_OFFSETS_TO_TXN: partitions.add_offsets_to_txn,
-            ApiKey.END_TXN: self.coordinator.end_txn,
-            ApiKey.TXN_OFFSET_COMMIT: offsets.txn_offset_commit,
-            ApiKey.WRITE_TXN_MARKERS: by_hand.write_txn_markers,
-            ApiKey.DESCRIBE_TRANSACTIONS: listing.describe_transactions,
-            ApiKey.LIST_TRANSACTIONS: listing.list_transactions,
-        }
+        self.parts: Final = (
+            self.coordinator,
+            partitions,
+            offsets,
+            MarkerRequests(context.outbox),
+            TransactionListing(self.coordinator, context.outbox),
+        )

@@ -1,16 +1,15 @@
 """What a request's sender may do, asked before the request is executed.
 
-A guard stands before the handler of each API. It takes out of the message what its
-sender has no right to, lets the handler see the rest, and puts refusals into the
-answer; so a handler knows of no rights, and what was not allowed it never sees. Which
-API needs which right is one table, in authorization_rules.py.
+A rule judges each request before its handler gets it. It takes out of the message what
+its sender has no right to, lets the handler see the rest, and puts refusals into the
+answer; so a handler knows of no rights, and what was not allowed it never sees. The
+rows of apis.py name the rule of each API; message_apis.py applies it.
 
 Produce and Fetch answer long after they were asked, and by paths of their own, so they
 ask for each topic themselves (produce_service.py, fetch_service.py).
 
-Without an authorizer there are no guards, and none of this costs anything. With one,
-decisions are kept until its version changes: a request that was allowed before costs
-one look-up a resource, and that its message is decoded here first.
+Without an authorizer none of this costs anything. With one, decisions are kept until
+its version changes: a request that was allowed before costs one look-up a resource.
 
 Source: Kafka's AuthHelper, KafkaApis.
 """
@@ -18,7 +17,7 @@ Source: Kafka's AuthHelper, KafkaApis.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from mpbroker.metadata.topics import Topic
 from mpbroker.protocol.acl import (
@@ -208,6 +207,11 @@ class Verdict(NamedTuple):
     request: Message | None
     amend: Amend | None
     answer: Message | None = None
+
+
+# Asked with what the sender may do, the request message and its version. It takes out
+# of the message what is denied; or raises the ApiError that is the whole answer.
+Rule = Callable[[Access, Any, int], Verdict | None]
 
 
 def refused(answer: Message) -> Verdict:

@@ -1,4 +1,4 @@
-"""The rules of APIs about the cluster and about configs: see authorization_rules.py."""
+"""The rules of APIs about the cluster and about configs: see apis.py."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from mpbroker.server.authorization.authorization import (
     GROUP_DENIED,
     TOPIC_DENIED,
     Access,
+    Rule,
     Verdict,
     refused,
 )
@@ -31,16 +32,9 @@ from mpbroker.server.configs.config_entries import GROUP_RESOURCE, TOPIC_RESOURC
 _O = AclOperation
 _DENIED: Final = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
 
-Check = Callable[[Access, Any, int], Verdict | None]
 
-
-def anybody(access: Access, request: Any, version: int) -> Verdict | None:
-    """What everyone may ask who is connected."""
-    return None
-
-
-def cluster(operation: AclOperation) -> Check:
-    """A right over the cluster, for the whole request."""
+def cluster_rule(operation: AclOperation) -> Rule:
+    """Return the rule that asks for one operation on the cluster."""
 
     def check(access: Access, request: Any, version: int) -> Verdict | None:
         access.require_cluster(operation)
@@ -205,7 +199,7 @@ def _config_denial(
 
 def _configs(
     operation: AclOperation, refusal_class: Any, put: Callable[[Any, list[Any]], None]
-) -> Check:
+) -> Rule:
     def check(access: Access, request: Any, version: int) -> Verdict | None:
         refusals = []
         allowed = []

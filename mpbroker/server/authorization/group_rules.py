@@ -1,4 +1,4 @@
-"""The rules of APIs about consumer groups: see authorization_rules.py."""
+"""The rules of APIs about consumer groups: see apis.py."""
 
 from __future__ import annotations
 

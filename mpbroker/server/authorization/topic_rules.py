@@ -1,4 +1,4 @@
-"""The rules of APIs about topics: see authorization_rules.py.
+"""The rules of APIs about topics: see apis.py.
 
 A topic that somebody may not describe must look the same whether it is there or not.
 Ids of topics are no secret: who names one is told that it is there.

@@ -1,4 +1,4 @@
-"""The rules of APIs about transactions: see authorization_rules.py."""
+"""The rules of APIs about transactions: see apis.py."""
 
 from __future__ import annotations
 

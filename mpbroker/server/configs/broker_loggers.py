@@ -18,6 +18,7 @@ from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.describe_configs import DescribeConfigsResourceResult
 from mpbroker.protocol.messages.incremental_alter_configs import AlterableConfig
+from mpbroker.server.configs.logger_names import logger_names
 
 _LOG = get_logger(__name__)
 
@@ -32,6 +33,11 @@ class Levels(Protocol):
     def read(self) -> Mapping[str, int]: ...
 
     def change(self, put: Mapping[str, int | None]) -> None: ...
+
+
+def broker_loggers(node_id: int, levels: Levels | None) -> BrokerLoggers | None:
+    """Return the loggers of a broker; None: they cannot be asked for."""
+    return None if levels is None else BrokerLoggers(node_id, levels, logger_names)
 
 
 class BrokerLoggers:

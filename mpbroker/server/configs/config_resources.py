@@ -20,7 +20,7 @@ from mpbroker.base.config_def import (
     UpdateMode,
 )
 from mpbroker.metadata.metadata_image import MetadataImage, MetadataRecord
-from mpbroker.metadata.topics import Topic
+from mpbroker.metadata.topics import TopicRegistry
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.server.configs.client_metrics_config import (
@@ -44,28 +44,20 @@ from mpbroker.server.configs.group_config_def import (
 ConfigChange = Callable[[dict[str, str]], Mapping[str, str]]
 
 
-class Registry(Protocol):
-    """The part of the TopicRegistry that is used here."""
+class Broker(Protocol):
+    """The part of a handler's Broker that is used here."""
 
-    def topic(self, name: str) -> Topic | None: ...
+    @property
+    def node_id(self) -> int: ...
 
-    def broker_overrides(self, resource_name: str) -> Mapping[str, str]: ...
+    @property
+    def definition(self) -> ConfigDef: ...
 
-    def alter_topic_config(
-        self, name: str, change: ConfigChange, *, validate_only: bool = False
-    ) -> None: ...
+    @property
+    def static_configs(self) -> Mapping[str, str]: ...
 
-    def alter_broker_config(
-        self, resource_name: str, change: ConfigChange, *, validate_only: bool = False
-    ) -> None: ...
-
-    def alter_group_config(
-        self, group_id: str, change: ConfigChange, *, validate_only: bool = False
-    ) -> None: ...
-
-    def change(
-        self, decide: Callable[[MetadataImage], Sequence[MetadataRecord]]
-    ) -> None: ...
+    @property
+    def registry(self) -> TopicRegistry: ...
 
 
 def unsupported_resource(resource_type: int) -> ApiError:
@@ -117,24 +109,20 @@ def alter_resource(
     resource_type: int,
     name: str,
     change: ConfigChange,
-    registry: Registry,
+    broker: Broker,
     *,
-    node_id: int,
-    definition: ConfigDef,
-    static: Mapping[str, str],
     validate_only: bool,
 ) -> None:
     """Change the configs of one resource.
 
     Args:
         change: from the resource's overrides to the wanted ones; may raise ApiError.
-        definition: the broker's keys.
-        static: texts set on the command line, in the environment or a file, by key.
 
     Raises:
         ApiError: INVALID_REQUEST, INVALID_CONFIG, UNKNOWN_TOPIC_OR_PARTITION,
             KAFKA_STORAGE_ERROR, or what ``change`` raises; nothing was changed.
     """
+    registry, definition = broker.registry, broker.definition
     if resource_type == TOPIC_RESOURCE:
         if not name:
             raise ApiError(
@@ -144,11 +132,11 @@ def alter_resource(
         return
     if resource_type == GROUP_RESOURCE:
         check_group_name(name)
-        broker = broker_configs(registry, node_id, definition, static)
+        configs = broker_configs(broker)
 
         def of_group(before: dict[str, str]) -> Mapping[str, str]:
             after = change(before)
-            check_group_configs(after, broker)
+            check_group_configs(after, configs)
             return after
 
         registry.alter_group_config(name, of_group, validate_only=validate_only)
@@ -167,13 +155,13 @@ def alter_resource(
     if resource_type != BROKER_RESOURCE:
         raise unsupported_resource(resource_type)
     if name:
-        check_broker_name(name, node_id)
+        check_broker_name(name, broker.node_id)
 
     def checked(before: dict[str, str]) -> Mapping[str, str]:
         after = change(dict(before))
         changed = {key: text for key, text in after.items() if before.get(key) != text}
         _check_broker_configs(changed, definition, is_default=not name)
-        other = registry.broker_overrides("" if name else str(node_id))
+        other = registry.broker_overrides("" if name else str(broker.node_id))
         own, of_all = (after, other) if name else (other, after)
         try:
             touched = changed.keys() | before.keys() - after.keys()
@@ -188,21 +176,13 @@ def alter_resource(
     registry.alter_broker_config(name, checked, validate_only=validate_only)
 
 
-class Overrides(Protocol):
-    """Who knows what was set of a broker."""
-
-    def broker_overrides(self, resource_name: str) -> Mapping[str, str]: ...
-
-
-def broker_configs(
-    registry: Overrides, node_id: int, definition: ConfigDef, static: Mapping[str, str]
-) -> BrokerConfigs:
-    """Return this broker's configs in their layers."""
+def broker_configs(broker: Broker) -> BrokerConfigs:
+    """Return the broker's configs in their layers."""
     return BrokerConfigs(
-        definition,
-        registry.broker_overrides(str(node_id)),
-        registry.broker_overrides(""),
-        static,
+        broker.definition,
+        broker.registry.broker_overrides(str(broker.node_id)),
+        broker.registry.broker_overrides(""),
+        broker.static_configs,
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from mpbroker.metadata.metadata_image import MetadataImage
 from mpbroker.metadata.quota_records import (
@@ -29,6 +29,7 @@ from mpbroker.protocol.messages.alter_client_quotas import (
     EntryResult,
     OpData,
 )
+from mpbroker.server.handler_context import HandlerContext
 
 PRODUCER_BYTE_RATE: Final = "producer_byte_rate"
 CONSUMER_BYTE_RATE: Final = "consumer_byte_rate"
@@ -52,21 +53,10 @@ _EPSILON: Final = 1e-6
 Records = Sequence[dict[str, Any]]
 
 
-class Registry(Protocol):
-    """The part of the TopicRegistry that is used here."""
-
-    def change(self, decide: Callable[[MetadataImage], Records]) -> None: ...
-
-
 def handle_alter_client_quotas(
-    request: AlterClientQuotasRequest,
-    registry: Registry,
-    resolves: Callable[[str], bool],
+    request: AlterClientQuotasRequest, context: HandlerContext
 ) -> AlterClientQuotasResponse:
     """Change what can be changed; nothing of an entity whose change has a mistake.
-
-    Args:
-        resolves: whether a text is an address, or the name of one.
 
     Raises:
         ApiError: KAFKA_STORAGE_ERROR; nothing was changed.
@@ -85,7 +75,7 @@ def handle_alter_client_quotas(
         )
         results.append(result)
         try:
-            entity = _entity(entry.entity, resolves)
+            entity = _entity(entry.entity, context.broker.resolves)
             if named[_named(entry.entity)] > 1:
                 raise _invalid(f"Ignoring duplicate entity {described(entity)}")
             wanted.append((entity, _changes(entity, entry.ops)))
@@ -102,7 +92,7 @@ def handle_alter_client_quotas(
         ]
 
     if wanted and not request.validate_only:
-        registry.change(records)
+        context.broker.registry.change(records)
     return AlterClientQuotasResponse(entries=results)
 
 

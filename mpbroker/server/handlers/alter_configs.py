@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mpbroker.base.config_def import ConfigDef
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.alter_configs import (
@@ -16,23 +15,14 @@ from mpbroker.protocol.messages.alter_configs import (
     AlterConfigsResourceResponse,
     AlterConfigsResponse,
 )
-from mpbroker.server.configs.config_resources import NamedOnce, Registry, alter_resource
+from mpbroker.server.configs.config_resources import NamedOnce, alter_resource
+from mpbroker.server.handler_context import HandlerContext
 
 
 def handle_alter_configs(
-    request: AlterConfigsRequest,
-    registry: Registry,
-    *,
-    node_id: int,
-    definition: ConfigDef,
-    static: Mapping[str, str],
+    request: AlterConfigsRequest, context: HandlerContext
 ) -> AlterConfigsResponse:
-    """Change what can be changed; answer each resource for itself.
-
-    Args:
-        definition: the broker's keys.
-        static: texts set on the command line, in the environment or a file, by key.
-    """
+    """Change what can be changed; answer each resource for itself."""
     named_once = NamedOnce(request.resources)
     responses = []
     for resource in request.resources:
@@ -49,10 +39,7 @@ def handle_alter_configs(
                 resource.resource_type,
                 resource.resource_name,
                 lambda _, wanted=wanted: wanted,  # type: ignore[misc]
-                registry,
-                node_id=node_id,
-                definition=definition,
-                static=static,
+                context.broker,
                 validate_only=request.validate_only,
             )
         except ApiError as error:

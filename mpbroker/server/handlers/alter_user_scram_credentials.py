@@ -9,8 +9,8 @@ ScramControlManager, whose sentences these are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Collection, Sequence
+from typing import Any, Final
 
 from mpbroker.metadata.metadata_image import MetadataImage
 from mpbroker.metadata.scram_credentials import (
@@ -30,7 +30,7 @@ from mpbroker.protocol.messages.alter_user_scram_credentials import (
     ScramCredentialDeletion,
     ScramCredentialUpsertion,
 )
-from mpbroker.server.intent import NO_INTENT, Intent
+from mpbroker.server.handler_context import HandlerContext
 
 _MECHANISMS: Final = {int(mechanism) for mechanism in ScramMechanism}
 _MAX_SALT_BYTES: Final = 1024  # Kafka's clients make 32
@@ -40,26 +40,18 @@ Change = ScramCredentialDeletion | ScramCredentialUpsertion
 Refusals = dict[str, tuple[ErrorCode, str]]
 
 
-class Registry(Protocol):
-    """The part of the TopicRegistry that is used here."""
-
-    def change(self, decide: Callable[[MetadataImage], Records]) -> None: ...
-
-
 def handle_alter_user_scram_credentials(
-    request: AlterUserScramCredentialsRequest,
-    registry: Registry,
-    intent: Intent = NO_INTENT,
+    request: AlterUserScramCredentialsRequest, context: HandlerContext
 ) -> AlterUserScramCredentialsResponse:
     """Change the users whose changes have no mistake.
 
-    Args:
-        intent: gets a 1 in the place of each deletion, so that what is gone already is
-            known for this request's.
+    The intent gets a 1 in the place of each deletion. So a second execution knows what
+    the first one has deleted.
 
     Raises:
         ApiError: KAFKA_STORAGE_ERROR; nothing was changed.
     """
+    intent = context.intent
     changes: list[Change] = [*request.deletions, *request.upsertions]
     refused: Refusals = {}
     ours = {
@@ -83,7 +75,7 @@ def handle_alter_user_scram_credentials(
             _record(each) for each, goes in zip(changes, going, strict=True) if goes
         ]
 
-    registry.change(decide)
+    context.broker.registry.change(decide)
     return AlterUserScramCredentialsResponse(
         results=[
             AlterUserScramCredentialsResult(

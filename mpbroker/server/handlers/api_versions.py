@@ -6,8 +6,8 @@ Source: Kafka protocol guide, "ApiVersions"; KIP-511; kafka.server.ApiVersionMan
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final
 
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages.api_versions import (
@@ -18,6 +18,12 @@ from mpbroker.protocol.messages.api_versions import (
     SupportedFeatureKey,
 )
 
+if TYPE_CHECKING:
+    from mpbroker.server.request import Request
+
+# Kept answers: clients are of few kinds, and say little.
+_MAX_REMEMBERED: Final = 100
+_MAX_REMEMBERED_BYTES: Final = 512
 _SOFTWARE: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 _SOFTWARE_SINCE: Final = 3
 _FEATURES: Final = {
@@ -28,6 +34,43 @@ _FEATURES: Final = {
 }
 # KIP-1022: Java clients before it take a feature from 0 on for a broken answer.
 _MINIMUM_0_SINCE: Final = 4
+
+
+class ApiVersionsHandler:
+    """Answers from bytes to bytes, and keeps the answers.
+
+    It is every connection's first request, and the same bytes from the same client.
+
+    Args:
+        versions: (oldest, newest) by API key.
+        note_software: told what a connection's client says that it is.
+    """
+
+    def __init__(
+        self,
+        versions: Mapping[int, tuple[int, int]],
+        note_software: Callable[[int, str, str], None],
+    ) -> None:
+        self._versions = versions
+        self._note_software = note_software
+        self._known: dict[tuple[int, bytes], tuple[bytes, str, str]] = {}
+
+    def handle(self, request: Request) -> bytes:
+        """Return the body of the response."""
+        version = request.api_version
+        asked = version, bytes(request.body)
+        known = self._known.get(asked)
+        if known is None:
+            message = ApiVersionsRequest.decode(version, request.body)
+            response = handle_api_versions(message, version, self._versions)
+            known = response.encode(version), *software_of(message, version)
+            if len(asked[1]) <= _MAX_REMEMBERED_BYTES:
+                if len(self._known) >= _MAX_REMEMBERED:
+                    self._known.clear()
+                self._known[asked] = known
+        body, name, software_version = known
+        self._note_software(request.connection, name, software_version)
+        return body
 
 
 def handle_api_versions(

@@ -16,13 +16,14 @@ from mpbroker.server.authorization.acl_requests import (
     check_count,
     require_authorizer,
 )
-from mpbroker.server.authorization.authorization import Access
+from mpbroker.server.handler_context import HandlerContext
 
 
 def handle_create_acls(
-    request: CreateAclsRequest, access: Access | None
+    request: CreateAclsRequest, context: HandlerContext
 ) -> CreateAclsResponse:
     """Add the valid entries, all of them or none; answer each entry."""
+    access = context.access
     results: list[AclCreationResult | None] = []
     valid = []
     for creation in request.creations:

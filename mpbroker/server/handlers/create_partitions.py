@@ -7,8 +7,7 @@ ReplicationControlManager.createPartitions.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 from mpbroker.metadata.topics import Topic
 from mpbroker.protocol.error_code import ErrorCode
@@ -19,7 +18,7 @@ from mpbroker.protocol.messages.create_partitions import (
     CreatePartitionsTopic,
     CreatePartitionsTopicResult,
 )
-from mpbroker.server.intent import NO_INTENT, Intent
+from mpbroker.server.handler_context import HandlerContext
 
 # Of its own Kafka says that they "should not change after deployment": groups and
 # transactions would be looked for where they are not.
@@ -28,32 +27,16 @@ _FIXED: Final = (
 )
 
 
-class Registry(Protocol):
-    """The part of the TopicRegistry that is used here."""
-
-    def topic(self, name: str) -> Topic | None: ...
-
-    def create_partitions(
-        self, name: str, count: int, *, validate_only: bool = False
-    ) -> None: ...
-
-
 def handle_create_partitions(
-    request: CreatePartitionsRequest,
-    registry: Registry,
-    *,
-    node_id: int,
-    permit: Callable[[int], None] | None = None,
-    intent: Intent = NO_INTENT,
+    request: CreatePartitionsRequest, context: HandlerContext
 ) -> CreatePartitionsResponse:
     """Grow what can be grown; answer every topic that was named.
 
-    Args:
-        permit: told how many partitions would be made; raises ApiError if that is too
-            many for the sender's quota.
-        intent: gets how many partitions there were, in the place in which each topic is
-            named, so that growth that is there already is known for this request's.
+    The intent gets how many partitions there were, in the place in which each topic is
+    named. So a second execution knows what the first one has grown.
     """
+    registry, intent = context.broker.registry, context.intent
+    permit = context.mutation_permit(strict_since=3)
     earlier = intent.earlier()
     counts = [*earlier, *[0] * (len(request.topics) - len(earlier))]
     named = Counter(wanted.name for wanted in request.topics)
@@ -73,7 +56,7 @@ def handle_create_partitions(
                 continue
             if topic is not None and topic.is_internal:
                 raise ApiError(ErrorCode.INVALID_PARTITIONS, _FIXED.format(topic.name))
-            _check_assignments(wanted, topic, node_id)
+            _check_assignments(wanted, topic, context.broker.node_id)
             if permit is not None and topic is not None:
                 registry.create_partitions(
                     wanted.name, wanted.count, validate_only=True

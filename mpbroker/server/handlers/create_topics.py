@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from mpbroker.metadata.log_config import LogConfig
 from mpbroker.metadata.log_config_def import LOG_CONFIG_DEF
-from mpbroker.metadata.topics import NewTopic, Topic
+from mpbroker.metadata.topics import NewTopic, Topic, TopicRegistry
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.create_topics import (
@@ -22,7 +22,8 @@ from mpbroker.protocol.messages.create_topics import (
     CreateTopicsRequest,
     CreateTopicsResponse,
 )
-from mpbroker.server.intent import NO_INTENT, Intent, id_words, noted_ids
+from mpbroker.server.handler_context import Broker, HandlerContext
+from mpbroker.server.intent import id_words, noted_ids
 
 # Of any version, as in Kafka, whose own client alone heeds that it is of version 4.
 _BROKER_DEFAULT: Final = -1
@@ -31,42 +32,18 @@ _SOURCE_TOPIC: Final = 1
 _SOURCE_DEFAULT: Final = 5
 
 
-class Registry(Protocol):
-    """The part of the TopicRegistry that is used here."""
-
-    def topic(self, name: str) -> Topic | None: ...
-
-    def create_topics(
-        self,
-        wanted: Sequence[NewTopic],
-        *,
-        validate_only: bool = False,
-        about_to: Callable[[list[Topic | ApiError]], None] = ...,
-    ) -> list[Topic | ApiError]: ...
-
-
 def handle_create_topics(
-    request: CreateTopicsRequest,
-    version: int,
-    registry: Registry,
-    *,
-    node_id: int,
-    num_partitions: int,
-    permit: Callable[[int], None] | None = None,
-    intent: Intent = NO_INTENT,
+    request: CreateTopicsRequest, context: HandlerContext
 ) -> CreateTopicsResponse:
     """Create what can be created; answer every topic that was named once.
 
-    Args:
-        num_partitions: the broker's default, for topics that do not say.
-        permit: told how many partitions would be made; raises ApiError if that is too
-            many for the sender's quota.
-        intent: gets the new topics' ids, by which those that are there already are
-            known for this request's.
+    The intent gets the new topics' ids. So a second execution knows what the first one
+    has created.
 
     Raises:
         ApiError: KAFKA_STORAGE_ERROR; nothing was created.
     """
+    registry, intent, version = context.broker.registry, context.intent, context.version
     earlier = noted_ids(intent.earlier())
 
     def about_to(drafted: list[Topic | ApiError]) -> None:
@@ -84,12 +61,13 @@ def handle_create_topics(
                     f"Create topics request from client contains duplicate topic"
                     f" {topic.name}.",
                 )
-            new = _new_topic(topic, node_id, num_partitions)
+            new = _new_topic(topic, context.broker)
         except ApiError as error:
             results[topic.name] = _refusal(topic.name, error)
         else:
             wanted.append(new)
             results[topic.name] = CreatableTopicResult()
+    permit = context.mutation_permit(strict_since=6)
     if permit is not None:
         wanted = _permitted(wanted, registry, permit, results)
     created = registry.create_topics(
@@ -108,7 +86,7 @@ def handle_create_topics(
 
 def _permitted(
     wanted: list[NewTopic],
-    registry: Registry,
+    registry: TopicRegistry,
     permit: Callable[[int], None],
     results: dict[str, CreatableTopicResult],
 ) -> list[NewTopic]:
@@ -125,9 +103,7 @@ def _permitted(
     return permitted
 
 
-def _new_topic(
-    topic: CreatableTopic, node_id: int, default_partitions: int
-) -> NewTopic:
+def _new_topic(topic: CreatableTopic, broker: Broker) -> NewTopic:
     overrides: dict[str, str] = {}
     for config in topic.configs:
         if config.value is None:
@@ -137,12 +113,12 @@ def _new_topic(
             )
         overrides[config.name] = config.value
     if topic.assignments:
-        count = _assigned(topic, node_id)
+        count = _assigned(topic, broker.node_id)
     else:
         _check_replication(topic.replication_factor)
         count = topic.num_partitions
         if count == _BROKER_DEFAULT:
-            count = default_partitions
+            count = broker.num_partitions
     return NewTopic(topic.name, count, overrides)
 
 

@@ -21,19 +21,19 @@ from mpbroker.server.authorization.acl_requests import (
     check_count,
     require_authorizer,
 )
-from mpbroker.server.authorization.authorization import Access
-from mpbroker.server.intent import NO_INTENT, Intent, id_words, noted_ids
+from mpbroker.server.handler_context import HandlerContext
+from mpbroker.server.intent import Intent, id_words, noted_ids
 
 
 def handle_delete_acls(
-    request: DeleteAclsRequest, access: Access | None, intent: Intent = NO_INTENT
+    request: DeleteAclsRequest, context: HandlerContext
 ) -> DeleteAclsResponse:
     """Remove what the valid filters match, all of it or nothing; answer each filter.
 
-    Args:
-        intent: keeps the id of this request. The metadata log names it beside what was
-            removed, so that a second execution gives the same answer.
+    The intent keeps an id of this request. The metadata log names it beside what was
+    removed, so that a second execution gives the same answer.
     """
+    access = context.access
     results: list[DeleteAclsFilterResult | None] = []
     filters = []
     for wanted in request.filters:
@@ -48,7 +48,7 @@ def handle_delete_acls(
     if filters and access is not None:
         try:
             deleted = access.authorizer.delete_acls_once(
-                access.client, filters, _request_id(intent)
+                access.client, filters, _request_id(context.intent)
             )
             answers = [_deleted(acls) for acls in deleted]
         except ApiError as error:

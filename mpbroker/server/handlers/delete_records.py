@@ -5,8 +5,7 @@ Source: Kafka protocol guide, "DeleteRecords"; ReplicaManager.deleteRecords.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
@@ -17,29 +16,23 @@ from mpbroker.protocol.messages.delete_records import (
     DeleteRecordsResponse,
     DeleteRecordsTopicResult,
 )
+from mpbroker.server.handler_context import HandlerContext
 
 if TYPE_CHECKING:
     from mpbroker.metadata.topics import Topic
-    from mpbroker.storage.log.partition_log import PartitionLog
+    from mpbroker.storage.log_manager import LogManager
 
 _NO_WATERMARK: Final = -1
 
 
-class Registry(Protocol):
-    """The part of the TopicRegistry that is used here."""
-
-    def topic(self, name: str) -> Topic | None: ...
-
-
 def handle_delete_records(
-    request: DeleteRecordsRequest,
-    registry: Registry,
-    log: Callable[[Topic, int], PartitionLog],
+    request: DeleteRecordsRequest, context: HandlerContext
 ) -> DeleteRecordsResponse:
     """Answer each partition with its first readable offset, or with its error."""
+    broker = context.broker
     response = DeleteRecordsResponse()
     for wanted in request.topics:
-        topic = registry.topic(wanted.name)
+        topic = broker.registry.topic(wanted.name)
         results = []
         for partition in wanted.partitions:
             result = DeleteRecordsPartitionResult(
@@ -47,7 +40,9 @@ def handle_delete_records(
             )
             results.append(result)
             try:
-                result.low_watermark = _delete(topic, wanted.name, partition, log)
+                result.low_watermark = _delete(
+                    topic, wanted.name, partition, broker.logs
+                )
             except ApiError as error:
                 result.error_code = error.error_code
                 result.low_watermark = _NO_WATERMARK
@@ -61,7 +56,7 @@ def _delete(
     topic: Topic | None,
     name: str,
     wanted: DeleteRecordsPartition,
-    log: Callable[[Topic, int], PartitionLog],
+    logs: LogManager,
 ) -> int:
     index = wanted.partition_index
     if topic is None or not 0 <= index < len(topic.partitions):
@@ -73,4 +68,4 @@ def _delete(
             ErrorCode.INVALID_TOPIC_EXCEPTION,
             f"Cannot delete records of internal topic {name}",
         )
-    return log(topic, index).delete_records(wanted.offset)
+    return logs.log(topic, index).delete_records(wanted.offset)

@@ -6,10 +6,9 @@ Source: Kafka protocol guide, "DeleteTopics"; ControllerApis.deleteTopics.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
-from typing import Final, Protocol
+from typing import Final
 
-from mpbroker.metadata.topics import Topic
+from mpbroker.metadata.topics import Topic, TopicRegistry
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.delete_topics import (
@@ -18,44 +17,25 @@ from mpbroker.protocol.messages.delete_topics import (
     DeleteTopicsResponse,
     DeleteTopicState,
 )
-from mpbroker.server.intent import NO_ID, NO_INTENT, Intent, id_words, noted_ids
+from mpbroker.server.handler_context import HandlerContext
+from mpbroker.server.intent import NO_ID, id_words, noted_ids
 
 _GONE: Final = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 
 
-class Registry(Protocol):
-    """The part of the TopicRegistry that is used here."""
-
-    def topic(self, name: str) -> Topic | None: ...
-
-    def topic_by_id(self, topic_id: bytes) -> Topic | None: ...
-
-    def delete_topics(self, topics: Iterable[Topic]) -> list[ApiError | None]: ...
-
-
 def handle_delete_topics(
-    request: DeleteTopicsRequest,
-    version: int,
-    registry: Registry,
-    *,
-    enabled: bool,
-    delete_logs: Callable[[Topic], None],
-    permit: Callable[[int], None] | None = None,
-    intent: Intent = NO_INTENT,
+    request: DeleteTopicsRequest, context: HandlerContext
 ) -> DeleteTopicsResponse:
     """Delete what exists; answer every topic that was named.
 
-    Args:
-        enabled: delete.topic.enable.
-        delete_logs: takes a deleted topic's partitions off line.
-        permit: told how many partitions would go; raises ApiError if that is too many
-            for the sender's quota.
-        intent: gets the topics' ids, in the place in which each is named, so that those
-            that are gone already are known for this request's.
+    The intent gets the topics' ids, in the place in which each is named. So a second
+    execution knows what the first one has deleted.
 
     Raises:
         ApiError: KAFKA_STORAGE_ERROR; nothing was deleted.
     """
+    broker, intent, version = context.broker, context.intent, context.version
+    permit = context.mutation_permit(strict_since=5)
     earlier = noted_ids(intent.earlier())
     wanted = list(request.topics) if version >= 6 else []
     if version < 6:
@@ -69,8 +49,8 @@ def handle_delete_topics(
         result = DeletableTopicResult(name=name, topic_id=topic_id)
         results.append(result)
         try:
-            topic = _find(name, topic_id, times, registry)
-            if not enabled:
+            topic = _find(name, topic_id, times, broker.registry)
+            if not broker.delete_topics:
                 raise ApiError(
                     # Clients before version 3 do not know the code of its own.
                     ErrorCode.TOPIC_DELETION_DISABLED
@@ -93,16 +73,18 @@ def handle_delete_topics(
             places.append(result)
     if found:
         intent.note(id_words(ids))
-    outcomes = registry.delete_topics(found) if found else []
+    outcomes = broker.registry.delete_topics(found) if found else []
     for topic, result, refused in zip(found, places, outcomes, strict=True):
         if refused is not None:
             _refuse(result, refused)
         else:
-            delete_logs(topic)
+            broker.delete_logs(topic)
     return DeleteTopicsResponse(responses=results)
 
 
-def _find(name: str | None, topic_id: bytes, times: int, registry: Registry) -> Topic:
+def _find(
+    name: str | None, topic_id: bytes, times: int, registry: TopicRegistry
+) -> Topic:
     if times > 1:
         raise ApiError(ErrorCode.INVALID_REQUEST, "Duplicate topic in the request.")
     if name is not None and topic_id != NO_ID:

@@ -15,15 +15,15 @@ from mpbroker.protocol.messages.describe_acls import (
     DescribeAclsResponse,
 )
 from mpbroker.server.authorization.acl_requests import acl_filter, require_authorizer
-from mpbroker.server.authorization.authorization import Access
+from mpbroker.server.handler_context import HandlerContext
 
 
 def handle_describe_acls(
-    request: DescribeAclsRequest, access: Access | None
+    request: DescribeAclsRequest, context: HandlerContext
 ) -> DescribeAclsResponse:
     """Answer with the entries that the filter matches, grouped by resource."""
     try:
-        authorizer = require_authorizer(access).authorizer
+        authorizer = require_authorizer(context.access).authorizer
         found = authorizer.acls(acl_filter(request))
     except ApiError as error:
         return DescribeAclsResponse(

@@ -12,7 +12,6 @@ from mpbroker.metadata.quota_records import (
     CLIENT_ID,
     IP,
     USER,
-    ClientQuotasImage,
     QuotaEntity,
 )
 from mpbroker.protocol.error_code import ErrorCode
@@ -25,6 +24,7 @@ from mpbroker.protocol.messages.describe_client_quotas import (
     EntryData,
     ValueData,
 )
+from mpbroker.server.handler_context import HandlerContext
 
 _EXACT: Final = 0
 _DEFAULT: Final = 1
@@ -100,7 +100,7 @@ class _Filter:
 
 
 def handle_describe_client_quotas(
-    request: DescribeClientQuotasRequest, quotas: ClientQuotasImage
+    request: DescribeClientQuotasRequest, context: HandlerContext
 ) -> DescribeClientQuotasResponse:
     """Answer what is set; a filter that makes no sense is the answer's error."""
     try:
@@ -114,7 +114,7 @@ def handle_describe_client_quotas(
         error_message=None,
         entries=[
             _entry(entity, values)
-            for entity, values in quotas.entities.items()
+            for entity, values in context.broker.registry.client_quotas.entities.items()
             if wanted.matches(entity)
         ],
     )

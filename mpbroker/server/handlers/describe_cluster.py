@@ -13,6 +13,7 @@ from mpbroker.protocol.messages.describe_cluster import (
     DescribeClusterRequest,
     DescribeClusterResponse,
 )
+from mpbroker.server.handler_context import HandlerContext
 from mpbroker.server.handlers.metadata import CLUSTER_OPERATIONS
 
 BROKERS: Final = 1
@@ -20,23 +21,21 @@ CONTROLLERS: Final = 2
 
 
 def handle_describe_cluster(
-    request: DescribeClusterRequest,
-    *,
-    node_id: int,
-    rack: str | None,
-    cluster_id: str,
-    host: str,
-    port: int,
+    request: DescribeClusterRequest, context: HandlerContext
 ) -> DescribeClusterResponse:
-    """Answer with this broker at ``host`` and ``port``."""
+    """Answer with this broker, where the client finds it."""
+    broker = context.broker
     if request.endpoint_type != BROKERS:
         return _refusal(request.endpoint_type)
+    host, port = context.endpoint
     response = DescribeClusterResponse(
         error_code=ErrorCode.NONE,
-        cluster_id=cluster_id,
-        controller_id=node_id,
+        cluster_id=broker.cluster_id,
+        controller_id=broker.node_id,
         brokers=[
-            DescribeClusterBroker(broker_id=node_id, host=host, port=port, rack=rack)
+            DescribeClusterBroker(
+                broker_id=broker.node_id, host=host, port=port, rack=broker.rack
+            )
         ],
     )
     if request.include_cluster_authorized_operations:

@@ -6,14 +6,11 @@ types and documentation; ConfigHelper.describeConfigs.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Protocol
+from collections.abc import Collection, Iterable, Iterator
 
 from mpbroker.base.config_def import ConfigDef, ConfigKey, UpdateMode
 from mpbroker.metadata.log_config_def import LOG_CONFIG_DEF
-from mpbroker.metadata.metadata_image import MetadataImage
 from mpbroker.metadata.topic_names import check_topic_name
-from mpbroker.metadata.topics import Topic
 from mpbroker.protocol.config_source import ConfigSource
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
@@ -25,7 +22,7 @@ from mpbroker.protocol.messages.describe_configs import (
     DescribeConfigsResult,
     DescribeConfigsSynonym,
 )
-from mpbroker.server.configs.broker_loggers import BrokerLoggers
+from mpbroker.server.configs.broker_loggers import broker_loggers
 from mpbroker.server.configs.client_metrics_config import (
     CLIENT_METRICS_CONFIG_DEF,
     check_subscription_name,
@@ -50,37 +47,14 @@ from mpbroker.server.configs.group_config_def import (
     check_group_name,
     group_default,
 )
-
-
-class Registry(Protocol):
-    """The part of the TopicRegistry that is read here."""
-
-    def topic(self, name: str) -> Topic | None: ...
-
-    def broker_overrides(self, resource_name: str) -> Mapping[str, str]: ...
-
-    def group_overrides(self, group_id: str) -> Mapping[str, str]: ...
-
-    @property
-    def image(self) -> MetadataImage: ...
+from mpbroker.server.handler_context import Broker, HandlerContext
 
 
 def handle_describe_configs(
-    request: DescribeConfigsRequest,
-    registry: Registry,
-    *,
-    node_id: int,
-    definition: ConfigDef,
-    static: Mapping[str, str],
-    loggers: BrokerLoggers | None = None,
+    request: DescribeConfigsRequest, context: HandlerContext
 ) -> DescribeConfigsResponse:
-    """Answer each resource with its configs, or with its error.
-
-    Args:
-        definition: the broker's keys.
-        static: texts set on the command line, in the environment or a file, by key.
-    """
-    describer = _Describer(request, registry, node_id, definition, static, loggers)
+    """Answer each resource with its configs, or with its error."""
+    describer = _Describer(request, context.broker)
     # A few bytes ask for some ten kilobytes of answer: not a million times.
     named_once = NamedOnce(request.resources)
     return DescribeConfigsResponse(
@@ -93,20 +67,12 @@ def handle_describe_configs(
 class _Describer:
     """Describes the resources of one request."""
 
-    def __init__(
-        self,
-        request: DescribeConfigsRequest,
-        registry: Registry,
-        node_id: int,
-        definition: ConfigDef,
-        static: Mapping[str, str],
-        loggers: BrokerLoggers | None,
-    ) -> None:
+    def __init__(self, request: DescribeConfigsRequest, broker: Broker) -> None:
         self._request = request
-        self._loggers = loggers
-        self._registry = registry
-        self._node_id = node_id
-        self._broker = broker_configs(registry, node_id, definition, static)
+        self._loggers = broker_loggers(broker.node_id, broker.levels)
+        self._registry = broker.registry
+        self._node_id = broker.node_id
+        self._broker = broker_configs(broker)
 
     def describe(
         self, resource: DescribeConfigsResource, named_once: NamedOnce

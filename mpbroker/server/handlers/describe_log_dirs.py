@@ -5,8 +5,8 @@ Source: Kafka protocol guide, "DescribeLogDirs"; KIP-113, KIP-827.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
@@ -18,51 +18,27 @@ from mpbroker.protocol.messages.describe_log_dirs import (
     DescribeLogDirsResult,
     DescribeLogDirsTopic,
 )
+from mpbroker.server.handler_context import HandlerContext, Volume
 
 if TYPE_CHECKING:
-    from mpbroker.metadata.topics import Topic
-
-
-class LogDir(NamedTuple):
-    """A log directory and its volume's bytes; None: the volume cannot be asked."""
-
-    path: str
-    total_bytes: int | None
-    usable_bytes: int | None
-
-
-class PartitionSize(NamedTuple):
-    """In which log directory a partition is, and how many bytes its log has."""
-
-    log_dir: str
-    size: int
-
-
-class Registry(Protocol):
-    """The part of the TopicRegistry that is read here."""
-
-    def topic(self, name: str) -> Topic | None: ...
-
-    def topics(self) -> list[Topic]: ...
+    from mpbroker.metadata.topics import Topic, TopicRegistry
 
 
 def handle_describe_log_dirs(
-    request: DescribeLogDirsRequest,
-    registry: Registry,
-    log_dirs: Sequence[LogDir],
-    partition_size: Callable[[Topic, int], PartitionSize],
+    request: DescribeLogDirsRequest, context: HandlerContext
 ) -> DescribeLogDirsResponse:
     """Answer every directory with those of the wanted partitions that it holds.
 
     What does not exist, or whose size cannot be told, is in none.
     """
+    broker = context.broker
     found: dict[str, dict[str, list[DescribeLogDirsPartition]]] = {
-        log_dir.path: {} for log_dir in log_dirs
+        path: {} for path in broker.log_dirs
     }
-    for topic, indexes in _wanted(request.topics, registry):
+    for topic, indexes in _wanted(request.topics, broker.registry):
         for index in indexes:
             try:
-                path, size = partition_size(topic, index)
+                path, size = broker.logs.place_and_size(topic, index)
             except ApiError:
                 continue
             found[path].setdefault(topic.name, []).append(
@@ -75,12 +51,14 @@ def handle_describe_log_dirs(
             )
     return DescribeLogDirsResponse(
         error_code=ErrorCode.NONE,
-        results=[_result(log_dir, found[log_dir.path]) for log_dir in log_dirs],
+        results=[
+            _result(path, broker.volume(path), found[path]) for path in broker.log_dirs
+        ],
     )
 
 
 def _wanted(
-    asked: Sequence[DescribableLogDirTopic] | None, registry: Registry
+    asked: Sequence[DescribableLogDirTopic] | None, registry: TopicRegistry
 ) -> Iterator[tuple[Topic, Iterable[int]]]:
     """Yield each topic once, with the indexes asked for that it has."""
     if asked is None:
@@ -97,20 +75,21 @@ def _wanted(
 
 
 def _result(
-    log_dir: LogDir, topics: dict[str, list[DescribeLogDirsPartition]]
+    path: str,
+    volume: Volume | None,
+    topics: dict[str, list[DescribeLogDirsPartition]],
 ) -> DescribeLogDirsResult:
-    total, usable = log_dir.total_bytes, log_dir.usable_bytes
-    if total is None or usable is None:
+    if volume is None:
         return DescribeLogDirsResult(
-            error_code=ErrorCode.KAFKA_STORAGE_ERROR, log_dir=log_dir.path
+            error_code=ErrorCode.KAFKA_STORAGE_ERROR, log_dir=path
         )
     return DescribeLogDirsResult(
         error_code=ErrorCode.NONE,
-        log_dir=log_dir.path,
+        log_dir=path,
         topics=[
             DescribeLogDirsTopic(name=name, partitions=partitions)
             for name, partitions in topics.items()
         ],
-        total_bytes=total,
-        usable_bytes=usable,
+        total_bytes=volume.total_bytes,
+        usable_bytes=volume.usable_bytes,
     )

@@ -5,8 +5,7 @@ Source: Kafka protocol guide, "DescribeProducers"; KIP-664.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
@@ -17,27 +16,20 @@ from mpbroker.protocol.messages.describe_producers import (
     ProducerState,
     TopicResponse,
 )
+from mpbroker.server.handler_context import HandlerContext
 
 if TYPE_CHECKING:
-    from mpbroker.metadata.topics import Topic
     from mpbroker.storage.log.partition_log import PartitionLog
 
 
-class Topics(Protocol):
-    """Where topics are found."""
-
-    def topic(self, name: str) -> Topic | None: ...
-
-
 def handle_describe_producers(
-    request: DescribeProducersRequest,
-    topics: Topics,
-    log: Callable[[Topic, int], PartitionLog],
+    request: DescribeProducersRequest, context: HandlerContext
 ) -> DescribeProducersResponse:
     """Describe the producers that partitions remember."""
+    broker = context.broker
     answers = []
     for wanted in request.topics:
-        topic = topics.topic(wanted.name)
+        topic = broker.registry.topic(wanted.name)
         partitions = []
         for index in wanted.partition_indexes:
             try:
@@ -49,7 +41,7 @@ def handle_describe_producers(
                 partitions.append(
                     PartitionResponse(
                         partition_index=index,
-                        active_producers=_producers(log(topic, index)),
+                        active_producers=_producers(broker.logs.log(topic, index)),
                     )
                 )
             except ApiError as error:

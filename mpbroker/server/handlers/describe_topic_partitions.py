@@ -9,7 +9,7 @@ DescribeTopicPartitionsRequestHandler.
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Final
 
 from mpbroker.metadata.topic_names import is_legal_topic_name
 from mpbroker.metadata.topics import Topic
@@ -21,32 +21,18 @@ from mpbroker.protocol.messages.describe_topic_partitions import (
     DescribeTopicPartitionsResponsePartition,
     DescribeTopicPartitionsResponseTopic,
 )
-from mpbroker.server.handlers.metadata import (
-    TOPIC_OPERATIONS,
-    LeaderEpoch,
-    all_are_first,
-)
+from mpbroker.server.handler_context import Broker, HandlerContext
+from mpbroker.server.handlers.metadata import TOPIC_OPERATIONS
 
 # Kafka's default of max.request.partition.size.limit.
 MAX_PARTITIONS_PER_PAGE: Final = 2000
 
 
-class Registry(Protocol):
-    """The part of the TopicRegistry that is read here."""
-
-    def topic(self, name: str) -> Topic | None: ...
-
-    def topics(self) -> list[Topic]: ...
-
-
 def handle_describe_topic_partitions(
-    request: DescribeTopicPartitionsRequest,
-    registry: Registry,
-    *,
-    node_id: int,
-    leader_epoch: LeaderEpoch = all_are_first,
+    request: DescribeTopicPartitionsRequest, context: HandlerContext
 ) -> DescribeTopicPartitionsResponse:
     """Answer from the cursor on, as many partitions as were asked for."""
+    registry = context.broker.registry
     cursor = request.cursor
     first_name = cursor.topic_name if cursor is not None else ""
     wanted = {topic.name for topic in request.topics}
@@ -68,9 +54,7 @@ def handle_describe_topic_partitions(
         is_first = cursor is not None and name == first_name
         start = cursor.partition_index if cursor is not None and is_first else 0
         end = min(len(topic.partitions), start + left)
-        response.topics.append(
-            _describe(topic, range(start, end), node_id, leader_epoch)
-        )
+        response.topics.append(_describe(topic, range(start, end), context.broker))
         if end < len(topic.partitions):
             response.next_cursor = Cursor(topic_name=name, partition_index=end)
             break
@@ -79,7 +63,7 @@ def handle_describe_topic_partitions(
 
 
 def _describe(
-    topic: Topic, indexes: range, node_id: int, leader_epoch: LeaderEpoch
+    topic: Topic, indexes: range, broker: Broker
 ) -> DescribeTopicPartitionsResponseTopic:
     return DescribeTopicPartitionsResponseTopic(
         error_code=ErrorCode.NONE,
@@ -90,10 +74,10 @@ def _describe(
             DescribeTopicPartitionsResponsePartition(
                 error_code=ErrorCode.NONE,
                 partition_index=index,
-                leader_id=node_id,
-                leader_epoch=leader_epoch(topic, index),
-                replica_nodes=[node_id],
-                isr_nodes=[node_id],
+                leader_id=broker.node_id,
+                leader_epoch=broker.logs.leader_epoch(topic, index),
+                replica_nodes=[broker.node_id],
+                isr_nodes=[broker.node_id],
                 eligible_leader_replicas=[],
                 last_known_elr=[],
             )

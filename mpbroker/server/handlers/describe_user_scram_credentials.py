@@ -15,12 +15,14 @@ from mpbroker.protocol.messages.describe_user_scram_credentials import (
     DescribeUserScramCredentialsResponse,
     DescribeUserScramCredentialsResult,
 )
+from mpbroker.server.handler_context import HandlerContext
 
 
 def handle_describe_user_scram_credentials(
-    request: DescribeUserScramCredentialsRequest, credentials: ScramCredentials
+    request: DescribeUserScramCredentialsRequest, context: HandlerContext
 ) -> DescribeUserScramCredentialsResponse:
     """Describe the users asked for, or all of them."""
+    credentials = context.broker.registry.scram_credentials
     if request.users:
         asked = Counter(user.name for user in request.users)
     else:

@@ -5,7 +5,7 @@ Source: Kafka protocol guide, "ElectLeaders"; ReplicationControlManager.electLea
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Final
 
 from mpbroker.metadata.topics import Topic
 from mpbroker.protocol.error_code import ErrorCode
@@ -15,19 +15,14 @@ from mpbroker.protocol.messages.elect_leaders import (
     PartitionResult,
     ReplicaElectionResult,
 )
+from mpbroker.server.handler_context import HandlerContext
 
 _PREFERRED: Final = 0
 _UNCLEAN: Final = 1
 
 
-class Registry(Protocol):
-    """The part of the TopicRegistry that is read here."""
-
-    def topic(self, name: str) -> Topic | None: ...
-
-
 def handle_elect_leaders(
-    request: ElectLeadersRequest, registry: Registry
+    request: ElectLeadersRequest, context: HandlerContext
 ) -> ElectLeadersResponse:
     """Answer each partition named; of all partitions, those that elected: none."""
     response = ElectLeadersResponse()
@@ -35,7 +30,7 @@ def handle_elect_leaders(
         response.error_code = ErrorCode.INVALID_REQUEST
         return response
     for wanted in request.topic_partitions or ():
-        topic = registry.topic(wanted.topic)
+        topic = context.broker.registry.topic(wanted.topic)
         response.replica_election_results.append(
             ReplicaElectionResult(
                 topic=wanted.topic,

@@ -15,6 +15,7 @@ from mpbroker.protocol.messages.find_coordinator import (
     FindCoordinatorRequest,
     FindCoordinatorResponse,
 )
+from mpbroker.server.handler_context import HandlerContext
 
 GROUP: Final = 0
 TRANSACTION: Final = 1
@@ -23,20 +24,17 @@ _NO_NODE: Final = -1
 
 
 def handle_find_coordinator(
-    request: FindCoordinatorRequest, version: int, node_id: int, host: str, port: int
+    request: FindCoordinatorRequest, context: HandlerContext
 ) -> FindCoordinatorResponse:
-    """Answer every key with this broker, if it is of a known type.
-
-    Args:
-        node_id: this broker's; ``host`` and ``port`` are where the client finds it.
-    """
+    """Answer every key with this broker, if it is of a known type."""
+    node_id, (host, port) = context.broker.node_id, context.endpoint
     code, message = ErrorCode.NONE, None
     if request.key_type not in (GROUP, TRANSACTION):
         code = ErrorCode.INVALID_REQUEST
         message = f"Unknown coordinator type {request.key_type}"
     if code:
         node_id, host, port = _NO_NODE, "", _NO_NODE
-    if version < _BATCHED_SINCE:
+    if context.version < _BATCHED_SINCE:
         return FindCoordinatorResponse(
             error_code=code,
             error_message=message,

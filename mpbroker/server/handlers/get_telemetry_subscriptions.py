@@ -13,12 +13,12 @@ from mpbroker.protocol.messages.get_telemetry_subscriptions import (
     GetTelemetrySubscriptionsRequest,
     GetTelemetrySubscriptionsResponse,
 )
-from mpbroker.server.request import CLOSE, Deferred, Request
+from mpbroker.server.handler_context import HandlerContext
+from mpbroker.server.request import CLOSE, Deferred
 from mpbroker.server.telemetry.client_telemetry import (
     ACCEPTED_CODECS,
     NO_INSTANCE,
     NS_PER_MS,
-    ClientTelemetry,
     PushState,
     too_early,
 )
@@ -34,15 +34,15 @@ _ASK_AGAIN: Final = (
 
 
 def handle_get_telemetry_subscriptions(
-    request: GetTelemetrySubscriptionsRequest,
-    received: Request,
-    telemetry: ClientTelemetry,
+    request: GetTelemetrySubscriptionsRequest, context: HandlerContext
 ) -> GetTelemetrySubscriptionsResponse | Deferred:
     """Answer with the client's subscription; a new client gets an instance id.
 
     Raises:
         ApiError: as `subscribe`.
     """
+    telemetry, received = context.broker.telemetry, context.request
+    assert telemetry is not None
     instance_id = request.client_instance_id
     if instance_id == NO_INSTANCE:
         instance_id = random_uuid()

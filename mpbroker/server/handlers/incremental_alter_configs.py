@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import IntEnum
 
-from mpbroker.base.config_def import ConfigDef, ConfigType
+from mpbroker.base.config_def import ConfigType
 from mpbroker.metadata.log_config_def import LOG_CONFIG_DEF
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
@@ -19,7 +19,7 @@ from mpbroker.protocol.messages.incremental_alter_configs import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
 )
-from mpbroker.server.configs.broker_loggers import BrokerLoggers
+from mpbroker.server.configs.broker_loggers import broker_loggers
 from mpbroker.server.configs.client_metrics_config import CLIENT_METRICS_CONFIG_DEF
 from mpbroker.server.configs.config_entries import (
     BROKER_LOGGER_RESOURCE,
@@ -29,11 +29,11 @@ from mpbroker.server.configs.config_entries import (
 )
 from mpbroker.server.configs.config_resources import (
     NamedOnce,
-    Registry,
     alter_resource,
     broker_configs,
 )
 from mpbroker.server.configs.group_config_def import GROUP_CONFIG_DEF
+from mpbroker.server.handler_context import Broker, HandlerContext
 
 
 class OpType(IntEnum):
@@ -46,20 +46,11 @@ class OpType(IntEnum):
 
 
 def handle_incremental_alter_configs(
-    request: IncrementalAlterConfigsRequest,
-    registry: Registry,
-    *,
-    node_id: int,
-    definition: ConfigDef,
-    static: Mapping[str, str],
-    loggers: BrokerLoggers | None = None,
+    request: IncrementalAlterConfigsRequest, context: HandlerContext
 ) -> IncrementalAlterConfigsResponse:
-    """Change what can be changed; answer each resource for itself.
-
-    Args:
-        definition: the broker's keys.
-        static: texts set on the command line, in the environment or a file, by key.
-    """
+    """Change what can be changed; answer each resource for itself."""
+    broker = context.broker
+    loggers = broker_loggers(broker.node_id, broker.levels)
     named_once = NamedOnce(request.resources)
     responses = []
     for resource in request.resources:
@@ -79,15 +70,12 @@ def handle_incremental_alter_configs(
                     validate_only=request.validate_only,
                 )
                 continue
-            edit = _Edit(resource, registry, node_id, definition, static)
+            edit = _Edit(resource, broker)
             alter_resource(
                 resource.resource_type,
                 resource.resource_name,
                 edit.apply,
-                registry,
-                node_id=node_id,
-                definition=definition,
-                static=static,
+                broker,
                 validate_only=request.validate_only,
             )
         except ApiError as error:
@@ -121,25 +109,15 @@ def _check_operations(resource: AlterConfigsResource) -> None:
 class _Edit:
     """The operations on one resource."""
 
-    def __init__(
-        self,
-        resource: AlterConfigsResource,
-        registry: Registry,
-        node_id: int,
-        definition: ConfigDef,
-        static: Mapping[str, str],
-    ) -> None:
+    def __init__(self, resource: AlterConfigsResource, broker: Broker) -> None:
         self._resource = resource
-        self._registry = registry
-        self._node_id = node_id
+        self._broker = broker
         self._is_topic = resource.resource_type == TOPIC_RESOURCE
         self._definition = {
             TOPIC_RESOURCE: LOG_CONFIG_DEF,
             GROUP_RESOURCE: GROUP_CONFIG_DEF,
             CLIENT_METRICS_RESOURCE: CLIENT_METRICS_CONFIG_DEF,
-        }.get(resource.resource_type, definition)
-        self._broker_definition = definition
-        self._static = static
+        }.get(resource.resource_type, broker.definition)
 
     def apply(self, overrides: dict[str, str]) -> Mapping[str, str]:
         """Return the overrides after all operations. Under the registry's lock."""
@@ -179,15 +157,13 @@ class _Edit:
         return ",".join(members)
 
     def _inherited(self, name: str) -> str:
-        broker = broker_configs(
-            self._registry, self._node_id, self._broker_definition, self._static
-        )
+        broker = broker_configs(self._broker)
         if self._is_topic:
             synonyms = broker.synonyms_of_topic_key(name)
             key = LOG_CONFIG_DEF.get(name)
             default = None if key is None else key.format(key.default)
             return synonyms[0].text if synonyms else default or ""
-        prefixed = self._broker_definition.of_listener(name)
+        prefixed = self._broker.definition.of_listener(name)
         synonyms = (
             broker.synonyms_of_listener(name, prefixed[1])
             if prefixed is not None

@@ -6,10 +6,8 @@ Source: KIP-1142; Kafka's KafkaApis.handleListConfigResources.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final, Protocol
+from typing import Final
 
-from mpbroker.metadata.metadata_image import MetadataImage
-from mpbroker.metadata.topics import Topic
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages.list_config_resources import (
     ConfigResource,
@@ -24,6 +22,7 @@ from mpbroker.server.configs.config_entries import (
     GROUP_RESOURCE,
     TOPIC_RESOURCE,
 )
+from mpbroker.server.handler_context import Broker, HandlerContext
 
 _KNOWN: Final = (
     TOPIC_RESOURCE,
@@ -34,25 +33,14 @@ _KNOWN: Final = (
 )
 
 
-class Registry(Protocol):
-    """The part of the TopicRegistry that is read here."""
-
-    def topics(self) -> list[Topic]: ...
-
-    def configured_groups(self) -> list[str]: ...
-
-    @property
-    def image(self) -> MetadataImage: ...
-
-
 def handle_list_config_resources(
-    request: ListConfigResourcesRequest, version: int, registry: Registry, node_id: int
+    request: ListConfigResourcesRequest, context: HandlerContext
 ) -> ListConfigResourcesResponse:
     """List what is asked for, each once; no types at all ask for everything.
 
     Everything is subscriptions to clients' metrics alone in version 0.
     """
-    known = _KNOWN if version else (CLIENT_METRICS_RESOURCE,)
+    known = _KNOWN if context.version else (CLIENT_METRICS_RESOURCE,)
     wanted = dict.fromkeys(request.resource_types) or dict.fromkeys(known)
     if not wanted.keys() <= set(known):
         return ListConfigResourcesResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
@@ -60,16 +48,16 @@ def handle_list_config_resources(
         config_resources=[
             ConfigResource(resource_name=name, resource_type=kind)
             for kind in wanted
-            for name in _names(kind, registry, node_id)
+            for name in _names(kind, context.broker)
         ]
     )
 
 
-def _names(kind: int, registry: Registry, node_id: int) -> Iterable[str]:
+def _names(kind: int, broker: Broker) -> Iterable[str]:
     if kind == TOPIC_RESOURCE:
-        return [topic.name for topic in registry.topics()]
+        return [topic.name for topic in broker.registry.topics()]
     if kind in (BROKER_RESOURCE, BROKER_LOGGER_RESOURCE):
-        return [str(node_id)]
+        return [str(broker.node_id)]
     if kind == GROUP_RESOURCE:
-        return registry.configured_groups()
-    return subscription_names(registry)
+        return broker.registry.configured_groups()
+    return subscription_names(broker.registry)

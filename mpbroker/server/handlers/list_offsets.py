@@ -6,7 +6,6 @@ KIP-405 and KIP-1005 for the offsets of tiered storage, which is not used here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from mpbroker.protocol.error_code import ErrorCode
@@ -19,10 +18,9 @@ from mpbroker.protocol.messages.list_offsets import (
     ListOffsetsTopicResponse,
 )
 from mpbroker.server.fetch.fetch_handler import check_leader_epoch
+from mpbroker.server.handler_context import HandlerContext
 
 if TYPE_CHECKING:
-    from mpbroker.metadata.topics import Topic
-    from mpbroker.server.produce.produce_handler import Topics
     from mpbroker.storage.log.log_lookup import EmptyLog, LogLookup
 
 LATEST: Final = -1
@@ -42,10 +40,7 @@ _READ_COMMITTED: Final = 1
 
 
 def handle_list_offsets(
-    request: ListOffsetsRequest,
-    version: int,
-    topics: Topics,
-    log: Callable[[Topic, int], LogLookup | EmptyLog],
+    request: ListOffsetsRequest, context: HandlerContext
 ) -> ListOffsetsResponse:
     """Answer each partition with its offset, or with its error."""
     seen: set[tuple[str, int]] = set()
@@ -54,9 +49,10 @@ def handle_list_offsets(
         for partition in wanted.partitions:
             key = (wanted.name, partition.partition_index)
             (twice if key in seen else seen).add(key)
+    broker = context.broker
     response = ListOffsetsResponse()
     for wanted in request.topics:
-        topic = topics.topic(wanted.name)
+        topic = broker.registry.topic(wanted.name)
         answers = []
         for partition in wanted.partitions:
             index = partition.partition_index
@@ -70,7 +66,12 @@ def handle_list_offsets(
                     )
                 committed = request.isolation_level == _READ_COMMITTED
                 answers.append(
-                    _lookup(log(topic, index), partition, version, committed=committed)
+                    _lookup(
+                        broker.logs.look(topic, index),
+                        partition,
+                        context.version,
+                        committed=committed,
+                    )
                 )
             except ApiError as error:
                 answers.append(

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages.list_partition_reassignments import (
+    ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsResponse,
 )
+from mpbroker.server.handler_context import HandlerContext
 
 
-def handle_list_partition_reassignments() -> ListPartitionReassignmentsResponse:
+def handle_list_partition_reassignments(
+    request: ListPartitionReassignmentsRequest, context: HandlerContext
+) -> ListPartitionReassignmentsResponse:
     """Answer that nothing is being moved, whatever was asked for."""
     return ListPartitionReassignmentsResponse(
         error_code=ErrorCode.NONE, error_message=None

@@ -9,11 +9,11 @@ Source: Kafka protocol guide, "Metadata"; KafkaApis.handleTopicMetadataRequest.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 from mpbroker.metadata.topic_names import check_topic_name
 from mpbroker.metadata.topics import Topic
+from mpbroker.protocol.acl import OPERATIONS, ResourceType
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.metadata import (
@@ -21,175 +21,107 @@ from mpbroker.protocol.messages.metadata import (
     MetadataRequestTopic,
     MetadataResponse,
     MetadataResponseBroker,
-    MetadataResponsePartition,
     MetadataResponseTopic,
 )
-from mpbroker.storage.files.leader_epochs import UNDEFINED
+from mpbroker.server.described_partitions import DescribedPartitions
+from mpbroker.server.handler_context import Broker, HandlerContext
 
-_MAX_TOPICS: Final = 20_000
-# Bits of org.apache.kafka.common.acl.AclOperation that apply to each resource: without
-# an authorizer everyone may do all of them.
-TOPIC_OPERATIONS: Final = sum(1 << bit for bit in (3, 4, 5, 6, 7, 8, 10, 11))
-CLUSTER_OPERATIONS: Final = sum(1 << bit for bit in (5, 7, 8, 9, 10, 11, 12))
-
-
-# The leader epoch of a topic's partition.
-LeaderEpoch = Callable[[Topic, int], int]
+# Without an authorizer everybody may do with a resource all that can be done with it: a
+# bit for each operation.
+TOPIC_OPERATIONS: Final = sum(1 << bit for bit in OPERATIONS[ResourceType.TOPIC])
+CLUSTER_OPERATIONS: Final = sum(1 << bit for bit in OPERATIONS[ResourceType.CLUSTER])
 
 
-def all_are_first(topic: Topic, partition: int) -> int:
-    """As it is where no other broker has ever led."""
-    return 0
-
-
-class Registry(Protocol):
-    """The part of the TopicRegistry that is read here."""
-
-    def topic(self, name: str) -> Topic | None: ...
-
-    def topic_by_id(self, topic_id: bytes) -> Topic | None: ...
-
-    def topics(self) -> list[Topic]: ...
-
-
-class MetadataAnswers:
-    """Answers Metadata requests; keeps each topic's part until the topic changes."""
-
-    def __init__(
-        self,
-        registry: Registry,
-        *,
-        node_id: int,
-        rack: str | None,
-        cluster_id: str,
-        create: Callable[[str], Topic] | None,
-        leader_epoch: LeaderEpoch = all_are_first,
-    ) -> None:
-        """Answer from ``registry``.
-
-        Args:
-            create: makes a topic with the broker's defaults; None: topics are not
-                created for being asked for (auto.create.topics.enable).
-        """
-        self._registry = registry
-        self._node_id = node_id
-        self._rack = rack
-        self._cluster_id = cluster_id
-        self._create = create
-        self._leader_epoch = leader_epoch
-        self._partitions: dict[tuple[int, ...], list[MetadataResponsePartition]] = {}
-        self._of_topics: dict[bytes, list[MetadataResponsePartition]] = {}
-
-    def handle(
-        self, request: MetadataRequest, version: int, host: str, port: int
-    ) -> MetadataResponse:
-        """Answer with this broker at ``host`` and ``port``."""
-        wanted = request.topics
-        if wanted is None or (version == 0 and not wanted):
-            topics = [
-                self._describe(topic, request, version)
-                for topic in self._registry.topics()
-            ]
-        else:
-            # Once each: a few megabytes that repeat one name would ask for gigabytes.
-            once = {(each.name, each.topic_id): each for each in wanted}
-            topics = [self._answer(each, request, version) for each in once.values()]
-        response = MetadataResponse(
-            brokers=[
-                MetadataResponseBroker(
-                    node_id=self._node_id, host=host, port=port, rack=self._rack
-                )
-            ],
-            cluster_id=self._cluster_id,
-            controller_id=self._node_id,
-            topics=topics,
-        )
-        if 8 <= version <= 10 and request.include_cluster_authorized_operations:
-            response.cluster_authorized_operations = CLUSTER_OPERATIONS
-        return response
-
-    def _answer(
-        self, wanted: MetadataRequestTopic, request: MetadataRequest, version: int
-    ) -> MetadataResponseTopic:
-        name = wanted.name
-        if name is None:
-            topic = self._registry.topic_by_id(wanted.topic_id)
-            if topic is None:
-                return MetadataResponseTopic(
-                    error_code=ErrorCode.UNKNOWN_TOPIC_ID,
-                    name=None if version >= 12 else "",
-                    topic_id=wanted.topic_id,
-                )
-            return self._describe(topic, request, version)
-        topic = self._registry.topic(name)
-        if topic is None:
-            try:
-                topic = self._create_missing(name, request, version)
-            except ApiError as error:
-                return MetadataResponseTopic(error_code=error.error_code, name=name)
-        return self._describe(topic, request, version)
-
-    def _create_missing(
-        self, name: str, request: MetadataRequest, version: int
-    ) -> Topic:
-        allowed = request.allow_auto_topic_creation or version < 4
-        if self._create is None or not allowed:
-            check_topic_name(name)
-            raise ApiError(
-                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name}"
+def handle_metadata(
+    request: MetadataRequest, context: HandlerContext
+) -> MetadataResponse:
+    """Answer with this broker, where the client finds it, and the topics asked for."""
+    broker, version = context.broker, context.version
+    registry, described = broker.registry, broker.described
+    wanted = request.topics
+    if wanted is None or (version == 0 and not wanted):
+        topics = [_describe(topic, described) for topic in registry.topics()]
+    else:
+        topics = []
+        # Once each: a few megabytes that repeat one name would ask for gigabytes.
+        for each in {(each.name, each.topic_id): each for each in wanted}.values():
+            name = each.name
+            if name is None:
+                topic = registry.topic_by_id(each.topic_id)
+            else:
+                topic = registry.topic(name)
+            topics.append(
+                _missing(each, request, context)
+                if topic is None
+                else _describe(topic, described)
             )
-        try:
-            return self._create(name)
-        except ApiError as error:
-            topic = self._registry.topic(name)  # somebody else was faster
-            if error.error_code == ErrorCode.TOPIC_ALREADY_EXISTS and topic is not None:
-                return topic
-            raise
-
-    def _describe(
-        self, topic: Topic, request: MetadataRequest, version: int
-    ) -> MetadataResponseTopic:
-        described = MetadataResponseTopic(
-            error_code=ErrorCode.NONE,
-            name=topic.name,
-            topic_id=topic.topic_id,
-            is_internal=topic.is_internal,
-            partitions=self._partitions_of(topic),
-        )
-        if version >= 8 and request.include_topic_authorized_operations:
-            described.topic_authorized_operations = TOPIC_OPERATIONS
-        return described
-
-    def _partitions_of(self, topic: Topic) -> list[MetadataResponsePartition]:
-        """Found once: nobody else leads here, so epochs stay what they are."""
-        known = self._of_topics.get(topic.topic_id)
-        if known is None or len(known) != len(topic.partitions):
-            epochs = tuple(
-                self._leader_epoch(topic, index)
-                for index in range(len(topic.partitions))
+    host, port = context.endpoint
+    response = MetadataResponse(
+        brokers=[
+            MetadataResponseBroker(
+                node_id=broker.node_id, host=host, port=port, rack=broker.rack
             )
-            known = self._alike(epochs)
-            if UNDEFINED not in epochs:
-                if len(self._of_topics) >= _MAX_TOPICS:
-                    self._of_topics.clear()
-                    self._partitions.clear()
-                self._of_topics[topic.topic_id] = known
-        return known
+        ],
+        cluster_id=broker.cluster_id,
+        controller_id=broker.node_id,
+        topics=topics,
+    )
+    if version >= 8 and request.include_topic_authorized_operations:
+        for described_topic in topics:
+            if described_topic.error_code == ErrorCode.NONE:
+                described_topic.topic_authorized_operations = TOPIC_OPERATIONS
+    if 8 <= version <= 10 and request.include_cluster_authorized_operations:
+        response.cluster_authorized_operations = CLUSTER_OPERATIONS
+    return response
 
-    def _alike(self, epochs: tuple[int, ...]) -> list[MetadataResponsePartition]:
-        """On one node all topics with as many partitions look alike, mostly."""
-        known = self._partitions.get(epochs)
-        if known is None:
-            node = [self._node_id]
-            known = self._partitions[epochs] = [
-                MetadataResponsePartition(
-                    error_code=ErrorCode.NONE,
-                    partition_index=index,
-                    leader_id=self._node_id,
-                    leader_epoch=epoch,
-                    replica_nodes=node,
-                    isr_nodes=node,
-                )
-                for index, epoch in enumerate(epochs)
-            ]
-        return known
+
+def _missing(
+    wanted: MetadataRequestTopic, request: MetadataRequest, context: HandlerContext
+) -> MetadataResponseTopic:
+    """Create a topic that does not exist and describe it, or say why not."""
+    broker, version, name = context.broker, context.version, wanted.name
+    if name is None:
+        return MetadataResponseTopic(
+            error_code=ErrorCode.UNKNOWN_TOPIC_ID,
+            name=None if version >= 12 else "",
+            topic_id=wanted.topic_id,
+        )
+    may_create = version < 4 or request.allow_auto_topic_creation
+    try:
+        topic = _create(name, broker, may_create=may_create)
+    except ApiError as error:
+        return MetadataResponseTopic(error_code=error.error_code, name=name)
+    return _describe(topic, broker.described)
+
+
+def _create(name: str, broker: Broker, *, may_create: bool) -> Topic:
+    """Create a topic that was asked for, with the broker's defaults.
+
+    Raises:
+        ApiError: UNKNOWN_TOPIC_OR_PARTITION where that is not wanted, or why it cannot.
+    """
+    if not broker.auto_create_topics or not may_create:
+        check_topic_name(name)
+        raise ApiError(
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name}"
+        )
+    registry, internal = broker.registry, broker.internal_topics.get(name)
+    try:
+        if internal is not None:
+            return registry.create_topic(*internal)
+        return registry.create_topic(name, broker.num_partitions)
+    except ApiError as error:
+        topic = registry.topic(name)  # somebody else was faster
+        if error.error_code == ErrorCode.TOPIC_ALREADY_EXISTS and topic is not None:
+            return topic
+        raise
+
+
+def _describe(topic: Topic, described: DescribedPartitions) -> MetadataResponseTopic:
+    return MetadataResponseTopic(
+        error_code=ErrorCode.NONE,
+        name=topic.name,
+        topic_id=topic.topic_id,
+        is_internal=topic.is_internal,
+        partitions=described.partitions(topic),
+    )

@@ -5,9 +5,6 @@ Source: Kafka protocol guide, "OffsetForLeaderEpoch"; KIP-101, KIP-320.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
-
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.offset_for_leader_epoch import (
@@ -17,22 +14,17 @@ from mpbroker.protocol.messages.offset_for_leader_epoch import (
     OffsetForLeaderTopicResult,
 )
 from mpbroker.server.fetch.fetch_handler import check_leader_epoch
-
-if TYPE_CHECKING:
-    from mpbroker.metadata.topics import Topic
-    from mpbroker.server.produce.produce_handler import Topics
-    from mpbroker.storage.log.partition_log import PartitionLog
+from mpbroker.server.handler_context import HandlerContext
 
 
 def handle_offset_for_leader_epoch(
-    request: OffsetForLeaderEpochRequest,
-    topics: Topics,
-    log: Callable[[Topic, int], PartitionLog],
+    request: OffsetForLeaderEpochRequest, context: HandlerContext
 ) -> OffsetForLeaderEpochResponse:
     """Answer each partition with the end of the epoch asked for."""
+    broker = context.broker
     response = OffsetForLeaderEpochResponse()
     for wanted in request.topics:
-        topic = topics.topic(wanted.topic)
+        topic = broker.registry.topic(wanted.topic)
         results = []
         for partition in wanted.partitions:
             index = partition.partition
@@ -42,7 +34,7 @@ def handle_offset_for_leader_epoch(
                         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
                         f"{wanted.topic}-{index} does not exist",
                     )
-                found = log(topic, index).lookup
+                found = broker.logs.log(topic, index).lookup
                 check_leader_epoch(partition.current_leader_epoch, found)
                 end = found.end_offset_for_epoch(partition.leader_epoch)
                 results.append(

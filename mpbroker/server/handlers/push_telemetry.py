@@ -19,12 +19,12 @@ from mpbroker.protocol.records.compression import (
     DecompressionLimitError,
     decompress,
 )
-from mpbroker.server.request import CLOSE, Deferred, Request
+from mpbroker.server.handler_context import HandlerContext
+from mpbroker.server.request import CLOSE, Deferred
 from mpbroker.server.telemetry.client_telemetry import (
     ACCEPTED_CODECS,
     NS_PER_MS,
     RESERVED_INSTANCES,
-    ClientTelemetry,
     PushState,
     too_early,
 )
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def handle_push_telemetry(
-    request: PushTelemetryRequest, received: Request, telemetry: ClientTelemetry
+    request: PushTelemetryRequest, context: HandlerContext
 ) -> PushTelemetryResponse | Deferred:
     """Give the receiver what a client pushes.
 
@@ -43,6 +43,8 @@ def handle_push_telemetry(
         ApiError: INVALID_REQUEST: the client names no instance; or as `admit_push`,
             `inflate`, `ClientTelemetry.export`.
     """
+    telemetry, received = context.broker.telemetry, context.request
+    assert telemetry is not None
     instance_id, max_bytes = request.client_instance_id, telemetry.max_bytes
     if instance_id in RESERVED_INSTANCES:
         raise ApiError(ErrorCode.INVALID_REQUEST, "a push without an instance id")

@@ -22,6 +22,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from mpbroker.coordinator.context import CoordinatorContext
+from mpbroker.coordinator.coordinator_apis import method_of
 from mpbroker.coordinator.coordinator_logs import StateMachines
 from mpbroker.coordinator.coordinator_process import (
     Clock,
@@ -310,7 +311,8 @@ class Machine:
         )
         answer.frame = lambda body: body
         call = Call(version, "c", "h", answer)
-        self.transactions.handlers[api](call, request, self.process._clock.now_ms())
+        handle = method_of(api, self.transactions.parts)
+        handle(call, request, self.process._clock.now_ms())
         self._settle()
         if call in self.given_back:
             return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from mpbroker.protocol.api_key import ApiKey
@@ -13,7 +14,8 @@ from mpbroker.server.api_messages import (
     request_class,
     response_class,
 )
-from mpbroker.server.authorization.authorization_rules import guarded
+from mpbroker.server.apis import APIS
+from mpbroker.server.message_apis import MessageApi
 from tests.server.authorization.authorization_stage import (
     TOPIC_ID,
     Granting,
@@ -101,17 +103,29 @@ def texts_of(value: Any) -> set[str]:
 
 
 class Handler:
-    """Answers with an empty response; remembers the message it has seen."""
+    """Answers with an empty response; remembers a copy of the message it has seen."""
 
     def __init__(self, key: ApiKey, response: Any = None) -> None:
         self.key = key
         self.response = response
         self.seen: Any = None
 
-    def __call__(self, request: Any) -> bytes:
-        self.seen = request_class(self.key).decode(request.api_version, request.body)
-        response = self.response or response_class(self.key)()
-        return response.encode(request.api_version)
+    def __call__(self, request: Any, message: Any, access: Any, amend: Any) -> bytes:
+        version = request.api_version
+        self.seen = copy(message, version)
+        response = copy(self.response or response_class(self.key)(), version)
+        if amend is not None:
+            amend(response)
+        return response.encode(version)
+
+
+def copy(message: Any, version: int) -> Any:
+    return type(message).decode(version, memoryview(message.encode(version)))
+
+
+def guarded(key: ApiKey, handler: Any, authorization: Any) -> Callable[[Any], Any]:
+    """Return what executes an API's requests with the handler of a test."""
+    return MessageApi(APIS[key], authorization, handler).execute
 
 
 def ask(

@@ -29,6 +29,7 @@ from mpbroker.server.handlers.create_acls import handle_create_acls
 from mpbroker.server.handlers.delete_acls import handle_delete_acls
 from mpbroker.server.handlers.describe_acls import handle_describe_acls
 from tests.server.authorization.test_authorizer import sender
+from tests.server.contexts import context
 from tests.support.metadata import start
 
 INVALID = ErrorCode.INVALID_REQUEST
@@ -72,7 +73,9 @@ def wanted(**fields):
 
 
 def create(access, *creations):
-    answer = handle_create_acls(CreateAclsRequest(creations=list(creations)), access)
+    answer = handle_create_acls(
+        CreateAclsRequest(creations=list(creations)), context(access=access)
+    )
     answer.encode(1)
     return [(result.error_code, result.error_message) for result in answer.results]
 
@@ -93,7 +96,9 @@ def test_valid_entries_are_kept_and_shown_by_resource(access):
         == [(0, None)] * 4
     )
     assert len(kept(access)) == 3
-    answer = handle_describe_acls(DescribeAclsRequest(**wanted()), access)
+    answer = handle_describe_acls(
+        DescribeAclsRequest(**wanted()), context(access=access)
+    )
     assert (answer.error_code, answer.error_message) == (0, None)
     topic, group = answer.resources
     assert (topic.resource_type, topic.resource_name, topic.pattern_type) == (2, "t", 3)
@@ -156,7 +161,7 @@ def test_filters_take_away_what_they_mean_and_wrong_ones_nothing(access):
             DeleteAclsFilter(**wanted(resource_name_filter="missing")),
         ]
     )
-    answer = handle_delete_acls(request, access)
+    answer = handle_delete_acls(request, context(access=access))
     answer.encode(1)
     one, wrong, none = answer.filter_results
     assert [(acl.resource_name, acl.operation) for acl in one.matching_acls] == [
@@ -182,7 +187,7 @@ class Notes:
 
 def deleted(access, *filters, intent):
     request = DeleteAclsRequest(filters=[DeleteAclsFilter(**each) for each in filters])
-    answer = handle_delete_acls(request, access, intent)
+    answer = handle_delete_acls(request, context(access=access, intent=intent))
     return [
         [(acl.resource_name, acl.operation) for acl in result.matching_acls]
         for result in answer.filter_results
@@ -232,18 +237,18 @@ def test_an_authorizer_of_ones_own_need_not_know_of_second_executions():
 
 def test_a_filter_of_a_later_kafka_is_refused(access):
     answer = handle_describe_acls(
-        DescribeAclsRequest(**wanted(resource_type_filter=9)), access
+        DescribeAclsRequest(**wanted(resource_type_filter=9)), context(access=access)
     )
     assert answer.error_code == INVALID and "resource type 9" in answer.error_message
 
 
 def test_without_an_authorizer_there_are_no_acls_to_be_asked_about():
     disabled = ErrorCode.SECURITY_DISABLED
-    described = handle_describe_acls(DescribeAclsRequest(**wanted()), None)
+    described = handle_describe_acls(DescribeAclsRequest(**wanted()), context())
     assert described.error_code == disabled and described.error_message
     assert create(None, creation()) == [(disabled, described.error_message)]
     deleted = handle_delete_acls(
-        DeleteAclsRequest(filters=[DeleteAclsFilter(**wanted())]), None
+        DeleteAclsRequest(filters=[DeleteAclsFilter(**wanted())]), context()
     )
     assert [result.error_code for result in deleted.filter_results] == [disabled]
 
@@ -268,7 +273,8 @@ def test_what_cannot_be_written_is_said_for_each_valid_entry():
     assert wrong[0] == INVALID
     assert valid == (ErrorCode.KAFKA_STORAGE_ERROR, "no room")
     answer = handle_delete_acls(
-        DeleteAclsRequest(filters=[DeleteAclsFilter(**wanted())]), access
+        DeleteAclsRequest(filters=[DeleteAclsFilter(**wanted())]),
+        context(access=access),
     )
     assert [result.error_message for result in answer.filter_results] == ["no room"]
 

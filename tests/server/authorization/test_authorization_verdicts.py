@@ -9,7 +9,8 @@ import pytest
 from mpbroker.protocol.acl import AclOperation as Op
 from mpbroker.protocol.acl import ResourceType
 from mpbroker.server.api_messages import request_class, response_class
-from mpbroker.server.authorization.authorization_rules import RULES, guarded
+from mpbroker.server.apis import APIS
+from mpbroker.server.message_apis import rule_of
 from tests.server.authorization.authorization_stage import (
     OTHER_ID,
     TOPIC_ID,
@@ -27,6 +28,7 @@ from tests.server.authorization.guarded_asks import (
     K,
     ask,
     codes_of,
+    guarded,
     make,
     part,
     sample,
@@ -493,7 +495,8 @@ def test_a_forwarded_produce_adds_no_denied_topic_to_a_transaction():
         access = authorization(Granting((Op.WRITE, "other"))).access(
             request_of(message, version)
         )
-        verdict = RULES[K.PRODUCE](access, message, version)
+        rule = rule_of(APIS[K.PRODUCE])
+        verdict = rule(access, message, version)
         assert verdict is not None and verdict.request.topic_data == []
         answer = response_class(K.PRODUCE)()
         verdict.amend(answer)
@@ -502,4 +505,4 @@ def test_a_forwarded_produce_adds_no_denied_topic_to_a_transaction():
             request_of(message, version)
         )
         again = sample(request_class(K.PRODUCE), version, K.PRODUCE)
-        assert RULES[K.PRODUCE](access, again, version) is None
+        assert rule(access, again, version) is None

@@ -36,7 +36,7 @@ from mpbroker.protocol.messages.produce import (
 from mpbroker.server.authorization.authorization import Authorization
 from mpbroker.server.authorization.authorizer import Authorizer
 from mpbroker.server.core_cache import PlainRequests
-from mpbroker.server.dispatcher import Api, RequestDispatcher
+from mpbroker.server.dispatcher import RequestDispatcher, ServedApi
 from mpbroker.server.fetch.fetch_service import FetchService
 from mpbroker.server.fetch.fetch_session import FetchSessions
 from mpbroker.server.group_commit import GroupCommit
@@ -168,9 +168,9 @@ class Stage:
             return handle_caught_up
 
         self.apis = apis = {
-            0: Api(ApiKey.PRODUCE, (3, 13), caught_up(produce.handle)),
-            1: Api(ApiKey.FETCH, (4, 18), caught_up(fetch.handle)),
-            18: Api(
+            0: ServedApi(ApiKey.PRODUCE, (3, 13), caught_up(produce.handle)),
+            1: ServedApi(ApiKey.FETCH, (4, 18), caught_up(fetch.handle)),
+            18: ServedApi(
                 ApiKey.API_VERSIONS,
                 (0, 4),
                 caught_up(lambda request: next(self.api_versions_answers)),

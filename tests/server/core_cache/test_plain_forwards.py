@@ -33,8 +33,8 @@ from mpbroker.ipc.tables.quota_table import QuotaTable, read_quotas
 from mpbroker.metadata.quota_records import CLIENT_ID, client_quota_record
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.headers import FLEXIBLE_FROM, encode_request_header
-from mpbroker.server.apis import COORDINATOR_APIS, SERVED, forwarded_apis
-from mpbroker.server.dispatcher import Api
+from mpbroker.server.apis import APIS, Forwarded, forwarded_apis
+from mpbroker.server.dispatcher import ServedApi
 from mpbroker.server.quotas.client_quotas import ClientQuotas
 from mpbroker.server.request import FORWARDED
 from mpbroker.supervisor.repair.recovery import Repair
@@ -49,10 +49,13 @@ pytestmark = pytest.mark.skipif(
 
 S = 1_000_000_000
 HEARTBEAT, OFFSET_COMMIT = int(ApiKey.HEARTBEAT), int(ApiKey.OFFSET_COMMIT)
+COORDINATOR_APIS = [
+    key for key, api in APIS.items() if api.forwarded is Forwarded.ALWAYS
+]
 VERSIONS = [
     (int(key), version)
     for key in COORDINATOR_APIS
-    for version in range(SERVED[key][0], SERVED[key][1] + 1)
+    for version in range(APIS[key].versions[0], APIS[key].versions[1] + 1)
 ]
 
 
@@ -67,10 +70,12 @@ class ForwardStage(Stage):
             return FORWARDED
 
         for key in COORDINATOR_APIS:
-            self.apis[int(key)] = Api(key, SERVED[key], forward)
+            self.apis[int(key)] = ServedApi(key, APIS[key].versions, forward)
         # Looks into the body before it says whose it is.
         key = ApiKey.INIT_PRODUCER_ID
-        self.apis[int(key)] = Api(key, SERVED[key], lambda request: b"an id")
+        self.apis[int(key)] = ServedApi(
+            key, APIS[key].versions, lambda request: b"an id"
+        )
         if self.plain is not None:
             self.plain.take_lane(memory.lane, forwarded_apis())
 
@@ -341,7 +346,7 @@ def kept_pair(tmp_path_factory):
 
 def test_the_table_says_of_each_what_its_headers_are():
     assert forwarded_apis() == {
-        int(key): (*SERVED[key], FLEXIBLE_FROM[key]) for key in COORDINATOR_APIS
+        int(key): (*APIS[key].versions, FLEXIBLE_FROM[key]) for key in COORDINATOR_APIS
     }
     assert int(ApiKey.INIT_PRODUCER_ID) not in forwarded_apis()
 

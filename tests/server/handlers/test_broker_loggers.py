@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 
 from mpbroker.base.logger import LEVELS
-from mpbroker.config import BROKER_CONFIG_DEF
 from mpbroker.protocol.error_code import ErrorCode as E
 from mpbroker.protocol.messages import alter_configs as alter
 from mpbroker.protocol.messages import describe_configs as describe
 from mpbroker.protocol.messages import incremental_alter_configs as incremental
-from mpbroker.server.configs.broker_loggers import BrokerLoggers
+from mpbroker.server.configs import broker_loggers
 from mpbroker.server.configs.logger_names import logger_names
 from mpbroker.server.handlers.alter_configs import handle_alter_configs
 from mpbroker.server.handlers.describe_configs import handle_describe_configs
 from mpbroker.server.handlers.incremental_alter_configs import (
     handle_incremental_alter_configs,
 )
+from tests.server.contexts import context
 from tests.support.metadata import start
 
 BROKER_LOGGER = 8
@@ -50,12 +50,7 @@ class Stage:
     def __init__(self, tmp_path) -> None:
         self.levels = Levels()
         self.registry = start(tmp_path)
-        self.given = {
-            "node_id": 1,
-            "definition": BROKER_CONFIG_DEF,
-            "static": {},
-        }
-        self.loggers = BrokerLoggers(1, self.levels, lambda: NAMES)
+        self.context = context(self.registry, levels=self.levels)
 
     def describe(self, name="1", keys=None):
         wanted = describe.DescribeConfigsResource(
@@ -63,9 +58,7 @@ class Stage:
         )
         answer = handle_describe_configs(
             describe.DescribeConfigsRequest(resources=[wanted]),
-            self.registry,
-            loggers=self.loggers,
-            **self.given,
+            self.context,
         )
         body = memoryview(answer.encode(4))
         (result,) = describe.DescribeConfigsResponse.decode(4, body).results
@@ -87,14 +80,13 @@ class Stage:
         request = incremental.IncrementalAlterConfigsRequest(
             resources=[wanted], validate_only=validate_only
         )
-        (response,) = handle_incremental_alter_configs(
-            request, self.registry, loggers=self.loggers, **self.given
-        ).responses
+        (response,) = handle_incremental_alter_configs(request, self.context).responses
         return response.error_code, response.error_message
 
 
 @pytest.fixture
-def stage(tmp_path):
+def stage(tmp_path, monkeypatch):
+    monkeypatch.setattr(broker_loggers, "logger_names", lambda: NAMES)
     return Stage(tmp_path)
 
 
@@ -200,7 +192,7 @@ def test_alter_configs_knows_no_loggers(stage):
         configs=[alter.AlterableConfig(name="root", value="WARN")],
     )
     request = alter.AlterConfigsRequest(resources=[wanted])
-    (response,) = handle_alter_configs(request, stage.registry, **stage.given).responses
+    (response,) = handle_alter_configs(request, stage.context).responses
     assert response.error_code == E.INVALID_REQUEST
     assert "by IncrementalAlterConfigs" in response.error_message
 

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpbroker.config import BROKER_CONFIG_DEF
 from mpbroker.ipc.tables.client_instances import ClientInstance
 from mpbroker.protocol.error_code import ErrorCode as E
 from mpbroker.protocol.errors import ApiError
@@ -38,6 +37,7 @@ from mpbroker.server.handlers.list_config_resources import (
     handle_list_config_resources,
 )
 from mpbroker.server.handlers.push_telemetry import admit_push, inflate
+from tests.server.contexts import context
 from tests.support.metadata import start
 
 CLIENT_METRICS = 16
@@ -67,9 +67,7 @@ def alter(registry, name, *changes, validate_only=False):
         ],
         validate_only=validate_only,
     )
-    (response,) = handle_incremental_alter_configs(
-        request, registry, node_id=1, definition=BROKER_CONFIG_DEF, static={}
-    ).responses
+    (response,) = handle_incremental_alter_configs(request, context(registry)).responses
     return response.error_code, response.error_message or ""
 
 
@@ -79,9 +77,7 @@ def described(registry, name):
             DescribeConfigsResource(resource_type=CLIENT_METRICS, resource_name=name)
         ]
     )
-    (result,) = handle_describe_configs(
-        request, registry, node_id=1, definition=BROKER_CONFIG_DEF, static={}
-    ).results
+    (result,) = handle_describe_configs(request, context(registry)).results
     assert result.error_code == 0
     return {each.name: (each.value, each.config_source) for each in result.configs}
 
@@ -90,7 +86,7 @@ def names(registry, version=0):
     request = ListConfigResourcesRequest(
         resource_types=[CLIENT_METRICS] if version else []
     )
-    response = handle_list_config_resources(request, version, registry, 1)
+    response = handle_list_config_resources(request, context(registry, version=version))
     return [each.resource_name for each in response.config_resources]
 
 

@@ -11,17 +11,15 @@ from mpbroker.protocol.messages import describe_log_dirs as dirs
 from mpbroker.protocol.messages import describe_topic_partitions as pages
 from mpbroker.protocol.messages import find_coordinator as coordinator
 from mpbroker.protocol.messages import metadata
+from mpbroker.server.handler_context import Volume
 from mpbroker.server.handlers.describe_cluster import handle_describe_cluster
-from mpbroker.server.handlers.describe_log_dirs import (
-    LogDir,
-    PartitionSize,
-    handle_describe_log_dirs,
-)
+from mpbroker.server.handlers.describe_log_dirs import handle_describe_log_dirs
 from mpbroker.server.handlers.describe_topic_partitions import (
     handle_describe_topic_partitions,
 )
 from mpbroker.server.handlers.find_coordinator import handle_find_coordinator
-from mpbroker.server.handlers.metadata import MetadataAnswers
+from mpbroker.server.handlers.metadata import handle_metadata
+from tests.server.contexts import context, fake_logs
 from tests.support.metadata import start
 
 NO_ID = bytes(16)
@@ -36,10 +34,7 @@ def registry(tmp_path):
     return registry
 
 
-def ask(registry, version, topics, *, create=None, **options):
-    answers = MetadataAnswers(
-        registry, node_id=1, rack="r", cluster_id="cluster", create=create
-    )
+def ask(registry, version, topics, *, creates=False, **options):
     request = metadata.MetadataRequest(
         topics=None
         if topics is None
@@ -49,7 +44,10 @@ def ask(registry, version, topics, *, create=None, **options):
         ],
         **options,
     )
-    response = answers.handle(request, version, "host", 9092)
+    response = handle_metadata(
+        request,
+        context(registry, version=version, rack="r", auto_create_topics=creates),
+    )
     return metadata.MetadataResponse.decode(version, response.encode(version))
 
 
@@ -121,11 +119,11 @@ def test_an_unknown_topic_is_created_if_broker_and_client_allow_it(
         registry,
         version,
         named("new"),
-        create=lambda name: registry.create_topic(name, 3),
+        creates=True,
         **options,
     )
     (topic,) = response.topics
-    expected = (0, 3) if created else (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, 0)
+    expected = (0, 5) if created else (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, 0)
     assert (topic.error_code, len(topic.partitions)) == expected
 
 
@@ -134,17 +132,22 @@ def test_a_name_that_cannot_be_created_says_why(registry):
         registry,
         12,
         named("sp ace"),
-        create=lambda name: registry.create_topic(name, 3),
+        creates=True,
     ).topics
     assert topic.error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
 
 
-def test_a_topic_that_somebody_else_created_meanwhile_is_answered(registry):
-    def create(name):
-        registry.create_topic(name, 1)
-        return registry.create_topic(name, 1)
+def test_a_topic_that_somebody_else_created_meanwhile_is_answered(
+    registry, monkeypatch
+):
+    create_topic = registry.create_topic
 
-    (topic,) = ask(registry, 12, named("new"), create=create).topics
+    def created_meanwhile(name, count):
+        create_topic(name, 1)
+        return create_topic(name, count)
+
+    monkeypatch.setattr(registry, "create_topic", created_meanwhile)
+    (topic,) = ask(registry, 12, named("new"), creates=True).topics
     assert (topic.error_code, len(topic.partitions)) == (0, 1)
 
 
@@ -176,12 +179,7 @@ def test_metadata_follows_partitions_that_are_added(registry):
 
 def describe_cluster(**options):
     response = handle_describe_cluster(
-        cluster.DescribeClusterRequest(**options),
-        node_id=1,
-        rack=None,
-        cluster_id="cluster",
-        host="host",
-        port=9092,
+        cluster.DescribeClusterRequest(**options), context()
     )
     return cluster.DescribeClusterResponse.decode(2, response.encode(2))
 
@@ -219,8 +217,7 @@ def page(registry, names=(), limit=2000, cursor=None):
             response_partition_limit=limit,
             cursor=cursor,
         ),
-        registry,
-        node_id=1,
+        context(registry),
     )
     return pages.DescribeTopicPartitionsResponse.decode(0, response.encode(0))
 
@@ -279,11 +276,14 @@ def test_a_cursor_into_nowhere_is_refused_or_goes_on_behind_it(registry):
 # -- DescribeLogDirs ------------------------------------------------------------------
 
 
-def describe_dirs(registry, topics=None, volumes=None):
-    def size_of(topic, index):
+VOLUMES = {"/d0": Volume(1000, 400), "/d1": Volume(10, 4)}
+
+
+def describe_dirs(registry, topics=None, volumes=VOLUMES):
+    def place_and_size(topic, index):
         if topic.name == "b":
             raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, "offline")
-        return PartitionSize(f"/d{index}", 100 + index)
+        return f"/d{index}", 100 + index
 
     request = dirs.DescribeLogDirsRequest(
         topics=None
@@ -293,8 +293,15 @@ def describe_dirs(registry, topics=None, volumes=None):
             for name, partitions in topics
         ]
     )
-    volumes = volumes or [LogDir("/d0", 1000, 400), LogDir("/d1", 10, 4)]
-    response = handle_describe_log_dirs(request, registry, volumes, size_of)
+    response = handle_describe_log_dirs(
+        request,
+        context(
+            registry,
+            logs=fake_logs(place_and_size=place_and_size),
+            log_dirs=list(volumes),
+            volume=volumes.get,
+        ),
+    )
     decoded = dirs.DescribeLogDirsResponse.decode(4, response.encode(4))
     return {
         result.log_dir: (
@@ -327,7 +334,7 @@ def test_only_partitions_that_exist_and_were_asked_for_are_told(registry):
 
 
 def test_a_directory_that_cannot_be_asked_says_so(registry):
-    volumes = [LogDir("/d0", None, None), LogDir("/d1", 10, 4)]
+    volumes = {**VOLUMES, "/d0": None}
     assert describe_dirs(registry, volumes=volumes)["/d0"] == (
         ErrorCode.KAFKA_STORAGE_ERROR,
         [],
@@ -346,7 +353,9 @@ def test_a_directory_that_cannot_be_asked_says_so(registry):
 def test_groups_and_transactions_are_coordinated_here(version, key_type):
     keys = {"key": "g"} if version < 4 else {"coordinator_keys": ["g", "h"]}
     request = coordinator.FindCoordinatorRequest(key_type=key_type, **keys)
-    response = handle_find_coordinator(request, version, 7, "here", 9092)
+    response = handle_find_coordinator(
+        request, context(version=version, node_id=7, advertised=[("here", 9092)])
+    )
     decoded = coordinator.FindCoordinatorResponse.decode(
         version, response.encode(version)
     )

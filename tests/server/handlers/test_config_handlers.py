@@ -21,6 +21,7 @@ from mpbroker.server.handlers.incremental_alter_configs import (
 from mpbroker.server.handlers.list_config_resources import (
     handle_list_config_resources,
 )
+from tests.server.contexts import context
 from tests.support.metadata import start
 
 TOPIC, BROKER, BROKER_LOGGER, GROUP = 2, 4, 8, 32
@@ -61,7 +62,7 @@ def describe_one(
         include_documentation=documentation,
     )
     response = handle_describe_configs(
-        request, registry, node_id=1, definition=BROKER_CONFIG_DEF, static=static
+        request, context(registry, static_configs=static)
     )
     # As the client gets it, in every version that can say it.
     for version in range(1, 5):
@@ -95,9 +96,7 @@ def replace(registry, kind, name, configs, **options):
         ],
         **options,
     )
-    response = handle_alter_configs(
-        request, registry, node_id=1, definition=BROKER_CONFIG_DEF, static=STATIC
-    )
+    response = handle_alter_configs(request, context(registry, static_configs=STATIC))
     (result,) = alter.AlterConfigsResponse.decode(2, response.encode(2)).responses
     assert (result.resource_type, result.resource_name) == (kind, name)
     return ErrorCode(result.error_code), result.error_message
@@ -120,7 +119,7 @@ def edit(registry, kind, name, *operations, **options):
         **options,
     )
     response = handle_incremental_alter_configs(
-        request, registry, node_id=1, definition=BROKER_CONFIG_DEF, static=STATIC
+        request, context(registry, static_configs=STATIC)
     )
     body = response.encode(1)
     (result,) = incremental.IncrementalAlterConfigsResponse.decode(1, body).responses
@@ -229,10 +228,7 @@ def test_a_resource_named_many_times_is_not_described_many_times(registry):
     resource = describe.DescribeConfigsResource(resource_type=BROKER, resource_name="1")
     response = handle_describe_configs(
         describe.DescribeConfigsRequest(resources=[resource] * 3),
-        registry,
-        node_id=1,
-        definition=BROKER_CONFIG_DEF,
-        static=STATIC,
+        context(registry, static_configs=STATIC),
     )
     assert [(each.error_code, each.configs) for each in response.results] == [
         (ErrorCode.INVALID_REQUEST, [])
@@ -330,10 +326,7 @@ def test_a_resource_named_twice_is_refused_both_times(registry):
     resource = alter.AlterConfigsResource(resource_type=TOPIC, resource_name="t")
     response = handle_alter_configs(
         alter.AlterConfigsRequest(resources=[resource, resource]),
-        registry,
-        node_id=1,
-        definition=BROKER_CONFIG_DEF,
-        static=STATIC,
+        context(registry, static_configs=STATIC),
     )
     assert [each.error_code for each in response.responses] == [
         ErrorCode.INVALID_REQUEST
@@ -491,7 +484,7 @@ def test_a_group_resource_has_a_name(registry):
 def test_what_has_configs_is_listed_by_kind(registry, version, kinds, expected):
     registry.alter_group_config("g", lambda _: {"consumer.heartbeat.interval.ms": "6"})
     request = ListConfigResourcesRequest(resource_types=kinds)
-    answer = handle_list_config_resources(request, version, registry, 1)
+    answer = handle_list_config_resources(request, context(registry, version=version))
     assert answer.error_code == 0
     found = [
         (each.resource_name, each.resource_type) for each in answer.config_resources
@@ -501,6 +494,6 @@ def test_what_has_configs_is_listed_by_kind(registry, version, kinds, expected):
 
 def test_kinds_that_have_no_configs_cannot_be_listed(registry):
     request = ListConfigResourcesRequest(resource_types=[TOPIC, 77])
-    answer = handle_list_config_resources(request, 1, registry, 1)
+    answer = handle_list_config_resources(request, context(registry, version=1))
     assert answer.error_code == ErrorCode.UNSUPPORTED_VERSION
     assert not answer.config_resources

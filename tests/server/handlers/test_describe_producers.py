@@ -13,6 +13,7 @@ from mpbroker.protocol.records.control_record import (
     build_end_transaction_marker,
 )
 from mpbroker.server.handlers.describe_producers import handle_describe_producers
+from tests.server.contexts import context, fake_logs
 from tests.storage.batches import batch, validated
 from tests.storage.conftest import open_log, table
 from tests.support.metadata import start
@@ -32,7 +33,9 @@ def describe(tmp_path, open_log):
             topics=[TopicRequest(name=topic, partition_indexes=list(partitions))]
         )
         request = DescribeProducersRequest.decode(0, request.encode(0))
-        answer = handle_describe_producers(request, registry, lambda *_: log)
+        answer = handle_describe_producers(
+            request, context(registry, logs=fake_logs(log=lambda *_: log))
+        )
         (row,) = DescribeProducersResponse.decode(0, answer.encode(0)).topics
         assert row.name == topic
         return row.partitions

@@ -2,7 +2,8 @@
 
 from mpbroker.metadata.topics import Topic
 from mpbroker.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
-from mpbroker.server.handlers.metadata import MetadataAnswers
+from mpbroker.server.handlers.metadata import handle_metadata
+from tests.server.contexts import context
 
 
 class NoTopics:
@@ -17,11 +18,8 @@ class NoTopics:
 
 
 def test_a_name_that_is_repeated_is_answered_once() -> None:
-    answers = MetadataAnswers(
-        NoTopics(), node_id=1, rack=None, cluster_id="c", create=None
-    )
     request = MetadataRequest(
         topics=[MetadataRequestTopic(name=name) for name in "abaab"]
     )
-    response = answers.handle(request, 9, "localhost", 9092)
+    response = handle_metadata(request, context(NoTopics(), version=9))
     assert [topic.name for topic in response.topics] == ["a", "b"]

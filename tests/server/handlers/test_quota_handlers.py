@@ -11,6 +11,7 @@ from mpbroker.server.handlers.alter_client_quotas import handle_alter_client_quo
 from mpbroker.server.handlers.describe_client_quotas import (
     handle_describe_client_quotas,
 )
+from tests.server.contexts import context
 from tests.support.metadata import start
 
 RATE = "producer_byte_rate"
@@ -42,7 +43,8 @@ def change(registry, *entries, validate_only=False):
     )
     request = alter.AlterClientQuotasRequest.decode(1, memoryview(request.encode(1)))
     answer = handle_alter_client_quotas(
-        request, registry, lambda host: host in ("127.0.0.1", "::1", "localhost")
+        request,
+        context(registry, resolves=("127.0.0.1", "::1", "localhost").__contains__),
     )
     answer = alter.AlterClientQuotasResponse.decode(1, memoryview(answer.encode(1)))
     return [(each.error_code, each.error_message) for each in answer.entries]
@@ -56,7 +58,7 @@ def ask(registry, *components, strict=False):
         ],
         strict=strict,
     )
-    answer = handle_describe_client_quotas(request, registry.client_quotas)
+    answer = handle_describe_client_quotas(request, context(registry))
     answer = describe.DescribeClientQuotasResponse.decode(
         1, memoryview(answer.encode(1))
     )

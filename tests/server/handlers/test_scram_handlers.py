@@ -20,6 +20,7 @@ from mpbroker.server.handlers.describe_user_scram_credentials import (
     handle_describe_user_scram_credentials,
 )
 from mpbroker.server.intent import NO_INTENT
+from tests.server.contexts import context
 from tests.support.scram import credential_of_password
 
 SALT = b"s" * 16
@@ -30,6 +31,7 @@ class Registry:
 
     def __init__(self) -> None:
         self.image = MetadataImage()
+        self.scram_credentials = self.image.scram
 
     def change(self, decide) -> None:
         for record in decide(self.image):
@@ -55,7 +57,9 @@ def altered(registry, upsertions=(), deletions=(), intent=NO_INTENT):
         upsertions=list(upsertions), deletions=list(deletions)
     )
     request = type(request).decode(0, memoryview(request.encode(0)))
-    answer = handle_alter_user_scram_credentials(request, registry, intent)
+    answer = handle_alter_user_scram_credentials(
+        request, context(registry, intent=intent)
+    )
     answer = type(answer).decode(0, memoryview(answer.encode(0)))
     return {result.user: result.error_code for result in answer.results}
 
@@ -63,7 +67,7 @@ def altered(registry, upsertions=(), deletions=(), intent=NO_INTENT):
 def described(registry, *names):
     users = [describe.UserName(name=name) for name in names] or None
     request = describe.DescribeUserScramCredentialsRequest(users=users)
-    answer = handle_describe_user_scram_credentials(request, registry.image.scram)
+    answer = handle_describe_user_scram_credentials(request, context(registry))
     return {
         result.user: result.error_code
         or [(info.mechanism, info.iterations) for info in result.credential_infos]

@@ -12,6 +12,7 @@ from mpbroker.server.handlers.create_partitions import handle_create_partitions
 from mpbroker.server.handlers.create_topics import handle_create_topics
 from mpbroker.server.handlers.delete_records import handle_delete_records
 from mpbroker.server.handlers.delete_topics import handle_delete_topics
+from tests.server.contexts import context, fake_logs
 from tests.support.metadata import start
 
 
@@ -42,10 +43,7 @@ def new_topic(
 def create_all(registry, *topics, version=7, **options):
     response = handle_create_topics(
         create.CreateTopicsRequest(topics=list(topics), **options),
-        version,
-        registry,
-        node_id=1,
-        num_partitions=5,
+        context(registry, version=version),
     )
     body = response.encode(version)
     return create.CreateTopicsResponse.decode(version, body).topics
@@ -175,7 +173,10 @@ def delete_all(registry, *states, version=6, enabled=True):
         topic_names=[name for name, _ in states] if version < 6 else [],
     )
     response = handle_delete_topics(
-        request, version, registry, enabled=enabled, delete_logs=gone.append
+        request,
+        context(
+            registry, version=version, delete_topics=enabled, delete_logs=gone.append
+        ),
     )
     body = response.encode(version)
     results = delete.DeleteTopicsResponse.decode(version, body).responses
@@ -246,7 +247,7 @@ def grow_all(registry, *topics, **options):
         ],
         **options,
     )
-    response = handle_create_partitions(request, registry, node_id=1)
+    response = handle_create_partitions(request, context(registry))
     results = grow.CreatePartitionsResponse.decode(3, response.encode(3)).results
     return [ErrorCode(result.error_code) for result in results]
 
@@ -311,7 +312,9 @@ def test_each_partition_answers_with_its_new_start_or_its_error(registry):
             ]
         ]
     )
-    response = handle_delete_records(request, registry, lambda topic, index: FakeLog())
+    response = handle_delete_records(
+        request, context(registry, logs=fake_logs(log=lambda topic, index: FakeLog()))
+    )
     decoded = records.DeleteRecordsResponse.decode(2, response.encode(2))
     answers = {
         (topic.name, each.partition_index, each.low_watermark, each.error_code)
@@ -377,7 +380,7 @@ def test_topics_are_created_once_whoever_dies_over_it(registry):
             topics=[new_topic(name=name.replace(" ", "-")), new_topic(name="there")]
         )
         answer = handle_create_topics(
-            request, 7, registry, node_id=1, num_partitions=5, intent=notes
+            request, context(registry, version=7, intent=notes)
         )
         return [(topic.error_code, topic.topic_id) for topic in answer.topics]
 
@@ -402,11 +405,7 @@ def test_topics_are_deleted_once_whoever_dies_over_it(registry, by_id):
         unknown = delete.DeleteTopicState(name="unknown")
         answer = handle_delete_topics(
             delete.DeleteTopicsRequest(topics=[unknown, state]),
-            6,
-            registry,
-            enabled=True,
-            delete_logs=lambda _: None,
-            intent=notes,
+            context(registry, version=6, intent=notes),
         )
         return [(each.error_code, each.topic_id) for each in answer.responses]
 
@@ -440,9 +439,7 @@ def test_topics_grow_once_whoever_dies_over_it(registry):
         ]
         answer = handle_create_partitions(
             grow.CreatePartitionsRequest(topics=wanted),
-            registry,
-            node_id=1,
-            intent=notes,
+            context(registry, intent=notes),
         )
         return [each.error_code for each in answer.results]
 
@@ -456,10 +453,6 @@ def test_what_is_only_validated_is_not_noted(registry):
     notes = Notes()
     handle_create_topics(
         create.CreateTopicsRequest(topics=[new_topic()], validate_only=True),
-        7,
-        registry,
-        node_id=1,
-        num_partitions=5,
-        intent=notes,
+        context(registry, version=7, intent=notes),
     )
     assert notes.words == []

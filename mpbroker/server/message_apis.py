@@ -1,0 +1,163 @@
+"""Execute requests as messages: decode, authorize, handle, encode; each once.
+
+A rule of the authorizer edits the request message before the handler sees it, and may
+leave something to be put into the response. So a handler knows of no rights, and what
+was refused it never sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from mpbroker.protocol.acl import AclOperation
+from mpbroker.protocol.api_key import ApiKey
+from mpbroker.server.api_messages import request_class
+from mpbroker.server.apis import OPEN, Api, Forwarded
+from mpbroker.server.dispatcher import Answer, ApiHandler, ServedApi
+from mpbroker.server.handler_context import Broker, HandlerContext
+from mpbroker.server.request import CLOSE, FORWARDED, Deferred, Request
+
+if TYPE_CHECKING:
+    from mpbroker.protocol.message import Message
+    from mpbroker.server.authorization.authorization import (
+        Access,
+        Amend,
+        Authorization,
+        Rule,
+    )
+
+# Handles a request that was decoded, as far as its sender may make it.
+Run = Callable[[Request, Any, "Access | None", "Amend | None"], Answer]
+Handler = Callable[[Any, HandlerContext], "Message | Deferred"]
+
+
+class MessageApi:
+    """One API of this process.
+
+    Args:
+        api: its row.
+        authorization: says who may do what; None: everybody everything.
+        run: what is done with a request message.
+    """
+
+    __slots__ = ("_api", "_authorization", "_decode", "_rule", "_run")
+
+    def __init__(self, api: Api, authorization: Authorization | None, run: Run) -> None:
+        self._api = api
+        self._authorization = None if api.rule is OPEN else authorization
+        self._run = run
+        self._decode: Callable[[int, memoryview], Any] | None = None
+        self._rule: Rule | None = None
+
+    def execute(self, request: Request) -> Answer:
+        """Execute a request.
+
+        Raises:
+            ProtocolError: it is malformed.
+            ApiError: what the whole answer says.
+        """
+        decode = self._decode or self._import()
+        authorization = self._authorization
+        if authorization is None:
+            message = decode(request.api_version, request.body)
+            return self._run(request, message, None, None)
+        access = authorization.access(request)
+        if access is None:
+            return CLOSE  # nobody is there to be answered
+        message = decode(request.api_version, request.body)
+        assert self._rule is not None
+        verdict = self._rule(access, message, request.api_version)
+        if verdict is None:
+            return self._run(request, message, access, None)
+        if verdict.answer is not None:
+            return verdict.answer.encode(request.api_version)
+        return self._run(request, message, access, verdict.amend)
+
+    def _import(self) -> Callable[[int, memoryview], Any]:
+        """Import what the first request needs."""
+        if self._authorization is not None:
+            self._rule = rule_of(self._api)
+        self._decode = request_class(self._api.key).decode
+        return self._decode
+
+
+def rule_of(api: Api) -> Rule:
+    """Import the rule of an API that is not open."""
+    rule: Rule
+    if isinstance(api.rule, AclOperation):
+        from mpbroker.server.authorization.cluster_rules import cluster_rule
+
+        rule = cluster_rule(api.rule)
+    else:
+        assert api.rule is not None
+        module, _, function = api.rule.partition(":")
+        found = import_module(f"mpbroker.server.authorization.{module}")
+        rule = getattr(found, function)
+    return rule
+
+
+def served_apis(
+    rows: Iterable[Api],
+    broker: Broker,
+    services: Mapping[ApiKey, ApiHandler],
+    forward: Callable[[int], None],
+    authorization: Authorization | None = None,
+) -> dict[int, ServedApi]:
+    """Return what a handler process does with each API.
+
+    Args:
+        services: what serves the APIs that are ``in_bytes``.
+        forward: hands a request's slot to the coordinator.
+        authorization: says who may do what; None: everybody everything.
+    """
+
+    def forward_unread(request: Request) -> Deferred:
+        forward(request.slot)
+        return FORWARDED
+
+    catch_up = broker.registry.catch_up
+
+    def caught_up(execute: ApiHandler) -> ApiHandler:
+        """Let every request see all changes of metadata made before it."""
+
+        def execute_caught_up(request: Request) -> Answer:
+            catch_up()
+            return execute(request)
+
+        return execute_caught_up
+
+    def execution(row: Api) -> ApiHandler:
+        if row.forwarded is Forwarded.ALWAYS:
+            return forward_unread
+        if row.in_bytes:
+            return caught_up(services[row.key])
+        run = _handling(row, broker, forward)
+        return caught_up(MessageApi(row, authorization, run).execute)
+
+    return {
+        int(row.key): ServedApi(row.key, row.versions, execution(row)) for row in rows
+    }
+
+
+def _handling(row: Api, broker: Broker, forward: Callable[[int], None]) -> Run:
+    """Return what calls an API's handler and encodes its response."""
+    handler: Handler | None = None
+
+    def run(
+        request: Request, message: Any, access: Access | None, amend: Amend | None
+    ) -> Answer:
+        nonlocal handler
+        if handler is None:
+            handler = row.handler()
+        response = handler(message, HandlerContext(broker, request, access))
+        if isinstance(response, Deferred):
+            if response is FORWARDED:
+                forward(request.slot)
+            return response
+        if amend is not None:
+            amend(response)
+        return response.encode(request.api_version)
+
+    return run
