@@ -18,11 +18,8 @@ from mpbroker.server.message_apis import MessageApi
 from mpbroker.server.request import PARKED, Request
 
 if TYPE_CHECKING:
-    from mpbroker.server.authorization.authorization import (
-        Access,
-        Amend,
-        Authorization,
-    )
+    from mpbroker.server.authorization.authorization import Access, Authorization
+    from mpbroker.server.authorization.rulings import Amend
 
 Handle = Callable[[Call, Any, int], None]
 

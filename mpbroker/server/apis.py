@@ -75,95 +75,78 @@ OPEN: Final = None
 _ALWAYS: Final = Forwarded.ALWAYS
 _SOMETIMES: Final = Forwarded.SOMETIMES
 
-# Behind a rule's name: the operations that it asks for, in the order of the resources
-# that a request names.
 # fmt: off
 _ROWS: Final = (
-    # Produce and Fetch ask for each topic themselves, WRITE and READ; this rule is the
-    # coordinator's, which adds partitions to transactions.
+    # Their services ask for WRITE or READ of each topic. The rule is the coordinator's,
+    # which adds a producer's partitions to its transaction.
     Api(_K.PRODUCE, (3, 13), "topic_rules:forwarded_produce", _SOMETIMES,
         in_bytes=True, is_data=True),
     Api(_K.FETCH, (4, 18), OPEN, in_bytes=True, is_data=True),
-    Api(_K.LIST_OFFSETS, (1, 11), "topic_rules:list_offsets"),  # DESCRIBE
-    # DESCRIBE, and CREATE for what does not exist.
-    Api(_K.METADATA, (0, 13), "topic_rules:metadata"),
-    Api(_K.FIND_COORDINATOR, (0, 6), "group_rules:find_coordinator"),  # DESCRIBE
     Api(_K.API_VERSIONS, (0, 4), OPEN, in_bytes=True),
-    # CREATE of the cluster, or of each topic.
+
+    # -- topics and partitions ---------------------------------------------------------
+    Api(_K.METADATA, (0, 13), "topic_rules:metadata"),
+    Api(_K.DESCRIBE_TOPIC_PARTITIONS, (0, 0), "topic_rules:describe_topic_partitions"),
     Api(_K.CREATE_TOPICS, (2, 7), "topic_rules:create_topics"),
-    Api(_K.DELETE_TOPICS, (1, 6), "topic_rules:delete_topics"),  # DELETE
-    Api(_K.DELETE_RECORDS, (0, 2), "topic_rules:delete_records"),  # DELETE
-    # WRITE of the transactional id, or IDEMPOTENT_WRITE. With an id it is forwarded.
-    Api(_K.INIT_PRODUCER_ID, (0, 5), "transaction_rules:init_producer_id", _SOMETIMES),
-    # DESCRIBE
+    Api(_K.DELETE_TOPICS, (1, 6), "topic_rules:delete_topics"),
+    Api(_K.CREATE_PARTITIONS, (0, 3), "topic_rules:create_partitions"),
+    Api(_K.LIST_OFFSETS, (1, 11), "topic_rules:list_offsets"),
     Api(_K.OFFSET_FOR_LEADER_EPOCH, (2, 4), "topic_rules:offset_for_leader_epoch"),
+    Api(_K.DELETE_RECORDS, (0, 2), "topic_rules:delete_records"),
+    Api(_K.DESCRIBE_PRODUCERS, (0, 0), "topic_rules:describe_producers"),
+
+    # -- the cluster and configs -------------------------------------------------------
+    Api(_K.DESCRIBE_CLUSTER, (0, 2), "cluster_rules:describe_cluster"),
+    Api(_K.DESCRIBE_LOG_DIRS, (1, 4), "cluster_rules:describe_log_dirs"),
+    Api(_K.ELECT_LEADERS, (0, 2), "cluster_rules:elect_leaders"),
+    Api(_K.LIST_PARTITION_REASSIGNMENTS, (0, 0), _O.DESCRIBE),
     Api(_K.DESCRIBE_CONFIGS, (1, 4), "cluster_rules:describe_configs"),
     Api(_K.ALTER_CONFIGS, (0, 2), "cluster_rules:alter_configs"),
-    Api(_K.DESCRIBE_LOG_DIRS, (1, 4), "cluster_rules:describe_log_dirs"),  # DESCRIBE
-    Api(_K.CREATE_PARTITIONS, (0, 3), "topic_rules:create_partitions"),  # ALTER
-    Api(_K.ELECT_LEADERS, (0, 2), "cluster_rules:elect_leaders"),  # ALTER
-    # ALTER_CONFIGS
     Api(_K.INCREMENTAL_ALTER_CONFIGS, (0, 1),
         "cluster_rules:incremental_alter_configs"),
-    Api(_K.LIST_PARTITION_REASSIGNMENTS, (0, 0), _O.DESCRIBE),
-    Api(_K.DESCRIBE_CLUSTER, (0, 2), "cluster_rules:describe_cluster"),  # nothing
-    # DESCRIBE
-    Api(_K.DESCRIBE_TOPIC_PARTITIONS, (0, 0),
-        "topic_rules:describe_topic_partitions"),
     Api(_K.LIST_CONFIG_RESOURCES, (0, 1), _O.DESCRIBE_CONFIGS),
-    Api(_K.DESCRIBE_PRODUCERS, (0, 0), "topic_rules:describe_producers"),  # READ
+
+    # -- users, ACLs, quotas, clients' metrics -----------------------------------------
     Api(_K.SASL_HANDSHAKE, (0, 1), OPEN),
     Api(_K.SASL_AUTHENTICATE, (0, 2), OPEN),
     Api(_K.DESCRIBE_USER_SCRAM_CREDENTIALS, (0, 0), _O.DESCRIBE),
-    # ALTER
     Api(_K.ALTER_USER_SCRAM_CREDENTIALS, (0, 0),
         "cluster_rules:alter_user_scram_credentials"),
     Api(_K.DESCRIBE_ACLS, (1, 3), _O.DESCRIBE),
-    Api(_K.CREATE_ACLS, (1, 3), "cluster_rules:create_acls"),  # ALTER
-    Api(_K.DELETE_ACLS, (1, 3), "cluster_rules:delete_acls"),  # ALTER
+    Api(_K.CREATE_ACLS, (1, 3), "cluster_rules:create_acls"),
+    Api(_K.DELETE_ACLS, (1, 3), "cluster_rules:delete_acls"),
     Api(_K.DESCRIBE_CLIENT_QUOTAS, (0, 1), _O.DESCRIBE_CONFIGS),
-    # ALTER_CONFIGS
     Api(_K.ALTER_CLIENT_QUOTAS, (0, 1), "cluster_rules:alter_client_quotas"),
     Api(_K.GET_TELEMETRY_SUBSCRIPTIONS, (0, 0), OPEN, needs_receiver=True),
     Api(_K.PUSH_TELEMETRY, (0, 0), OPEN, needs_receiver=True),
 
-    # -- the coordinator's: groups ---------------------------------------------------
-    # READ of the group, READ of each topic.
-    Api(_K.OFFSET_COMMIT, (2, 10), "group_rules:offset_commit", _ALWAYS),
-    # DESCRIBE of the group, DESCRIBE of each topic.
-    Api(_K.OFFSET_FETCH, (1, 10), "group_rules:offset_fetch", _ALWAYS),
-    Api(_K.JOIN_GROUP, (0, 9), "group_rules:read_group", _ALWAYS),  # READ
+    # -- groups ------------------------------------------------------------------------
+    Api(_K.FIND_COORDINATOR, (0, 6), "group_rules:find_coordinator"),
+    Api(_K.JOIN_GROUP, (0, 9), "group_rules:read_group", _ALWAYS),
+    Api(_K.SYNC_GROUP, (0, 5), "group_rules:read_group", _ALWAYS),
     Api(_K.HEARTBEAT, (0, 4), "group_rules:read_group", _ALWAYS),
     Api(_K.LEAVE_GROUP, (0, 5), "group_rules:read_group", _ALWAYS),
-    Api(_K.SYNC_GROUP, (0, 5), "group_rules:read_group", _ALWAYS),
-    Api(_K.DESCRIBE_GROUPS, (0, 6), "group_rules:describe_groups", _ALWAYS),  # DESCRIBE
-    # DESCRIBE of the cluster, or of each group.
-    Api(_K.LIST_GROUPS, (0, 5), "group_rules:list_groups", _ALWAYS),
-    Api(_K.DELETE_GROUPS, (0, 2), "group_rules:delete_groups", _ALWAYS),  # DELETE
-    # DELETE of the group, READ of each topic.
-    Api(_K.OFFSET_DELETE, (0, 0), "group_rules:offset_delete", _ALWAYS),
-    # READ of the group, DESCRIBE of each topic.
     Api(_K.CONSUMER_GROUP_HEARTBEAT, (0, 1), "group_rules:consumer_group_heartbeat",
         _ALWAYS),
-    # DESCRIBE of each group, DESCRIBE of each topic.
+    Api(_K.OFFSET_COMMIT, (2, 10), "group_rules:offset_commit", _ALWAYS),
+    Api(_K.OFFSET_FETCH, (1, 10), "group_rules:offset_fetch", _ALWAYS),
+    Api(_K.OFFSET_DELETE, (0, 0), "group_rules:offset_delete", _ALWAYS),
+    Api(_K.LIST_GROUPS, (0, 5), "group_rules:list_groups", _ALWAYS),
+    Api(_K.DESCRIBE_GROUPS, (0, 6), "group_rules:describe_groups", _ALWAYS),
     Api(_K.CONSUMER_GROUP_DESCRIBE, (0, 1), "group_rules:consumer_group_describe",
         _ALWAYS),
+    Api(_K.DELETE_GROUPS, (0, 2), "group_rules:delete_groups", _ALWAYS),
 
-    # -- the coordinator's: transactions ---------------------------------------------
-    # WRITE of the transactional id, WRITE of each topic.
+    # -- transactions ------------------------------------------------------------------
+    Api(_K.INIT_PRODUCER_ID, (0, 5), "transaction_rules:init_producer_id", _SOMETIMES),
     Api(_K.ADD_PARTITIONS_TO_TXN, (0, 5), "transaction_rules:add_partitions_to_txn",
         _ALWAYS),
-    # WRITE of the transactional id, READ of the group.
     Api(_K.ADD_OFFSETS_TO_TXN, (0, 4), "transaction_rules:add_offsets_to_txn", _ALWAYS),
-    Api(_K.END_TXN, (0, 5), "transaction_rules:write_id", _ALWAYS),  # WRITE
-    # CLUSTER_ACTION, or ALTER.
-    Api(_K.WRITE_TXN_MARKERS, (1, 2), "cluster_rules:write_txn_markers", _ALWAYS),
-    # WRITE of the transactional id, READ of the group, READ of each topic.
     Api(_K.TXN_OFFSET_COMMIT, (0, 5), "transaction_rules:txn_offset_commit", _ALWAYS),
-    # DESCRIBE
+    Api(_K.END_TXN, (0, 5), "transaction_rules:write_id", _ALWAYS),
+    Api(_K.WRITE_TXN_MARKERS, (1, 2), "cluster_rules:write_txn_markers", _ALWAYS),
     Api(_K.DESCRIBE_TRANSACTIONS, (0, 0), "transaction_rules:describe_transactions",
         _ALWAYS),
-    # DESCRIBE
     Api(_K.LIST_TRANSACTIONS, (0, 2), "transaction_rules:list_transactions", _ALWAYS),
 )
 # fmt: on

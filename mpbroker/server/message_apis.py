@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpbroker.protocol.acl import AclOperation
 from mpbroker.protocol.api_key import ApiKey
+from mpbroker.protocol.message import Message
 from mpbroker.server.api_messages import request_class
 from mpbroker.server.apis import OPEN, Api, Forwarded
 from mpbroker.server.dispatcher import Answer, ApiHandler, ServedApi
@@ -20,17 +21,12 @@ from mpbroker.server.handler_context import Broker, HandlerContext
 from mpbroker.server.request import CLOSE, FORWARDED, Deferred, Request
 
 if TYPE_CHECKING:
-    from mpbroker.protocol.message import Message
-    from mpbroker.server.authorization.authorization import (
-        Access,
-        Amend,
-        Authorization,
-        Rule,
-    )
+    from mpbroker.server.authorization.authorization import Access, Authorization
+    from mpbroker.server.authorization.rulings import Amend, Rule
 
 # Handles a request that was decoded, as far as its sender may make it.
 Run = Callable[[Request, Any, "Access | None", "Amend | None"], Answer]
-Handler = Callable[[Any, HandlerContext], "Message | Deferred"]
+Handler = Callable[[Any, HandlerContext], Message | Deferred]
 
 
 class MessageApi:
@@ -68,12 +64,10 @@ class MessageApi:
             return CLOSE  # nobody is there to be answered
         message = decode(request.api_version, request.body)
         assert self._rule is not None
-        verdict = self._rule(access, message, request.api_version)
-        if verdict is None:
-            return self._run(request, message, access, None)
-        if verdict.answer is not None:
-            return verdict.answer.encode(request.api_version)
-        return self._run(request, message, access, verdict.amend)
+        ruling = self._rule(access, message, request.api_version)
+        if isinstance(ruling, Message):
+            return ruling.encode(request.api_version)
+        return self._run(request, message, access, ruling)
 
     def _import(self) -> Callable[[int, memoryview], Any]:
         """Import what the first request needs."""
@@ -87,7 +81,7 @@ def rule_of(api: Api) -> Rule:
     """Import the rule of an API that is not open."""
     rule: Rule
     if isinstance(api.rule, AclOperation):
-        from mpbroker.server.authorization.cluster_rules import cluster_rule
+        from mpbroker.server.authorization.rulings import cluster_rule
 
         rule = cluster_rule(api.rule)
     else:

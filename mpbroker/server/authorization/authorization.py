@@ -17,7 +17,7 @@ Source: Kafka's AuthHelper, KafkaApis.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 from mpbroker.metadata.topics import Topic
 from mpbroker.protocol.acl import (
@@ -28,7 +28,6 @@ from mpbroker.protocol.acl import (
 )
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
-from mpbroker.protocol.message import Message
 from mpbroker.server.authorization.authorizer import Authorizer, Resource
 from mpbroker.server.authorization.authorizer_error import AuthorizerError
 from mpbroker.server.authorization.denial_log import DenialLog
@@ -144,6 +143,11 @@ class Access:
     def may_cluster(self, operation: AclOperation, *, log: bool = True) -> bool:
         return self.may(operation, ResourceType.CLUSTER, CLUSTER_NAME, log=log)
 
+    def may_group(
+        self, operation: AclOperation, group_id: str, *, log: bool = True
+    ) -> bool:
+        return self.may(operation, ResourceType.GROUP, group_id, log=log)
+
     def may_some_topic(self, operation: AclOperation) -> bool:
         """Whether there is any topic that the sender may do it with."""
         return self.authorizer.authorize_by_resource_type(
@@ -179,6 +183,11 @@ class Access:
         if not self.may_cluster(operation):
             raise ApiError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, CLUSTER_DENIED)
 
+    def require_group(self, operation: AclOperation, group_id: str) -> None:
+        """Raises: ApiError: GROUP_AUTHORIZATION_FAILED."""
+        if not self.may_group(operation, group_id):
+            raise ApiError(ErrorCode.GROUP_AUTHORIZATION_FAILED, GROUP_DENIED)
+
 
 TOPIC_DENIED: Final = "Topic authorization failed."
 GROUP_DENIED: Final = "Group authorization failed."
@@ -190,33 +199,6 @@ def _deny_transactional_id(topic: str) -> None:
     raise ApiError(
         ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, TRANSACTIONAL_ID_DENIED
     )
-
-
-Amend = Callable[[Message], None]
-
-
-class Verdict(NamedTuple):
-    """What a guard has found, if it is not that all may go its way.
-
-    Attributes:
-        request: what is left to be done; None: nothing.
-        amend: puts into the handler's answer what was refused.
-        answer: the whole answer, if nothing is left to be done.
-    """
-
-    request: Message | None
-    amend: Amend | None
-    answer: Message | None = None
-
-
-# Asked with what the sender may do, the request message and its version. It takes out
-# of the message what is denied; or raises the ApiError that is the whole answer.
-Rule = Callable[[Access, Any, int], Verdict | None]
-
-
-def refused(answer: Message) -> Verdict:
-    """Nothing of it may be done."""
-    return Verdict(None, None, answer)
 
 
 class Authorization:

@@ -2,68 +2,102 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from mpbroker.protocol.acl import AclOperation, ResourceType
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages import consumer_group_describe as consumer_messages
-from mpbroker.protocol.messages import delete_groups as delete_groups_messages
-from mpbroker.protocol.messages import describe_groups as describe_groups_messages
-from mpbroker.protocol.messages import find_coordinator as find_coordinator_messages
-from mpbroker.protocol.messages import offset_commit as offset_commit_messages
-from mpbroker.protocol.messages import offset_delete as offset_delete_messages
-from mpbroker.protocol.messages import offset_fetch as offset_fetch_messages
+from mpbroker.protocol.messages import describe_groups as classic_messages
+from mpbroker.protocol.messages.consumer_group_heartbeat import (
+    ConsumerGroupHeartbeatRequest,
+)
+from mpbroker.protocol.messages.delete_groups import (
+    DeletableGroupResult,
+    DeleteGroupsRequest,
+)
+from mpbroker.protocol.messages.find_coordinator import (
+    Coordinator,
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+)
+from mpbroker.protocol.messages.list_groups import ListGroupsRequest, ListGroupsResponse
+from mpbroker.protocol.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    OffsetCommitResponsePartition,
+    OffsetCommitResponseTopic,
+)
+from mpbroker.protocol.messages.offset_delete import (
+    OffsetDeleteRequest,
+    OffsetDeleteResponse,
+    OffsetDeleteResponsePartition,
+    OffsetDeleteResponseTopic,
+)
+from mpbroker.protocol.messages.offset_fetch import (
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+    OffsetFetchResponseGroup,
+    OffsetFetchResponsePartition,
+    OffsetFetchResponsePartitions,
+    OffsetFetchResponseTopic,
+    OffsetFetchResponseTopics,
+)
 from mpbroker.server.authorization.authorization import (
     GROUP_DENIED,
     TOPIC_DENIED,
     TRANSACTIONAL_ID_DENIED,
     Access,
-    Verdict,
-    refused,
 )
-from mpbroker.server.authorization.topic_rules import split
+from mpbroker.server.authorization.rulings import Amend, Ruling, append_to, take_denied
 
 _O = AclOperation
-_TOPIC_DENIED = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-_GROUP_DENIED = ErrorCode.GROUP_AUTHORIZATION_FAILED
-_IDS_SINCE = 10  # of OffsetCommit and OffsetFetch
-_SEVERAL_COORDINATORS_SINCE = 4
-_SEVERAL_GROUPS_SINCE = 8
+_TOPIC_DENIED: Final = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+_GROUP_DENIED: Final = ErrorCode.GROUP_AUTHORIZATION_FAILED
+_IDS_SINCE: Final = 10  # of OffsetCommit and OffsetFetch
+_SEVERAL_COORDINATORS_SINCE: Final = 4
+_SEVERAL_GROUPS_SINCE: Final = 8
+_CODES_OF_OFFSET_FETCH_SINCE: Final = 2
 
-_TRANSACTION_KEY = 1
-_SHARE_KEY = 2
-
-
-def may_group(
-    access: Access, operation: AclOperation, group_id: str, *, log: bool = True
-) -> bool:
-    return access.may(operation, ResourceType.GROUP, group_id, log=log)
+_TRANSACTION_KEY: Final = 1
+_SHARE_KEY: Final = 2
 
 
-def read_group(access: Access, request: Any, version: int) -> Verdict | None:
-    """For members: the whole answer is an error.
+# -- members --------------------------------------------------------------------------
+
+
+def read_group(access: Access, request: Any, version: int) -> None:
+    """Require READ of the group, as of all its members.
 
     Raises:
         ApiError: GROUP_AUTHORIZATION_FAILED.
     """
-    if not may_group(access, _O.READ, request.group_id):
-        raise ApiError(_GROUP_DENIED, GROUP_DENIED)
-    return None
+    access.require_group(_O.READ, request.group_id)
 
 
 def consumer_group_heartbeat(
-    access: Access, request: Any, version: int
-) -> Verdict | None:
-    """READ of the group, and DESCRIBE of all topics that are subscribed to by name."""
-    read_group(access, request, version)
+    access: Access, request: ConsumerGroupHeartbeatRequest, version: int
+) -> None:
+    """Require READ of the group, and DESCRIBE of all topics subscribed to by name.
+
+    Raises:
+        ApiError: GROUP_AUTHORIZATION_FAILED, TOPIC_AUTHORIZATION_FAILED.
+    """
+    access.require_group(_O.READ, request.group_id)
     names = dict.fromkeys(request.subscribed_topic_names or ())
     if not all(access.may_topic(_O.DESCRIBE, name) for name in names):
         raise ApiError(_TOPIC_DENIED, TOPIC_DENIED)
-    return None
 
 
-def find_coordinator(access: Access, request: Any, version: int) -> Verdict | None:
+def find_coordinator(
+    access: Access, request: FindCoordinatorRequest, version: int
+) -> Ruling:
+    """Require DESCRIBE of each group or transactional id.
+
+    Raises:
+        ApiError: CLUSTER_AUTHORIZATION_FAILED: coordinators of share groups are for
+            brokers.
+    """
     if request.key_type == _SHARE_KEY:
         access.require_cluster(_O.CLUSTER_ACTION)
         return None
@@ -76,53 +110,57 @@ def find_coordinator(access: Access, request: Any, version: int) -> Verdict | No
     if version < _SEVERAL_COORDINATORS_SINCE:
         if access.may(_O.DESCRIBE, kind, request.key):
             return None
-        return refused(
-            find_coordinator_messages.FindCoordinatorResponse(
-                error_code=code, error_message=text, node_id=-1, port=-1
-            )
+        return FindCoordinatorResponse(
+            error_code=code, error_message=text, node_id=-1, port=-1
         )
-    request.coordinator_keys, denied = split(
-        request.coordinator_keys, lambda key: access.may(_O.DESCRIBE, kind, key)
+    denied = take_denied(
+        request, "coordinator_keys", lambda key: access.may(_O.DESCRIBE, kind, key)
     )
-    if not denied:
-        return None
-
-    def amend(response: Any) -> None:
-        response.coordinators += [
-            find_coordinator_messages.Coordinator(
+    return append_to(
+        "coordinators",
+        [
+            Coordinator(
                 key=key, node_id=-1, port=-1, error_code=code, error_message=text
             )
             for key in denied
-        ]
-
-    return Verdict(request, amend)
-
-
-# -- offsets ------------------------------------------------------------------------
+        ],
+    )
 
 
-def _topic_name(access: Access, row: Any, version: int) -> str | None:
-    """The name of a row's topic; None: of no topic that there is."""
-    if version < _IDS_SINCE:
-        name: str = row.name
-        return name
-    topic = access.topics.topic_by_id(row.topic_id)
-    return None if topic is None else topic.name
+# -- offsets --------------------------------------------------------------------------
 
 
 def _may_topic_of(
     access: Access, operation: AclOperation, row: Any, version: int, *, log: bool = True
 ) -> bool:
-    name = _topic_name(access, row, version)
-    return name is None or access.may_topic(operation, name, log=log)
+    """Return whether the sender may do it with a row's topic; unknown ids pass."""
+    if version < _IDS_SINCE:
+        return access.may_topic(operation, row.name, log=log)
+    topic = access.topics.topic_by_id(row.topic_id)
+    return topic is None or access.may_topic(operation, topic.name, log=log)
 
 
-def _refused_commit(row: Any, code: ErrorCode) -> Any:
-    return offset_commit_messages.OffsetCommitResponseTopic(
+def offset_commit(access: Access, request: OffsetCommitRequest, version: int) -> Ruling:
+    """Require READ of the group, and READ of each topic."""
+    if not access.may_group(_O.READ, request.group_id):
+        return OffsetCommitResponse(
+            topics=[_refused_commit(row, _GROUP_DENIED) for row in request.topics]
+        )
+    denied = take_denied(
+        request, "topics", lambda row: _may_topic_of(access, _O.READ, row, version)
+    )
+    refusals = [_refused_commit(row, _TOPIC_DENIED) for row in denied]
+    if refusals and not request.topics:
+        return OffsetCommitResponse(topics=refusals)
+    return append_to("topics", refusals)
+
+
+def _refused_commit(row: Any, code: ErrorCode) -> OffsetCommitResponseTopic:
+    return OffsetCommitResponseTopic(
         name=row.name,
         topic_id=row.topic_id,
         partitions=[
-            offset_commit_messages.OffsetCommitResponsePartition(
+            OffsetCommitResponsePartition(
                 partition_index=each.partition_index, error_code=code
             )
             for each in row.partitions
@@ -130,63 +168,34 @@ def _refused_commit(row: Any, code: ErrorCode) -> Any:
     )
 
 
-def offset_commit(access: Access, request: Any, version: int) -> Verdict | None:
-    if not may_group(access, _O.READ, request.group_id):
-        return refused(
-            offset_commit_messages.OffsetCommitResponse(
-                topics=[_refused_commit(row, _GROUP_DENIED) for row in request.topics]
-            )
-        )
-    request.topics, denied = split(
-        request.topics, lambda row: _may_topic_of(access, _O.READ, row, version)
-    )
-    if not denied:
-        return None
-    refusals = [_refused_commit(row, _TOPIC_DENIED) for row in denied]
-    if not request.topics:
-        return refused(offset_commit_messages.OffsetCommitResponse(topics=refusals))
+def offset_fetch(access: Access, request: OffsetFetchRequest, version: int) -> Ruling:
+    """Require DESCRIBE of each group, and DESCRIBE of each topic.
 
-    def amend(response: Any) -> None:
-        response.topics += refusals
-
-    return Verdict(request, amend)
-
-
-def offset_fetch(access: Access, request: Any, version: int) -> Verdict | None:
+    Where all topics of a group are asked for, those that are denied are left out.
+    """
     if version < _SEVERAL_GROUPS_SINCE:
         return _offset_fetch_of_one(access, request, version)
-    response_group = offset_fetch_messages.OffsetFetchResponseGroup
-    request.groups, denied = split(
-        request.groups,
-        lambda group: may_group(access, _O.DESCRIBE, group.group_id),
+    denied = take_denied(
+        request,
+        "groups",
+        lambda group: access.may_group(_O.DESCRIBE, group.group_id),
     )
-    refusals: dict[str, list[Any]] = {}
-    hidden = False
+    all_of = {group.group_id for group in request.groups if group.topics is None}
+    refusals: dict[str, list[OffsetFetchResponseTopics]] = {}
     for group in request.groups:
         if group.topics is None:
-            hidden = True  # which topics there are is seen in the answer
             continue
-        group.topics, others = split(
-            group.topics,
+        others = take_denied(
+            group,
+            "topics",
             lambda row: _may_topic_of(access, _O.DESCRIBE, row, version),
         )
         if others:
-            refusals.setdefault(group.group_id, []).extend(
-                _refused_offsets(
-                    offset_fetch_messages.OffsetFetchResponseTopics(
-                        name=row.name, topic_id=row.topic_id
-                    ),
-                    offset_fetch_messages.OffsetFetchResponsePartitions,
-                    row,
-                    _TOPIC_DENIED,
-                )
-                for row in others
-            )
-    if not (denied or refusals or hidden):
+            refusals.setdefault(group.group_id, []).extend(map(_refused_topic, others))
+    if not (denied or refusals or all_of):
         return None
-    all_of = {group.group_id for group in request.groups if group.topics is None}
 
-    def amend(response: Any) -> None:
+    def amend(response: OffsetFetchResponse) -> None:
         for group in response.groups:
             if group.group_id in all_of:
                 group.topics = [
@@ -197,82 +206,100 @@ def offset_fetch(access: Access, request: Any, version: int) -> Verdict | None:
             if not group.error_code:
                 group.topics += refusals.pop(group.group_id, [])
         response.groups += [
-            response_group(group_id=group.group_id, error_code=_GROUP_DENIED)
+            OffsetFetchResponseGroup(group_id=group.group_id, error_code=_GROUP_DENIED)
             for group in denied
         ]
 
-    return Verdict(request, amend)
+    return amend
 
 
-def _offset_fetch_of_one(access: Access, request: Any, version: int) -> Verdict | None:
-    def refusal(row: Any, code: ErrorCode) -> Any:
-        return _refused_offsets(
-            offset_fetch_messages.OffsetFetchResponseTopic(name=row.name),
-            offset_fetch_messages.OffsetFetchResponsePartition,
-            row,
-            code,
-        )
-
-    if not may_group(access, _O.DESCRIBE, request.group_id):
-        topics = request.topics or []
-        return refused(
-            offset_fetch_messages.OffsetFetchResponse(
-                error_code=_GROUP_DENIED,
-                # Version 1 has no place for an error but there.
-                topics=[refusal(row, _GROUP_DENIED) for row in topics]
-                if version < 2
-                else [],
+def _refused_topic(row: Any) -> OffsetFetchResponseTopics:
+    return OffsetFetchResponseTopics(
+        name=row.name,
+        topic_id=row.topic_id,
+        partitions=[
+            OffsetFetchResponsePartitions(
+                partition_index=index,
+                committed_offset=-1,
+                metadata="",
+                error_code=_TOPIC_DENIED,
             )
-        )
-    is_all = request.topics is None
-    denied: list[Any] = []
-    if not is_all:
-        request.topics, denied = split(
-            request.topics, lambda row: access.may_topic(_O.DESCRIBE, row.name)
-        )
-        if not denied:
-            return None
+            for index in row.partition_indexes
+        ],
+    )
 
-    def amend(response: Any) -> None:
-        if is_all:
+
+def _offset_fetch_of_one(
+    access: Access, request: OffsetFetchRequest, version: int
+) -> Ruling:
+    """Judge an OffsetFetch of the versions that have one group."""
+    if not access.may_group(_O.DESCRIBE, request.group_id):
+        has_code = version >= _CODES_OF_OFFSET_FETCH_SINCE
+        rows = [] if has_code else request.topics or []
+        return OffsetFetchResponse(
+            error_code=_GROUP_DENIED,
+            topics=[_refused_topic_of_one(row, _GROUP_DENIED) for row in rows],
+        )
+    if request.topics is None:
+
+        def leave_out(response: OffsetFetchResponse) -> None:
             response.topics = [
                 row
                 for row in response.topics
                 if access.may_topic(_O.DESCRIBE, row.name, log=False)
             ]
-        if not response.error_code:
-            response.topics += [refusal(row, _TOPIC_DENIED) for row in denied]
 
-    return Verdict(request, amend)
-
-
-def _refused_offsets(answer: Any, partition: Any, row: Any, code: ErrorCode) -> Any:
-    answer.partitions = [
-        partition(
-            partition_index=index, committed_offset=-1, metadata="", error_code=code
-        )
-        for index in row.partition_indexes
-    ]
-    return answer
-
-
-def offset_delete(access: Access, request: Any, version: int) -> Verdict | None:
-    if not may_group(access, _O.DELETE, request.group_id):
-        raise ApiError(_GROUP_DENIED, GROUP_DENIED)
-    request.topics, denied = split(
-        request.topics, lambda topic: access.may_topic(_O.READ, topic.name)
+        return leave_out
+    denied = take_denied(
+        request, "topics", lambda row: access.may_topic(_O.DESCRIBE, row.name)
     )
     if not denied:
         return None
 
-    def amend(response: Any) -> None:
+    def amend(response: OffsetFetchResponse) -> None:
+        if not response.error_code:
+            response.topics += [
+                _refused_topic_of_one(row, _TOPIC_DENIED) for row in denied
+            ]
+
+    return amend
+
+
+def _refused_topic_of_one(row: Any, code: ErrorCode) -> OffsetFetchResponseTopic:
+    return OffsetFetchResponseTopic(
+        name=row.name,
+        partitions=[
+            OffsetFetchResponsePartition(
+                partition_index=index, committed_offset=-1, metadata="", error_code=code
+            )
+            for index in row.partition_indexes
+        ],
+    )
+
+
+def offset_delete(
+    access: Access, request: OffsetDeleteRequest, version: int
+) -> Amend | None:
+    """Require DELETE of the group, and READ of each topic.
+
+    Raises:
+        ApiError: GROUP_AUTHORIZATION_FAILED.
+    """
+    access.require_group(_O.DELETE, request.group_id)
+    denied = take_denied(
+        request, "topics", lambda topic: access.may_topic(_O.READ, topic.name)
+    )
+    if not denied:
+        return None
+
+    def amend(response: OffsetDeleteResponse) -> None:
         if response.error_code:
             return
         response.topics += [
-            offset_delete_messages.OffsetDeleteResponseTopic(
+            OffsetDeleteResponseTopic(
                 name=topic.name,
                 partitions=[
-                    offset_delete_messages.OffsetDeleteResponsePartition(
+                    OffsetDeleteResponsePartition(
                         partition_index=each.partition_index, error_code=_TOPIC_DENIED
                     )
                     for each in topic.partitions
@@ -281,57 +308,62 @@ def offset_delete(access: Access, request: Any, version: int) -> Verdict | None:
             for topic in denied
         ]
 
-    return Verdict(request, amend)
+    return amend
 
 
 # -- what administrators ask ----------------------------------------------------------
 
 
-def list_groups(access: Access, request: Any, version: int) -> Verdict | None:
-    """All with DESCRIBE of the cluster; else those with DESCRIBE of the group."""
+def list_groups(
+    access: Access, request: ListGroupsRequest, version: int
+) -> Amend | None:
+    """Require DESCRIBE of the cluster, or DESCRIBE of each group that is listed."""
     if access.may_cluster(_O.DESCRIBE, log=False):
         return None
 
-    def amend(response: Any) -> None:
+    def amend(response: ListGroupsResponse) -> None:
         response.groups = [
             group
             for group in response.groups
-            if may_group(access, _O.DESCRIBE, group.group_id, log=False)
+            if access.may_group(_O.DESCRIBE, group.group_id, log=False)
         ]
 
-    return Verdict(request, amend)
+    return amend
 
 
-def describe_groups(access: Access, request: Any, version: int) -> Verdict | None:
-    request.groups, denied = split(
-        request.groups, lambda group_id: may_group(access, _O.DESCRIBE, group_id)
+def describe_groups(
+    access: Access, request: classic_messages.DescribeGroupsRequest, version: int
+) -> Amend | None:
+    """Require DESCRIBE of each group."""
+    denied = take_denied(
+        request, "groups", lambda group_id: access.may_group(_O.DESCRIBE, group_id)
     )
     shows_operations = version >= 3 and request.include_authorized_operations
     if not denied and not shows_operations:
         return None
 
-    def amend(response: Any) -> None:
+    def amend(response: classic_messages.DescribeGroupsResponse) -> None:
         if shows_operations:
             _show_operations(access, response.groups)
         response.groups += [
-            describe_groups_messages.DescribedGroup(
-                group_id=group_id, error_code=_GROUP_DENIED
-            )
+            classic_messages.DescribedGroup(group_id=group_id, error_code=_GROUP_DENIED)
             for group_id in denied
         ]
 
-    return Verdict(request, amend)
+    return amend
 
 
 def consumer_group_describe(
-    access: Access, request: Any, version: int
-) -> Verdict | None:
-    """DESCRIBE of the group and of all topics that its members have."""
-    request.group_ids, denied = split(
-        request.group_ids, lambda group_id: may_group(access, _O.DESCRIBE, group_id)
+    access: Access,
+    request: consumer_messages.ConsumerGroupDescribeRequest,
+    version: int,
+) -> Amend:
+    """Require DESCRIBE of each group, and of all topics that its members have."""
+    denied = take_denied(
+        request, "group_ids", lambda group_id: access.may_group(_O.DESCRIBE, group_id)
     )
 
-    def amend(response: Any) -> None:
+    def amend(response: consumer_messages.ConsumerGroupDescribeResponse) -> None:
         if request.include_authorized_operations:
             _show_operations(access, response.groups)
         for index, group in enumerate(response.groups):
@@ -351,10 +383,10 @@ def consumer_group_describe(
             for group_id in denied
         ]
 
-    return Verdict(request, amend)
+    return amend
 
 
-def _topics_of(group: Any) -> set[str]:
+def _topics_of(group: consumer_messages.DescribedGroup) -> set[str]:
     return {
         row.topic_name
         for member in group.members
@@ -364,6 +396,7 @@ def _topics_of(group: Any) -> set[str]:
 
 
 def _show_operations(access: Access, described: list[Any]) -> None:
+    """Tell for each group of a response what the sender may do with it."""
     for group in described:
         if not group.error_code:
             group.authorized_operations = access.operations(
@@ -371,19 +404,17 @@ def _show_operations(access: Access, described: list[Any]) -> None:
             )
 
 
-def delete_groups(access: Access, request: Any, version: int) -> Verdict | None:
-    request.groups_names, denied = split(
-        request.groups_names, lambda group_id: may_group(access, _O.DELETE, group_id)
+def delete_groups(
+    access: Access, request: DeleteGroupsRequest, version: int
+) -> Amend | None:
+    """Require DELETE of each group."""
+    denied = take_denied(
+        request, "groups_names", lambda group_id: access.may_group(_O.DELETE, group_id)
     )
-    if not denied:
-        return None
-
-    def amend(response: Any) -> None:
-        response.results += [
-            delete_groups_messages.DeletableGroupResult(
-                group_id=group_id, error_code=_GROUP_DENIED
-            )
+    return append_to(
+        "results",
+        [
+            DeletableGroupResult(group_id=group_id, error_code=_GROUP_DENIED)
             for group_id in denied
-        ]
-
-    return Verdict(request, amend)
+        ],
+    )

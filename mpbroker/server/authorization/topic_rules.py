@@ -1,57 +1,92 @@
 """The rules of APIs about topics: see apis.py.
 
-A topic that somebody may not describe must look the same whether it is there or not.
-Ids of topics are no secret: who names one is told that it is there.
+A topic that the sender may not describe must look the same whether it exists or not.
+Ids of topics are no secret: a sender that names one is told that the topic exists.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Final
 
-from mpbroker.protocol.acl import AclOperation, ResourceType
+from mpbroker.protocol.acl import CLUSTER_NAME, AclOperation, ResourceType
 from mpbroker.protocol.error_code import ErrorCode
-from mpbroker.protocol.messages import create_partitions as create_partitions_messages
-from mpbroker.protocol.messages import create_topics as create_topics_messages
-from mpbroker.protocol.messages import delete_records as delete_records_messages
-from mpbroker.protocol.messages import delete_topics as delete_topics_messages
-from mpbroker.protocol.messages import describe_producers as describe_producers_messages
-from mpbroker.protocol.messages import (
-    describe_topic_partitions as describe_topic_partitions_messages,
+from mpbroker.protocol.messages.create_partitions import (
+    CreatePartitionsRequest,
+    CreatePartitionsTopicResult,
 )
-from mpbroker.protocol.messages import list_offsets as list_offsets_messages
-from mpbroker.protocol.messages import metadata as metadata_messages
-from mpbroker.protocol.messages import offset_for_leader_epoch as epoch_messages
-from mpbroker.protocol.messages import produce as produce_messages
-from mpbroker.server.authorization.authorization import (
-    TOPIC_DENIED,
-    Access,
-    Verdict,
-    refused,
+from mpbroker.protocol.messages.create_topics import (
+    CreatableTopicResult,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+)
+from mpbroker.protocol.messages.delete_records import (
+    DeleteRecordsPartitionResult,
+    DeleteRecordsRequest,
+    DeleteRecordsTopicResult,
+)
+from mpbroker.protocol.messages.delete_topics import (
+    DeletableTopicResult,
+    DeleteTopicsRequest,
+    DeleteTopicState,
+)
+from mpbroker.protocol.messages.describe_producers import (
+    DescribeProducersRequest,
+    PartitionResponse,
+    TopicResponse,
+)
+from mpbroker.protocol.messages.describe_topic_partitions import (
+    DescribeTopicPartitionsRequest,
+    DescribeTopicPartitionsResponse,
+    DescribeTopicPartitionsResponseTopic,
+    TopicRequest,
+)
+from mpbroker.protocol.messages.list_offsets import (
+    ListOffsetsPartitionResponse,
+    ListOffsetsRequest,
+    ListOffsetsTopicResponse,
+)
+from mpbroker.protocol.messages.metadata import (
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+    MetadataResponseTopic,
+)
+from mpbroker.protocol.messages.offset_for_leader_epoch import (
+    EpochEndOffset,
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderTopicResult,
+)
+from mpbroker.protocol.messages.produce import (
+    PartitionProduceResponse,
+    ProduceRequest,
+    TopicProduceData,
+    TopicProduceResponse,
+)
+from mpbroker.server.authorization.authorization import TOPIC_DENIED, Access
+from mpbroker.server.authorization.rulings import (
+    Amend,
+    Ruling,
+    append_to,
+    take_denied,
 )
 
 _O = AclOperation
-_DENIED = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-_IDS_SINCE_PRODUCE = 13
+_DENIED: Final = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+_NO_ID: Final = bytes(16)
+_IDS_SINCE_PRODUCE: Final = 13
+_IDS_SINCE_DELETE: Final = 6
 
 
-def split(
-    items: Sequence[Any], is_allowed: Callable[[Any], bool]
-) -> tuple[list[Any], list[Any]]:
-    """Those that are allowed, and the others."""
-    allowed: list[Any] = []
-    denied: list[Any] = []
-    for item in items:
-        (allowed if is_allowed(item) else denied).append(item)
-    return allowed, denied
+# -- what topics there are ------------------------------------------------------------
 
 
-def metadata(access: Access, request: Any, version: int) -> Verdict | None:
-    """Describe; and what is not there may be created, or is refused."""
+def metadata(access: Access, request: MetadataRequest, version: int) -> Amend | None:
+    """Require DESCRIBE of each topic, and CREATE of what the request would create."""
     wanted = request.topics
     is_all = wanted is None or (version == 0 and not wanted)
-    refusals: list[Any] = []
-    if not is_all:
+    refusals: list[MetadataResponseTopic] = []
+    if wanted is not None and not is_all:
         once = {(each.name, each.topic_id): each for each in wanted}.values()
         request.topics, refusals = _metadata_topics(access, request, once)
     shows_operations = version >= 8 and request.include_topic_authorized_operations
@@ -60,56 +95,55 @@ def metadata(access: Access, request: Any, version: int) -> Verdict | None:
         return None
     nothing_left = not is_all and not request.topics
 
-    def amend(response: Any) -> None:
+    def amend(response: MetadataResponse) -> None:
         if nothing_left:
-            response.topics = []  # of version 0 it was asked for all
+            response.topics = []  # to the handler, no topics of version 0 are all
         elif is_all:
             response.topics = [
                 topic
                 for topic in response.topics
-                if access.may_topic(_O.DESCRIBE, topic.name, log=False)
+                if topic.name and access.may_topic(_O.DESCRIBE, topic.name, log=False)
             ]
         if shows_operations:
-            for topic in response.topics:
-                if topic.name:
-                    topic.topic_authorized_operations = access.operations(
-                        ResourceType.TOPIC, topic.name
-                    )
+            _show_operations(access, response.topics)
         if shows_cluster:
             response.cluster_authorized_operations = cluster_operations(access)
         response.topics += refusals
 
-    return Verdict(request, amend)
+    return amend
 
 
 def _metadata_topics(
-    access: Access, request: Any, wanted: Any
-) -> tuple[list[Any], list[Any]]:
+    access: Access, request: MetadataRequest, wanted: Iterable[MetadataRequestTopic]
+) -> tuple[list[MetadataRequestTopic], list[MetadataResponseTopic]]:
+    """Return what is left of the topics asked for, and refusals of the others."""
     allowed, refusals = [], []
     for each in wanted:
         name = each.name
         if name is None:
             topic = access.topics.topic_by_id(each.topic_id)
-            if topic is not None and not access.may_topic(_O.DESCRIBE, topic.name):
-                refusals.append(
-                    metadata_messages.MetadataResponseTopic(
-                        error_code=_DENIED, name=None, topic_id=each.topic_id
-                    )
-                )
-                continue
-        elif not access.may_topic(_O.DESCRIBE, name) or not _may_be_created(
-            access, request, name
-        ):
-            refusals.append(
-                metadata_messages.MetadataResponseTopic(error_code=_DENIED, name=name)
+            is_denied = topic is not None and not access.may_topic(
+                _O.DESCRIBE, topic.name
             )
-            continue
-        allowed.append(each)
+        else:
+            is_denied = not access.may_topic(_O.DESCRIBE, name) or not _may_be_created(
+                access, request, name
+            )
+        if is_denied:
+            refusals.append(
+                MetadataResponseTopic(
+                    error_code=_DENIED,
+                    name=name,
+                    topic_id=each.topic_id if name is None else _NO_ID,
+                )
+            )
+        else:
+            allowed.append(each)
     return allowed, refusals
 
 
-def _may_be_created(access: Access, request: Any, name: str) -> bool:
-    """Whether asking for a topic that is not there does what the sender may."""
+def _may_be_created(access: Access, request: MetadataRequest, name: str) -> bool:
+    """Return whether the topic exists, is not created, or its creation is allowed."""
     return (
         not access.auto_create_topics
         or not request.allow_auto_topic_creation
@@ -119,72 +153,82 @@ def _may_be_created(access: Access, request: Any, name: str) -> bool:
     )
 
 
+def _show_operations(access: Access, topics: Iterable[Any]) -> None:
+    """Tell for each topic of a response what the sender may do with it."""
+    for topic in topics:
+        if topic.name:
+            topic.topic_authorized_operations = access.operations(
+                ResourceType.TOPIC, topic.name
+            )
+
+
 def cluster_operations(access: Access) -> int:
-    """What is shown of what the sender may do with the cluster: 0 if not even that."""
+    """Return the sender's cluster operations as a bit set.
+
+    0 if it may not describe the cluster.
+    """
     if not access.may_cluster(_O.DESCRIBE):
         return 0
-    return access.operations(ResourceType.CLUSTER, "kafka-cluster")
+    return access.operations(ResourceType.CLUSTER, CLUSTER_NAME)
 
 
 def describe_topic_partitions(
-    access: Access, request: Any, version: int
-) -> Verdict | None:
-    asked = request.topics
-    if asked:
-        allowed, denied = split(
-            asked, lambda topic: access.may_topic(_O.DESCRIBE, topic.name)
+    access: Access, request: DescribeTopicPartitionsRequest, version: int
+) -> Ruling:
+    """Require DESCRIBE of each topic.
+
+    Where all topics are asked for, those that are denied are left out.
+    """
+    denied: list[TopicRequest] = []
+    if request.topics:
+        denied = take_denied(
+            request, "topics", lambda topic: access.may_topic(_O.DESCRIBE, topic.name)
         )
     else:
         # By name: the cursor to the next page must not name what is hidden.
-        denied = []
-        allowed = [
-            describe_topic_partitions_messages.TopicRequest(name=topic.name)
+        request.topics = [
+            TopicRequest(name=topic.name)
             for topic in access.topics.topics()
             if access.may_topic(_O.DESCRIBE, topic.name, log=False)
         ]
     refusals = [
-        describe_topic_partitions_messages.DescribeTopicPartitionsResponseTopic(
-            error_code=_DENIED, name=topic.name
+        DescribeTopicPartitionsResponseTopic(error_code=_DENIED, name=topic.name)
+        for topic in denied
+    ]
+    if not request.topics:
+        return DescribeTopicPartitionsResponse(topics=refusals)
+
+    def amend(response: DescribeTopicPartitionsResponse) -> None:
+        _show_operations(access, response.topics)
+        response.topics += refusals
+
+    return amend
+
+
+# -- changes of topics ----------------------------------------------------------------
+
+
+def create_topics(access: Access, request: CreateTopicsRequest, version: int) -> Amend:
+    """Require CREATE of the cluster, or of each topic.
+
+    A new topic's configs are told to a sender with DESCRIBE_CONFIGS of the topic.
+    """
+    denied: list[Any] = []
+    if not access.may_cluster(_O.CREATE, log=False):
+        denied = take_denied(
+            request, "topics", lambda topic: access.may_topic(_O.CREATE, topic.name)
+        )
+    refusals = [
+        CreatableTopicResult(
+            name=topic.name,
+            error_code=_DENIED,
+            error_message="Authorization failed.",
+            configs=[],
         )
         for topic in denied
     ]
-    if not allowed:
-        return refused(
-            describe_topic_partitions_messages.DescribeTopicPartitionsResponse(
-                topics=refusals
-            )
-        )
-    request.topics = allowed
 
-    def amend(response: Any) -> None:
-        for topic in response.topics:
-            if topic.name:
-                topic.topic_authorized_operations = access.operations(
-                    ResourceType.TOPIC, topic.name
-                )
-        response.topics += refusals
-
-    return Verdict(request, amend)
-
-
-def create_topics(access: Access, request: Any, version: int) -> Verdict | None:
-    """CREATE on the cluster, or on each; its configs are shown to who may see them."""
-    refusals = []
-    if not access.may_cluster(_O.CREATE, log=False):
-        request.topics, denied = split(
-            request.topics, lambda topic: access.may_topic(_O.CREATE, topic.name)
-        )
-        refusals = [
-            create_topics_messages.CreatableTopicResult(
-                name=topic.name,
-                error_code=_DENIED,
-                error_message="Authorization failed.",
-                configs=[],
-            )
-            for topic in denied
-        ]
-
-    def amend(response: Any) -> None:
+    def amend(response: CreateTopicsResponse) -> None:
         for topic in response.topics:
             if not topic.error_code and not access.may_topic(
                 _O.DESCRIBE_CONFIGS, topic.name, log=False
@@ -194,107 +238,118 @@ def create_topics(access: Access, request: Any, version: int) -> Verdict | None:
                 topic.configs = []
         response.topics += refusals
 
-    return Verdict(request, amend)
+    return amend
 
 
-def delete_topics(access: Access, request: Any, version: int) -> Verdict | None:
-    result = delete_topics_messages.DeletableTopicResult
-    refusals = []
-    if version < 6:
-        request.topic_names, denied = split(
-            request.topic_names, lambda name: access.may_topic(_O.DELETE, name)
+def delete_topics(
+    access: Access, request: DeleteTopicsRequest, version: int
+) -> Amend | None:
+    """Require DELETE of each topic."""
+    if version < _IDS_SINCE_DELETE:
+        names = take_denied(
+            request, "topic_names", lambda name: access.may_topic(_O.DELETE, name)
+        )
+        refusals = [_undeleted(name) for name in names]
+    else:
+        states = take_denied(
+            request, "topics", lambda state: _may_delete(access, state)
         )
         refusals = [
-            result(name=name, error_code=_DENIED, error_message=TOPIC_DENIED)
-            for name in denied
+            _undeleted(_told_name(access, state), state.topic_id) for state in states
         ]
-    else:
-        allowed = []
-        for topic in request.topics:
-            name = topic.name
-            if name is None:
-                found = access.topics.topic_by_id(topic.topic_id)
-                name = found.name if found is not None else None
-            if name is None or access.may_topic(_O.DELETE, name):
-                allowed.append(topic)
-                continue
-            if topic.name is None and not access.may_topic(
-                _O.DESCRIBE, name, log=False
-            ):
-                name = None  # of an id that the sender may not know the name of
-            refusals.append(
-                result(
-                    name=name,
-                    topic_id=topic.topic_id,
-                    error_code=_DENIED,
-                    error_message=TOPIC_DENIED,
-                )
-            )
-        request.topics = allowed
-    if not refusals:
-        return None
-
-    def amend(response: Any) -> None:
-        response.responses += refusals
-
-    return Verdict(request, amend)
+    return append_to("responses", refusals)
 
 
-def create_partitions(access: Access, request: Any, version: int) -> Verdict | None:
-    request.topics, denied = split(
-        request.topics, lambda topic: access.may_topic(_O.ALTER, topic.name)
+def _undeleted(name: str | None, topic_id: bytes = _NO_ID) -> DeletableTopicResult:
+    return DeletableTopicResult(
+        name=name, topic_id=topic_id, error_code=_DENIED, error_message=TOPIC_DENIED
     )
-    if not denied:
-        return None
 
-    def amend(response: Any) -> None:
-        response.results += [
-            create_partitions_messages.CreatePartitionsTopicResult(
+
+def _name_of(access: Access, state: DeleteTopicState) -> str | None:
+    """Return the name of a topic that is named or identified; None: it is unknown."""
+    if state.name is not None:
+        return state.name
+    topic = access.topics.topic_by_id(state.topic_id)
+    return None if topic is None else topic.name
+
+
+def _may_delete(access: Access, state: DeleteTopicState) -> bool:
+    name = _name_of(access, state)
+    return name is None or access.may_topic(_O.DELETE, name)
+
+
+def _told_name(access: Access, state: DeleteTopicState) -> str | None:
+    """Return the name that a refusal tells: none that the sender may not know."""
+    name = _name_of(access, state)
+    if (
+        state.name is None
+        and name is not None
+        and not access.may_topic(_O.DESCRIBE, name, log=False)
+    ):
+        return None
+    return name
+
+
+def create_partitions(
+    access: Access, request: CreatePartitionsRequest, version: int
+) -> Amend | None:
+    """Require ALTER of each topic."""
+    denied = take_denied(
+        request, "topics", lambda topic: access.may_topic(_O.ALTER, topic.name)
+    )
+    return append_to(
+        "results",
+        [
+            CreatePartitionsTopicResult(
                 name=topic.name, error_code=_DENIED, error_message=TOPIC_DENIED
             )
             for topic in denied
-        ]
-
-    return Verdict(request, amend)
-
-
-def list_offsets(access: Access, request: Any, version: int) -> Verdict | None:
-    request.topics, denied = split(
-        request.topics, lambda topic: access.may_topic(_O.DESCRIBE, topic.name)
+        ],
     )
-    if not denied:
-        return None
 
-    def amend(response: Any) -> None:
-        response.topics += [
-            list_offsets_messages.ListOffsetsTopicResponse(
+
+# -- partitions -----------------------------------------------------------------------
+
+
+def list_offsets(
+    access: Access, request: ListOffsetsRequest, version: int
+) -> Amend | None:
+    """Require DESCRIBE of each topic."""
+    denied = take_denied(
+        request, "topics", lambda topic: access.may_topic(_O.DESCRIBE, topic.name)
+    )
+    return append_to(
+        "topics",
+        [
+            ListOffsetsTopicResponse(
                 name=topic.name,
                 partitions=[
-                    list_offsets_messages.ListOffsetsPartitionResponse(
+                    ListOffsetsPartitionResponse(
                         partition_index=each.partition_index, error_code=_DENIED
                     )
                     for each in topic.partitions
                 ],
             )
             for topic in denied
-        ]
-
-    return Verdict(request, amend)
-
-
-def delete_records(access: Access, request: Any, version: int) -> Verdict | None:
-    request.topics, denied = split(
-        request.topics, lambda topic: access.may_topic(_O.DELETE, topic.name)
+        ],
     )
-    if not denied:
-        return None
 
-    def amend(response: Any) -> None:
-        response.topics += [
-            delete_records_messages.DeleteRecordsTopicResult(
+
+def delete_records(
+    access: Access, request: DeleteRecordsRequest, version: int
+) -> Amend | None:
+    """Require DELETE of each topic."""
+    denied = take_denied(
+        request, "topics", lambda topic: access.may_topic(_O.DELETE, topic.name)
+    )
+    return append_to(
+        "topics",
+        [
+            DeleteRecordsTopicResult(
                 name=topic.name,
                 partitions=[
-                    delete_records_messages.DeleteRecordsPartitionResult(
+                    DeleteRecordsPartitionResult(
                         partition_index=each.partition_index,
                         low_watermark=-1,
                         error_code=_DENIED,
@@ -303,53 +358,48 @@ def delete_records(access: Access, request: Any, version: int) -> Verdict | None
                 ],
             )
             for topic in denied
-        ]
-
-    return Verdict(request, amend)
+        ],
+    )
 
 
 def offset_for_leader_epoch(
-    access: Access, request: Any, version: int
-) -> Verdict | None:
-    """For brokers at first (CLUSTER_ACTION), and since KIP-320 for consumers."""
+    access: Access, request: OffsetForLeaderEpochRequest, version: int
+) -> Amend | None:
+    """Require CLUSTER_ACTION, as of brokers, or DESCRIBE of each topic (KIP-320)."""
     if access.may_cluster(_O.CLUSTER_ACTION, log=False):
         return None
-    request.topics, denied = split(
-        request.topics, lambda topic: access.may_topic(_O.DESCRIBE, topic.topic)
+    denied = take_denied(
+        request, "topics", lambda topic: access.may_topic(_O.DESCRIBE, topic.topic)
     )
-    if not denied:
-        return None
-
-    def amend(response: Any) -> None:
-        response.topics += [
-            epoch_messages.OffsetForLeaderTopicResult(
+    return append_to(
+        "topics",
+        [
+            OffsetForLeaderTopicResult(
                 topic=topic.topic,
                 partitions=[
-                    epoch_messages.EpochEndOffset(
-                        partition=each.partition, error_code=_DENIED
-                    )
+                    EpochEndOffset(partition=each.partition, error_code=_DENIED)
                     for each in topic.partitions
                 ],
             )
             for topic in denied
-        ]
-
-    return Verdict(request, amend)
-
-
-def describe_producers(access: Access, request: Any, version: int) -> Verdict | None:
-    request.topics, denied = split(
-        request.topics, lambda topic: access.may_topic(_O.READ, topic.name)
+        ],
     )
-    if not denied:
-        return None
 
-    def amend(response: Any) -> None:
-        response.topics += [
-            describe_producers_messages.TopicResponse(
+
+def describe_producers(
+    access: Access, request: DescribeProducersRequest, version: int
+) -> Amend | None:
+    """Require READ of each topic."""
+    denied = take_denied(
+        request, "topics", lambda topic: access.may_topic(_O.READ, topic.name)
+    )
+    return append_to(
+        "topics",
+        [
+            TopicResponse(
                 name=topic.name,
                 partitions=[
-                    describe_producers_messages.PartitionResponse(
+                    PartitionResponse(
                         partition_index=index,
                         error_code=_DENIED,
                         error_message=TOPIC_DENIED,
@@ -358,41 +408,39 @@ def describe_producers(access: Access, request: Any, version: int) -> Verdict | 
                 ],
             )
             for topic in denied
-        ]
+        ],
+    )
 
-    return Verdict(request, amend)
 
+def forwarded_produce(
+    access: Access, request: ProduceRequest, version: int
+) -> Amend | None:
+    """Require WRITE of each topic: the coordinator adds partitions to transactions.
 
-def forwarded_produce(access: Access, request: Any, version: int) -> Verdict | None:
-    """What the coordinator may see of a Produce: it adds partitions to transactions.
-
-    A handler has asked before, and will again; here it is only what was denied that
-    must not become part of a transaction.
+    A handler has asked before, and asks again when it appends. Here it counts only that
+    no denied partition becomes part of a transaction, so no denial is logged.
     """
 
-    def is_allowed(data: Any) -> bool:
+    def may_write(data: TopicProduceData) -> bool:
         if version < _IDS_SINCE_PRODUCE:
             return access.may_topic(_O.WRITE, data.name, log=False)
         topic = access.topics.topic_by_id(data.topic_id)
         return topic is None or access.may_topic(_O.WRITE, topic.name, log=False)
 
-    request.topic_data, denied = split(request.topic_data, is_allowed)
-    if not denied:
-        return None
-
-    def amend(response: Any) -> None:
-        response.responses += [
-            produce_messages.TopicProduceResponse(
+    denied = take_denied(request, "topic_data", may_write)
+    return append_to(
+        "responses",
+        [
+            TopicProduceResponse(
                 name=data.name,
                 topic_id=data.topic_id,
                 partition_responses=[
-                    produce_messages.PartitionProduceResponse(
+                    PartitionProduceResponse(
                         index=each.index, error_code=_DENIED, base_offset=-1
                     )
                     for each in data.partition_data
                 ],
             )
             for data in denied
-        ]
-
-    return Verdict(request, amend)
+        ],
+    )

@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from mpbroker.protocol.acl import AclOperation, ResourceType
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
-from mpbroker.protocol.messages import add_partitions_to_txn as add_partitions_messages
-from mpbroker.protocol.messages import describe_transactions as describe_messages
-from mpbroker.protocol.messages import txn_offset_commit as offset_commit_messages
+from mpbroker.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
+from mpbroker.protocol.messages.add_partitions_to_txn import (
+    AddPartitionsToTxnPartitionResult,
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    AddPartitionsToTxnTopicResult,
+)
+from mpbroker.protocol.messages.describe_transactions import (
+    DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
+    TransactionState,
+)
+from mpbroker.protocol.messages.init_producer_id import InitProducerIdRequest
+from mpbroker.protocol.messages.list_transactions import (
+    ListTransactionsRequest,
+    ListTransactionsResponse,
+)
+from mpbroker.protocol.messages.txn_offset_commit import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitResponse,
+    TxnOffsetCommitResponsePartition,
+    TxnOffsetCommitResponseTopic,
+)
 from mpbroker.server.authorization.authorization import (
     CLUSTER_DENIED,
-    GROUP_DENIED,
     TRANSACTIONAL_ID_DENIED,
     Access,
-    Verdict,
-    refused,
 )
-from mpbroker.server.authorization.group_rules import may_group
-from mpbroker.server.authorization.topic_rules import split
+from mpbroker.server.authorization.rulings import Amend, Ruling, append_to, take_denied
 
 _O = AclOperation
 _TOPIC_DENIED: Final = ErrorCode.TOPIC_AUTHORIZATION_FAILED
@@ -28,7 +45,7 @@ _ID_DENIED: Final = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
 _FOR_BROKERS_SINCE: Final = 4  # of AddPartitionsToTxn
 
 
-def may_id(
+def _may_id(
     access: Access, operation: AclOperation, transactional_id: str, *, log: bool = True
 ) -> bool:
     return access.may(
@@ -36,15 +53,22 @@ def may_id(
     )
 
 
-def write_id(access: Access, request: Any, version: int) -> Verdict | None:
-    """Raises: ApiError: TRANSACTIONAL_ID_AUTHORIZATION_FAILED."""
-    if not may_id(access, _O.WRITE, request.transactional_id):
+def write_id(access: Access, request: Any, version: int) -> None:
+    """Require WRITE of the transactional id.
+
+    Raises:
+        ApiError: TRANSACTIONAL_ID_AUTHORIZATION_FAILED.
+    """
+    if not _may_id(access, _O.WRITE, request.transactional_id):
         raise ApiError(_ID_DENIED, TRANSACTIONAL_ID_DENIED)
-    return None
 
 
-def init_producer_id(access: Access, request: Any, version: int) -> Verdict | None:
-    """WRITE of the id; without one IDEMPOTENT_WRITE, or WRITE of any topic (KIP-679).
+def init_producer_id(
+    access: Access, request: InitProducerIdRequest, version: int
+) -> None:
+    """Require WRITE of the transactional id.
+
+    Without an id: IDEMPOTENT_WRITE of the cluster, or WRITE of any topic (KIP-679).
 
     Raises:
         ApiError: TRANSACTIONAL_ID_AUTHORIZATION_FAILED, CLUSTER_AUTHORIZATION_FAILED.
@@ -59,18 +83,22 @@ def init_producer_id(access: Access, request: Any, version: int) -> Verdict | No
     raise ApiError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, CLUSTER_DENIED)
 
 
-def add_partitions_to_txn(access: Access, request: Any, version: int) -> Verdict | None:
-    """All or nothing: if one topic is denied, the others are not attempted.
+def add_partitions_to_txn(
+    access: Access, request: AddPartitionsToTxnRequest, version: int
+) -> AddPartitionsToTxnResponse | None:
+    """Require WRITE of the transactional id, and WRITE of all topics.
+
+    All or nothing: if one topic is denied, the others are not attempted.
 
     Raises:
-        ApiError: CLUSTER_AUTHORIZATION_FAILED; from version 4 on it is for brokers.
+        ApiError: CLUSTER_AUTHORIZATION_FAILED: from version 4 on it is for brokers.
     """
     if version >= _FOR_BROKERS_SINCE:
         access.require_cluster(_O.CLUSTER_ACTION)
         return None
     topics = request.v3_and_below_topics
-    if not may_id(access, _O.WRITE, request.v3_and_below_transactional_id):
-        return refused(_added(topics, {}, _ID_DENIED))
+    if not _may_id(access, _O.WRITE, request.v3_and_below_transactional_id):
+        return _added(topics, {}, _ID_DENIED)
     codes: dict[str, ErrorCode] = {}
     for topic in topics:
         found = access.topics.topic(topic.name)
@@ -81,16 +109,23 @@ def add_partitions_to_txn(access: Access, request: Any, version: int) -> Verdict
             codes[topic.name] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     if _TOPIC_DENIED not in codes.values():
         return None
-    return refused(_added(topics, codes, ErrorCode.OPERATION_NOT_ATTEMPTED))
+    return _added(topics, codes, ErrorCode.OPERATION_NOT_ATTEMPTED)
 
 
-def _added(topics: Any, codes: dict[str, ErrorCode], others: ErrorCode) -> Any:
-    return add_partitions_messages.AddPartitionsToTxnResponse(
+def _added(
+    topics: Sequence[Any], codes: dict[str, ErrorCode], others: ErrorCode
+) -> AddPartitionsToTxnResponse:
+    """Return an answer that says a code for each topic.
+
+    Args:
+        others: the code of topics that have none in ``codes``.
+    """
+    return AddPartitionsToTxnResponse(
         results_by_topic_v3_and_below=[
-            add_partitions_messages.AddPartitionsToTxnTopicResult(
+            AddPartitionsToTxnTopicResult(
                 name=topic.name,
                 results_by_partition=[
-                    add_partitions_messages.AddPartitionsToTxnPartitionResult(
+                    AddPartitionsToTxnPartitionResult(
                         partition_index=index,
                         partition_error_code=codes.get(topic.name, others),
                     )
@@ -102,59 +137,61 @@ def _added(topics: Any, codes: dict[str, ErrorCode], others: ErrorCode) -> Any:
     )
 
 
-def add_offsets_to_txn(access: Access, request: Any, version: int) -> Verdict | None:
-    """Raises: ApiError: as write_id(), or GROUP_AUTHORIZATION_FAILED."""
+def add_offsets_to_txn(
+    access: Access, request: AddOffsetsToTxnRequest, version: int
+) -> None:
+    """Require WRITE of the transactional id, and READ of the group.
+
+    Raises:
+        ApiError: TRANSACTIONAL_ID_AUTHORIZATION_FAILED, GROUP_AUTHORIZATION_FAILED.
+    """
     write_id(access, request, version)
-    if not may_group(access, _O.READ, request.group_id):
-        raise ApiError(_GROUP_DENIED, GROUP_DENIED)
-    return None
+    access.require_group(_O.READ, request.group_id)
 
 
-def txn_offset_commit(access: Access, request: Any, version: int) -> Verdict | None:
-    response = offset_commit_messages.TxnOffsetCommitResponse
-
-    def refusal(topic: Any, code: ErrorCode) -> Any:
-        return offset_commit_messages.TxnOffsetCommitResponseTopic(
-            name=topic.name,
-            partitions=[
-                offset_commit_messages.TxnOffsetCommitResponsePartition(
-                    partition_index=each.partition_index, error_code=code
-                )
-                for each in topic.partitions
-            ],
-        )
-
+def txn_offset_commit(
+    access: Access, request: TxnOffsetCommitRequest, version: int
+) -> Ruling:
+    """Require WRITE of the transactional id, READ of the group and of each topic."""
     code = ErrorCode.NONE
-    if not may_id(access, _O.WRITE, request.transactional_id):
+    if not _may_id(access, _O.WRITE, request.transactional_id):
         code = _ID_DENIED
-    elif not may_group(access, _O.READ, request.group_id):
+    elif not access.may_group(_O.READ, request.group_id):
         code = _GROUP_DENIED
     if code:
-        return refused(
-            response(topics=[refusal(each, code) for each in request.topics])
+        return TxnOffsetCommitResponse(
+            topics=[_refused_commit(topic, code) for topic in request.topics]
         )
-    request.topics, denied = split(
-        request.topics, lambda topic: access.may_topic(_O.READ, topic.name)
+    denied = take_denied(
+        request, "topics", lambda topic: access.may_topic(_O.READ, topic.name)
     )
-    if not denied:
-        return None
-    refusals = [refusal(topic, _TOPIC_DENIED) for topic in denied]
-    if not request.topics:
-        return refused(response(topics=refusals))
-
-    def amend(answer: Any) -> None:
-        answer.topics += refusals
-
-    return Verdict(request, amend)
+    refusals = [_refused_commit(topic, _TOPIC_DENIED) for topic in denied]
+    if refusals and not request.topics:
+        return TxnOffsetCommitResponse(topics=refusals)
+    return append_to("topics", refusals)
 
 
-def describe_transactions(access: Access, request: Any, version: int) -> Verdict | None:
-    """DESCRIBE of the id; topics that the sender may not describe are left out."""
-    request.transactional_ids, denied = split(
-        request.transactional_ids, lambda each: may_id(access, _O.DESCRIBE, each)
+def _refused_commit(topic: Any, code: ErrorCode) -> TxnOffsetCommitResponseTopic:
+    return TxnOffsetCommitResponseTopic(
+        name=topic.name,
+        partitions=[
+            TxnOffsetCommitResponsePartition(
+                partition_index=each.partition_index, error_code=code
+            )
+            for each in topic.partitions
+        ],
     )
 
-    def amend(response: Any) -> None:
+
+def describe_transactions(
+    access: Access, request: DescribeTransactionsRequest, version: int
+) -> Amend:
+    """Require DESCRIBE of each id, and DESCRIBE of each topic that is told."""
+    denied = take_denied(
+        request, "transactional_ids", lambda each: _may_id(access, _O.DESCRIBE, each)
+    )
+
+    def amend(response: DescribeTransactionsResponse) -> None:
         for state in response.transaction_states:
             state.topics = [
                 row
@@ -162,21 +199,23 @@ def describe_transactions(access: Access, request: Any, version: int) -> Verdict
                 if access.may_topic(_O.DESCRIBE, row.topic, log=False)
             ]
         response.transaction_states += [
-            describe_messages.TransactionState(
-                transactional_id=transactional_id, error_code=_ID_DENIED
-            )
+            TransactionState(transactional_id=transactional_id, error_code=_ID_DENIED)
             for transactional_id in denied
         ]
 
-    return Verdict(request, amend)
+    return amend
 
 
-def list_transactions(access: Access, request: Any, version: int) -> Verdict | None:
-    def amend(response: Any) -> None:
+def list_transactions(
+    access: Access, request: ListTransactionsRequest, version: int
+) -> Amend:
+    """Require DESCRIBE of each id that is listed."""
+
+    def amend(response: ListTransactionsResponse) -> None:
         response.transaction_states = [
             state
             for state in response.transaction_states
-            if may_id(access, _O.DESCRIBE, state.transactional_id, log=False)
+            if _may_id(access, _O.DESCRIBE, state.transactional_id, log=False)
         ]
 
-    return Verdict(request, amend)
+    return amend
