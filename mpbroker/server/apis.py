@@ -102,8 +102,7 @@ _ROWS: Final = (
     Api(_K.LIST_PARTITION_REASSIGNMENTS, (0, 0), _O.DESCRIBE),
     Api(_K.DESCRIBE_CONFIGS, (1, 4), "cluster_rules:describe_configs"),
     Api(_K.ALTER_CONFIGS, (0, 2), "cluster_rules:alter_configs"),
-    Api(_K.INCREMENTAL_ALTER_CONFIGS, (0, 1),
-        "cluster_rules:incremental_alter_configs"),
+    Api(_K.INCREMENTAL_ALTER_CONFIGS, (0, 1), "cluster_rules:alter_configs"),
     Api(_K.LIST_CONFIG_RESOURCES, (0, 1), _O.DESCRIBE_CONFIGS),
 
     # -- users, ACLs, quotas, clients' metrics -----------------------------------------

@@ -11,7 +11,6 @@ from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.fields import (
     BOOLEAN,
     INT8,
-    INT16,
     INT32,
     STRING,
     Struct,
@@ -19,6 +18,7 @@ from mpbroker.protocol.fields import (
     field,
 )
 from mpbroker.protocol.message import Message
+from mpbroker.protocol.messages.alter_configs import AlterConfigsResourceResponse
 
 
 class AlterableConfig(Struct):
@@ -38,13 +38,6 @@ class IncrementalAlterConfigsRequest(
 ):
     resources: list[AlterConfigsResource] = array(AlterConfigsResource)
     validate_only: bool = field(BOOLEAN)
-
-
-class AlterConfigsResourceResponse(Struct):
-    error_code: int = field(INT16)
-    error_message: str | None = field(STRING, nullable="0+")
-    resource_type: int = field(INT8)
-    resource_name: str = field(STRING)
 
 
 class IncrementalAlterConfigsResponse(

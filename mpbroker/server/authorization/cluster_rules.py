@@ -6,12 +6,14 @@ from typing import Any, Final
 
 from mpbroker.protocol.acl import AclOperation
 from mpbroker.protocol.error_code import ErrorCode
-from mpbroker.protocol.messages import alter_configs as alter_configs_messages
-from mpbroker.protocol.messages import incremental_alter_configs as incremental_messages
 from mpbroker.protocol.messages.alter_client_quotas import (
     AlterClientQuotasRequest,
     AlterClientQuotasResponse,
     EntryResult,
+)
+from mpbroker.protocol.messages.alter_configs import (
+    AlterConfigsRequest,
+    AlterConfigsResourceResponse,
 )
 from mpbroker.protocol.messages.alter_user_scram_credentials import (
     AlterUserScramCredentialsRequest,
@@ -45,6 +47,9 @@ from mpbroker.protocol.messages.elect_leaders import (
     ElectLeadersResponse,
     PartitionResult,
     ReplicaElectionResult,
+)
+from mpbroker.protocol.messages.incremental_alter_configs import (
+    IncrementalAlterConfigsRequest,
 )
 from mpbroker.protocol.messages.write_txn_markers import (
     WritableTxnMarkerPartitionResult,
@@ -216,33 +221,15 @@ def describe_configs(
 
 
 def alter_configs(
-    access: Access, request: alter_configs_messages.AlterConfigsRequest, version: int
-) -> Amend | None:
-    """Require ALTER_CONFIGS of each resource."""
-    return append_to(
-        "responses",
-        _refused_resources(
-            access,
-            request,
-            _O.ALTER_CONFIGS,
-            alter_configs_messages.AlterConfigsResourceResponse,
-        ),
-    )
-
-
-def incremental_alter_configs(
     access: Access,
-    request: incremental_messages.IncrementalAlterConfigsRequest,
+    request: AlterConfigsRequest | IncrementalAlterConfigsRequest,
     version: int,
 ) -> Amend | None:
     """Require ALTER_CONFIGS of each resource."""
     return append_to(
         "responses",
         _refused_resources(
-            access,
-            request,
-            _O.ALTER_CONFIGS,
-            incremental_messages.AlterConfigsResourceResponse,
+            access, request, _O.ALTER_CONFIGS, AlterConfigsResourceResponse
         ),
     )
 

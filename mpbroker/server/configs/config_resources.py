@@ -9,8 +9,15 @@ Source: KIP-133 and KIP-339; ConfigAdminManager and ConfigurationControlManager.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from typing import Final, Protocol, TypeVar
 
 from mpbroker.base.config_def import (
     ConfigDef,
@@ -23,6 +30,7 @@ from mpbroker.metadata.metadata_image import MetadataImage, MetadataRecord
 from mpbroker.metadata.topics import TopicRegistry
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
+from mpbroker.protocol.messages.alter_configs import AlterConfigsResourceResponse
 from mpbroker.server.configs.client_metrics_config import (
     check_client_metrics_configs,
     check_subscription_name,
@@ -89,6 +97,16 @@ class Resource(Protocol):
     resource_name: str
 
 
+class Config(Protocol):
+    """A config of a resource in a request."""
+
+    name: str
+
+
+ResourceT = TypeVar("ResourceT", bound=Resource)
+ConfigT = TypeVar("ConfigT", bound=Config)
+
+
 class NamedOnce:
     """The resources of one request, which must all differ."""
 
@@ -105,13 +123,56 @@ class NamedOnce:
             )
 
 
+def alter_each(
+    resources: Sequence[ResourceT], alter: Callable[[ResourceT], None]
+) -> list[AlterConfigsResourceResponse]:
+    """Alter the resources of a request; return a response for each.
+
+    Args:
+        alter: changes one; the ApiError that it raises is told in the response.
+    """
+    named_once = NamedOnce(resources)
+    responses = []
+    for resource in resources:
+        response = AlterConfigsResourceResponse(
+            resource_type=resource.resource_type,
+            resource_name=resource.resource_name,
+            error_message=None,
+        )
+        responses.append(response)
+        try:
+            named_once.check(resource)
+            alter(resource)
+        except ApiError as error:
+            response.error_code = error.error_code
+            response.error_message = str(error)
+    return responses
+
+
+def each_once(configs: Iterable[ConfigT]) -> Iterator[ConfigT]:
+    """Yield the configs of one resource.
+
+    Raises:
+        ApiError: INVALID_REQUEST: one of them was yielded before.
+    """
+    seen = set()
+    for config in configs:
+        if config.name in seen:
+            raise ApiError(
+                ErrorCode.INVALID_REQUEST,
+                f"Error due to duplicate config keys: {config.name}",
+            )
+        seen.add(config.name)
+        yield config
+
+
+def null_value(name: str) -> ApiError:
+    """Return the error for a config that is to be set to null."""
+    return ApiError(ErrorCode.INVALID_REQUEST, f"Null value not supported for: {name}")
+
+
 def alter_resource(
-    resource_type: int,
-    name: str,
-    change: ConfigChange,
-    broker: Broker,
-    *,
-    validate_only: bool,
+    resource: Resource, change: ConfigChange, broker: Broker, *, validate_only: bool
 ) -> None:
     """Change the configs of one resource.
 
@@ -122,58 +183,75 @@ def alter_resource(
         ApiError: INVALID_REQUEST, INVALID_CONFIG, UNKNOWN_TOPIC_OR_PARTITION,
             KAFKA_STORAGE_ERROR, or what ``change`` raises; nothing was changed.
     """
-    registry, definition = broker.registry, broker.definition
-    if resource_type == TOPIC_RESOURCE:
-        if not name:
-            raise ApiError(
-                ErrorCode.INVALID_REQUEST, "Default topic resources are not allowed."
-            )
-        registry.alter_topic_config(name, change, validate_only=validate_only)
-        return
-    if resource_type == GROUP_RESOURCE:
-        check_group_name(name)
-        configs = broker_configs(broker)
+    alter = _ALTERATIONS.get(resource.resource_type)
+    if alter is None:
+        raise unsupported_resource(resource.resource_type)
+    alter(resource.resource_name, change, broker, validate_only)
 
-        def of_group(before: dict[str, str]) -> Mapping[str, str]:
-            after = change(before)
-            check_group_configs(after, configs)
-            return after
 
-        registry.alter_group_config(name, of_group, validate_only=validate_only)
-        return
-    if resource_type == CLIENT_METRICS_RESOURCE:
-        check_subscription_name(name)
+def _alter_topic(
+    name: str, change: ConfigChange, broker: Broker, validate_only: bool
+) -> None:
+    if not name:
+        raise ApiError(
+            ErrorCode.INVALID_REQUEST, "Default topic resources are not allowed."
+        )
+    broker.registry.alter_topic_config(name, change, validate_only=validate_only)
 
-        def of_subscription(image: MetadataImage) -> Sequence[MetadataRecord]:
-            before = dict(image.config(CLIENT_METRICS_RESOURCE, name))
-            after = change(dict(before))
-            check_client_metrics_configs(after)
-            return () if validate_only else subscription_records(name, before, after)
 
-        registry.change(of_subscription)
-        return
-    if resource_type != BROKER_RESOURCE:
-        raise unsupported_resource(resource_type)
+def _alter_group(
+    name: str, change: ConfigChange, broker: Broker, validate_only: bool
+) -> None:
+    check_group_name(name)
+    configs = broker_configs(broker)
+
+    def checked(before: dict[str, str]) -> Mapping[str, str]:
+        after = change(before)
+        check_group_configs(after, configs)
+        return after
+
+    broker.registry.alter_group_config(name, checked, validate_only=validate_only)
+
+
+def _alter_subscription(
+    name: str, change: ConfigChange, broker: Broker, validate_only: bool
+) -> None:
+    check_subscription_name(name)
+
+    def records(image: MetadataImage) -> Sequence[MetadataRecord]:
+        before = dict(image.config(CLIENT_METRICS_RESOURCE, name))
+        after = change(dict(before))
+        check_client_metrics_configs(after)
+        return () if validate_only else subscription_records(name, before, after)
+
+    broker.registry.change(records)
+
+
+def _alter_broker(
+    name: str, change: ConfigChange, broker: Broker, validate_only: bool
+) -> None:
+    """Change the configs of this broker; with an empty name, those of all brokers."""
     if name:
         check_broker_name(name, broker.node_id)
 
     def checked(before: dict[str, str]) -> Mapping[str, str]:
         after = change(dict(before))
         changed = {key: text for key, text in after.items() if before.get(key) != text}
-        _check_broker_configs(changed, definition, is_default=not name)
-        other = registry.broker_overrides("" if name else str(broker.node_id))
-        own, of_all = (after, other) if name else (other, after)
-        try:
-            touched = changed.keys() | before.keys() - after.keys()
-            if touched:
-                definition.check_together(own, of_all, touched)
-        except UnusableConfigError as error:
-            raise ApiError(ErrorCode.INVALID_CONFIG, str(error)) from None
-        except ConfigError as error:
-            raise ApiError(ErrorCode.INVALID_REQUEST, str(error)) from None
+        _check_broker_configs(changed, broker.definition, is_default=not name)
+        touched = changed.keys() | before.keys() - after.keys()
+        if touched:
+            _check_together(name, after, touched, broker)
         return after
 
-    registry.alter_broker_config(name, checked, validate_only=validate_only)
+    broker.registry.alter_broker_config(name, checked, validate_only=validate_only)
+
+
+_ALTERATIONS: Final[Mapping[int, Callable[[str, ConfigChange, Broker, bool], None]]] = {
+    TOPIC_RESOURCE: _alter_topic,
+    GROUP_RESOURCE: _alter_group,
+    CLIENT_METRICS_RESOURCE: _alter_subscription,
+    BROKER_RESOURCE: _alter_broker,
+}
 
 
 def broker_configs(broker: Broker) -> BrokerConfigs:
@@ -184,6 +262,28 @@ def broker_configs(broker: Broker) -> BrokerConfigs:
         broker.registry.broker_overrides(""),
         broker.static_configs,
     )
+
+
+def _check_together(
+    name: str, after: Mapping[str, str], touched: Collection[str], broker: Broker
+) -> None:
+    """Check configs that depend on each other.
+
+    Args:
+        name: of the resource: this broker, or "" for all brokers.
+        touched: the keys that are set, changed or taken away.
+
+    Raises:
+        ApiError: INVALID_CONFIG or INVALID_REQUEST.
+    """
+    other = broker.registry.broker_overrides("" if name else str(broker.node_id))
+    own, of_all = (after, other) if name else (other, after)
+    try:
+        broker.definition.check_together(own, of_all, touched)
+    except UnusableConfigError as error:
+        raise ApiError(ErrorCode.INVALID_CONFIG, str(error)) from None
+    except ConfigError as error:
+        raise ApiError(ErrorCode.INVALID_REQUEST, str(error)) from None
 
 
 def _check_broker_configs(

@@ -15,7 +15,6 @@ from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.incremental_alter_configs import (
     AlterableConfig,
     AlterConfigsResource,
-    AlterConfigsResourceResponse,
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
 )
@@ -28,9 +27,11 @@ from mpbroker.server.configs.config_entries import (
     TOPIC_RESOURCE,
 )
 from mpbroker.server.configs.config_resources import (
-    NamedOnce,
+    alter_each,
     alter_resource,
     broker_configs,
+    each_once,
+    null_value,
 )
 from mpbroker.server.configs.group_config_def import GROUP_CONFIG_DEF
 from mpbroker.server.handler_context import Broker, HandlerContext
@@ -49,50 +50,26 @@ def handle_incremental_alter_configs(
     request: IncrementalAlterConfigsRequest, context: HandlerContext
 ) -> IncrementalAlterConfigsResponse:
     """Change what can be changed; answer each resource for itself."""
-    broker = context.broker
+    broker, validate_only = context.broker, request.validate_only
     loggers = broker_loggers(broker.node_id, broker.levels)
-    named_once = NamedOnce(request.resources)
-    responses = []
-    for resource in request.resources:
-        response = AlterConfigsResourceResponse(
-            resource_type=resource.resource_type,
-            resource_name=resource.resource_name,
-            error_message=None,
-        )
-        responses.append(response)
-        try:
-            named_once.check(resource)
-            _check_operations(resource)
-            if resource.resource_type == BROKER_LOGGER_RESOURCE and loggers:
-                loggers.alter(
-                    resource.resource_name,
-                    resource.configs,
-                    validate_only=request.validate_only,
-                )
-                continue
-            edit = _Edit(resource, broker)
-            alter_resource(
-                resource.resource_type,
-                resource.resource_name,
-                edit.apply,
-                broker,
-                validate_only=request.validate_only,
+
+    def alter(resource: AlterConfigsResource) -> None:
+        _check_operations(resource)
+        if resource.resource_type == BROKER_LOGGER_RESOURCE and loggers:
+            loggers.alter(
+                resource.resource_name, resource.configs, validate_only=validate_only
             )
-        except ApiError as error:
-            response.error_code = error.error_code
-            response.error_message = str(error)
-    return IncrementalAlterConfigsResponse(responses=responses)
+        else:
+            edit = _Edit(resource, broker)
+            alter_resource(resource, edit.apply, broker, validate_only=validate_only)
+
+    return IncrementalAlterConfigsResponse(
+        responses=alter_each(request.resources, alter)
+    )
 
 
 def _check_operations(resource: AlterConfigsResource) -> None:
-    seen = set()
-    for config in resource.configs:
-        if config.name in seen:
-            raise ApiError(
-                ErrorCode.INVALID_REQUEST,
-                f"Error due to duplicate config keys: {config.name}",
-            )
-        seen.add(config.name)
+    for config in each_once(resource.configs):
         if not 0 <= config.config_operation <= OpType.SUBTRACT:
             raise ApiError(
                 ErrorCode.INVALID_REQUEST,
@@ -100,10 +77,7 @@ def _check_operations(resource: AlterConfigsResource) -> None:
                 " 0 (set), 1 (delete), 2 (append) or 3 (subtract).",
             )
         if config.value is None and config.config_operation != OpType.DELETE:
-            raise ApiError(
-                ErrorCode.INVALID_REQUEST,
-                f"Null value not supported for: {config.name}",
-            )
+            raise null_value(config.name)
 
 
 class _Edit:
