@@ -69,10 +69,8 @@ class HandlerRole:
         self._authorization = parts.authorization(self._registry)
         self._quotas = parts.client_quotas(self._registry)
         self._errors = ErrorCounts(handler, self._words)
-        self._disk, self._make_dispatcher = self._disk_and_dispatcher()
-        self._commit = GroupCommit(
-            handler, self._disk, self._purgatory.notify, self._words
-        )
+        disk, self._make_dispatcher = self._disk_and_dispatcher()
+        self._commit = GroupCommit(handler, disk, self._purgatory.notify, self._words)
         self._core_cache = self._teach_core()
 
     def run(self) -> None:
@@ -99,6 +97,7 @@ class HandlerRole:
             error_answer,
             partial(connection_name, self._words),
             self._errors.count,
+            self._quotas,
         )
         RequestHandler(
             self._handler,
@@ -107,10 +106,8 @@ class HandlerRole:
             dispatcher,
             self._purgatory,
             self._commit,
-            self._disk,
             memory.handler_bells[self._handler],
             self._core_cache,
-            self._quotas,
         ).run()
 
     def _note_step(self) -> None:

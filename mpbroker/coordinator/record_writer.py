@@ -27,7 +27,7 @@ from mpbroker.coordinator.transactions.transaction_markers import MarkerWriter
 from mpbroker.network.request_channel import HandlerEnd
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError, ProtocolError
-from mpbroker.server.authorization.authorizer_error import AuthorizerError
+from mpbroker.server.errors import AuthorizerError
 from mpbroker.server.group_commit import GroupCommit
 from mpbroker.server.purgatory import Purgatory
 from mpbroker.server.quotas.client_quotas import with_throttle

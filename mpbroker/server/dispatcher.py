@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from struct import Struct
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from mpbroker.base.logger import get_logger
 from mpbroker.ipc.black_box import EventKind, note
@@ -26,6 +26,9 @@ from mpbroker.protocol.headers import (
 )
 from mpbroker.server.handlers.api_versions import unsupported_version
 from mpbroker.server.request import CLOSE, Deferred, Request
+
+if TYPE_CHECKING:
+    from mpbroker.server.quotas.client_quotas import ClientQuotas
 
 _LOG = get_logger(__name__)
 
@@ -69,6 +72,7 @@ class RequestDispatcher:
         error_answer: makes the answer to a request that met a bug.
         name_connection: for log lines.
         count_error: told of the API key and the code of each error.
+        quotas: charge clients for what is executed; None: nothing is charged.
     """
 
     def __init__(
@@ -78,12 +82,14 @@ class RequestDispatcher:
         error_answer: ErrorAnswer,
         name_connection: Callable[[int], str],
         count_error: Callable[[int, int], None] = _nobody_counts,
+        quotas: ClientQuotas | None = None,
     ) -> None:
         self._apis = apis
         self._advertised = advertised
         self._error_answer = error_answer
         self._name_connection = name_connection
         self._count_error = count_error
+        self._quotas = quotas
         self.errors = 0
 
     def parse(
@@ -129,9 +135,10 @@ class RequestDispatcher:
         )
 
     def dispatch(self, request: Request) -> Answer:
-        """Handle a request; every exception ends here."""
+        """Handle a request and charge its client; every exception ends here."""
+        answer: Answer
         try:
-            return self._apis[request.api_key].handle(request)
+            answer = self._apis[request.api_key].handle(request)
         except ProtocolError as error:
             self._count_error(request.api_key, ErrorCode.INVALID_REQUEST)
             self._refuse(
@@ -139,13 +146,16 @@ class RequestDispatcher:
                 f"malformed {ApiKey(request.api_key).name}"
                 f" v{request.api_version}: {error}",
             )
-            return CLOSE
+            answer = CLOSE
         except ApiError as error:
             code = error.error_code
             self._count_error(request.api_key, code)
-            return self._error_answer(request, code) or CLOSE
+            answer = self._error_answer(request, code) or CLOSE
         except Exception:  # noqa: BLE001 - whatever it is, serving goes on
-            return self.met_bug(request)
+            answer = self.met_bug(request)
+        if self._quotas is not None:
+            answer = self._quotas.settle(request, answer)
+        return answer
 
     def met_bug(self, request: Request) -> Answer:
         """Within ``except``: log a bug of ours with its traceback, and answer."""

@@ -78,6 +78,9 @@ class _Sync(NamedTuple):
 class GroupCommit:
     """The syncs that one handler process has under way.
 
+    Attributes:
+        disk: makes the syncs.
+
     Args:
         words: the control segment's, where they are counted; None: here alone.
     """
@@ -93,7 +96,7 @@ class GroupCommit:
         self._count_word = handler_row(handler) + HANDLER_COUNTERS + C.SYNCS
         self._owner = handler + 1
         self._bit = 1 << handler
-        self._disk = disk
+        self.disk = disk
         self._notify = notify
         self._wanted: dict[int, SyncableLog] = {}
         self._running: dict[int, _Sync] = {}
@@ -138,7 +141,7 @@ class GroupCommit:
             else:
                 self._wanted[index] = log  # the next one, when this one has ended
         if syncs:
-            self._disk.start_all(syncs)
+            self.disk.start_all(syncs)
 
     def sync_at_once(self, logs: Sequence[SyncableLog]) -> None:
         """Make logs durable before this returns, if that holds up nobody.
@@ -146,7 +149,7 @@ class GroupCommit:
         Callers look at the rows afterwards: at what is not durable yet, as if they had
         not called; at what is offline, which is never to be synced again.
         """
-        disk = self._disk
+        disk = self.disk
         if not self.is_alone or len(logs) > _MOST_AT_ONCE or not disk.is_quick:
             return
         found: list[tuple[_Sync, list[int]]] = []
@@ -216,7 +219,7 @@ class GroupCommit:
         self._running[row.index] = _Sync(log, target)
 
         def start_others() -> None:
-            self._disk.start_all(syncs)
+            self.disk.start_all(syncs)
             syncs.clear()
 
         try:
@@ -259,7 +262,7 @@ class GroupCommit:
 
     def process_finished(self) -> bool:
         """Publish what syncs that have ended made durable; say if any has."""
-        done = self._disk.finished()
+        done = self.disk.finished()
         for token, error in done:
             index = self._tokens.pop(token)
             left = self._files_left[index]

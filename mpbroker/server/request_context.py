@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from struct import Struct
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from mpbroker.ipc.layout import (
     CONNECTION_LISTENER,
@@ -23,8 +23,35 @@ from mpbroker.ipc.layout import (
 )
 from mpbroker.network.connection_rows import connection_name, peer_address
 
+if TYPE_CHECKING:
+    from mpbroker.server.request import Request
+
 _MAX_SENDERS: Final = 4096
 _KEY: Final = Struct("=4q")
+
+
+class Sender:
+    """What all requests of a principal from a host by a listener have in common.
+
+    ``key`` tells it from others in native/server/verdicts.c: principal, listener and
+    address as words of a connection's row. None: it is not known there.
+    """
+
+    __slots__ = ("host", "key", "listener_name", "principal", "security_protocol")
+
+    def __init__(
+        self,
+        principal: str,
+        host: str,
+        listener_name: str,
+        security_protocol: str,
+        key: bytes | None = None,
+    ) -> None:
+        self.key = key
+        self.principal = principal
+        self.host = host
+        self.listener_name = listener_name
+        self.security_protocol = security_protocol
 
 
 class RequestContext:
@@ -55,57 +82,28 @@ class RequestContext:
     )
 
     def __init__(
-        self,
-        principal: str,
-        host: str,
-        listener_name: str,
-        security_protocol: str,
-        api_key: int,
-        api_version: int,
-        client_id: str | None,
-        correlation_id: int,
-        name: Callable[[int], str],
-        connection: int,
+        self, sender: Sender, request: Request, name: Callable[[int], str]
     ) -> None:
-        self.principal = principal
-        self.host = host
-        self.listener_name = listener_name
-        self.security_protocol = security_protocol
-        self.api_key = api_key
-        self.api_version = api_version
-        self.client_id = client_id
-        self.correlation_id = correlation_id
+        """Make the context of one request.
+
+        Args:
+            name: makes the id of a connection.
+        """
+        self.principal = sender.principal
+        self.host = sender.host
+        self.listener_name = sender.listener_name
+        self.security_protocol = sender.security_protocol
+        self.api_key = request.api_key
+        self.api_version = request.api_version
+        self.client_id = request.client_id
+        self.correlation_id = request.correlation_id
+        self._connection = request.connection
         self._name = name
-        self._connection = connection
 
     @property
     def connection_id(self) -> str:
         """Kafka's form: local address and port, peer's, and a number."""
         return self._name(self._connection)
-
-
-class Sender:
-    """What all requests of a principal from a host by a listener have in common.
-
-    ``key`` tells it from others in native/server/verdicts.c: principal, listener and
-    address as words of a connection's row. None: it is not known there.
-    """
-
-    __slots__ = ("host", "key", "listener_name", "principal", "security_protocol")
-
-    def __init__(
-        self,
-        principal: str,
-        host: str,
-        listener_name: str,
-        security_protocol: str,
-        key: bytes | None = None,
-    ) -> None:
-        self.key = key
-        self.principal = principal
-        self.host = host
-        self.listener_name = listener_name
-        self.security_protocol = security_protocol
 
 
 class RequestContexts:

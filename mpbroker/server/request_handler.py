@@ -39,9 +39,7 @@ from mpbroker.server.dispatcher import Answer, RequestDispatcher
 from mpbroker.server.fetch.fetch_service import send_parts
 from mpbroker.server.group_commit import GroupCommit
 from mpbroker.server.purgatory import DelayedOperation, Purgatory
-from mpbroker.server.quotas.client_quotas import ClientQuotas
 from mpbroker.server.request import CLOSE, NO_RESPONSE, Request
-from mpbroker.storage.log.disk_sync import DiskSync
 
 # Batched takes are worth 1.3-1.4x in pure Python; more than this only adds latency.
 _MAX_BATCH: Final = 16
@@ -67,10 +65,8 @@ class RequestHandler:
         dispatcher: RequestDispatcher,
         purgatory: Purgatory,
         group_commit: GroupCommit,
-        disk: DiskSync,
         doorbell: Doorbell,
         plain: PlainRequests | None = None,
-        quotas: ClientQuotas | None = None,
     ) -> None:
         self._words = control.words
         self._row = handler_row(handler)
@@ -79,9 +75,8 @@ class RequestHandler:
         self._purgatory = purgatory
         purgatory.on_bug = self._answer_bug
         self._group_commit = group_commit
-        self._disk = disk
+        self._disk = disk = group_commit.disk
         self._plain = plain
-        self._quotas = quotas
         self._execute_plain = _never_plain if plain is None else plain.execute
         self._epoll = select.epoll(flags=select.EPOLL_CLOEXEC)
         self._epoll.register(doorbell.fd, select.EPOLLIN | select.EPOLLET)
@@ -218,10 +213,8 @@ class RequestHandler:
         request = self._dispatcher.parse(*received)
         if isinstance(request, Request):
             answer = self._dispatcher.dispatch(request)
-            if self._quotas is not None:
-                answer = self._quotas.settle(request, answer)
-                if self._plain is not None:
-                    self._plain.learn_client(request)
+            if self._plain is not None:
+                self._plain.learn_client(request)
             self._send(request, answer)
             if (
                 self._plain is not None

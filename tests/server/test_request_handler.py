@@ -73,7 +73,6 @@ class Stage:
             self.dispatcher,
             self.purgatory,
             self.commit,
-            self.disk,
             memory.handler_bells[handler],
         )
 
@@ -241,7 +240,7 @@ def test_what_came_too_late_for_anothers_sync_starts_the_next_at_once(stage):
     stage.send(1)
     stage.handler.turn()
     assert stage.disk.started == []  # asked to be told of the other's
-    other._disk.end()
+    other.disk.end()
     other.process_finished()
     stage.handler.turn()
     assert len(stage.disk.started) == 1

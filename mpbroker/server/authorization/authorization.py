@@ -29,8 +29,8 @@ from mpbroker.protocol.acl import (
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.server.authorization.authorizer import Authorizer, Resource
-from mpbroker.server.authorization.authorizer_error import AuthorizerError
 from mpbroker.server.authorization.denial_log import DenialLog
+from mpbroker.server.errors import AuthorizerError
 from mpbroker.server.request import Request
 from mpbroker.server.request_context import (
     RequestContext,
@@ -239,18 +239,7 @@ class Authorization:
         if version != self._version:
             self._decisions.clear()
             self._version = version
-        context = RequestContext(
-            sender.principal,
-            sender.host,
-            sender.listener_name,
-            sender.security_protocol,
-            request.api_key,
-            request.api_version,
-            request.client_id,
-            request.correlation_id,
-            contexts.name,
-            request.connection,
-        )
+        context = RequestContext(sender, request, contexts.name)
         return Access(
             self.authorizer,
             context,

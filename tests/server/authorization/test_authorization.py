@@ -17,8 +17,8 @@ from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.metadata import MetadataRequest
-from mpbroker.server.authorization.authorizer_error import AuthorizerError
 from mpbroker.server.authorization.denial_log import printable
+from mpbroker.server.errors import AuthorizerError
 from mpbroker.server.request_context import RequestContexts
 from tests.server.authorization.authorization_stage import (
     Granting,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -25,7 +26,7 @@ from mpbroker.server.authorization.authorizer import (
     Resource,
     StandardAuthorizer,
 )
-from mpbroker.server.request_context import RequestContext
+from mpbroker.server.request_context import RequestContext, Sender
 
 Op = AclOperation
 TOPIC, GROUP = ResourceType.TOPIC, ResourceType.GROUP
@@ -49,9 +50,11 @@ class Store:
 
 
 def sender(principal: str = "User:alice", host: str = "10.0.0.1") -> RequestContext:
-    return RequestContext(
-        principal, host, "PLAINTEXT", "PLAINTEXT", 0, 0, "client", 1, str, 7
+    request = SimpleNamespace(
+        api_key=0, api_version=0, client_id="client", correlation_id=1, connection=7
     )
+    made = Sender(principal, host, "PLAINTEXT", "PLAINTEXT")
+    return RequestContext(made, request, str)
 
 
 def entry(

@@ -195,7 +195,6 @@ class Stage:
             dispatcher,
             purgatory,
             commit,
-            disk,
             memory.handler_bells[0],
             self.plain,
         )

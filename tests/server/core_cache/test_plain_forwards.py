@@ -222,7 +222,7 @@ def test_what_it_costs_is_charged_where_it_is_executed(pair):
             lambda number: "User:ANONYMOUS",
             mutation_burst_s=11,
         )
-        stage.handler._quotas = quotas
+        stage.handler._dispatcher._quotas = quotas
         if stage.plain is not None:
             stage.plain.take_quotas(quotas)
         for key in ("request_percentage", "producer_byte_rate"):

@@ -54,7 +54,7 @@ class QuotaStage(Stage):
             lambda number: "User:ANONYMOUS",
             mutation_burst_s=11,
         )
-        self.handler._quotas = quotas
+        self.handler._dispatcher._quotas = quotas
         if self.plain is not None:
             self.plain.take_quotas(quotas)
         self.registry.create_topic("t", 1)
