@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from importlib import import_module
 
 from mpbroker.broker.process_parts import ProcessParts
 from mpbroker.config.dynamic_checks import checked_definition
@@ -30,6 +31,9 @@ from mpbroker.server.produce.produce_service import ProduceService
 from mpbroker.server.purgatory import Purgatory
 from mpbroker.server.request_handler import RequestHandler
 from mpbroker.storage.log.disk_sync import DiskSync
+
+# Every client asks for Metadata first. Imported before the fork, all handlers share it.
+import_module("mpbroker.server.handlers.metadata")
 
 
 class HandlerRole:

@@ -48,12 +48,12 @@ BEFORE_THE_FORK = """
     protocol.primitives protocol.records.batch_header protocol.records.compression
     protocol.records.crc32c protocol.records.log_validator protocol.records.record_batch
     protocol.records.record_walk protocol.source_writer protocol.transactional_produce
-    server.acl_apis server.admin_apis server.api_messages server.apis server.core_cache
+    server.api_messages server.apis server.core_cache server.described_partitions
     server.dispatcher server.fetch.fetch_handler server.fetch.fetch_service
-    server.fetch.fetch_session server.group_commit server.handlers.api_versions
-    server.handlers.metadata server.intent server.produce.produce_handler
-    server.produce.produce_service server.purgatory server.quota_apis
-    server.quotas.client_quotas server.request server.request_handler server.sasl_apis
+    server.fetch.fetch_session server.group_commit server.handler_context
+    server.handlers.api_versions server.handlers.metadata server.intent
+    server.message_apis server.produce.produce_handler server.produce.produce_service
+    server.purgatory server.quotas.client_quotas server.request server.request_handler
     storage.files.batch_scan storage.files.checkpoints storage.files.leader_epochs
     storage.files.log_files storage.files.log_segment storage.files.offset_index
     storage.files.segment_list storage.files.segment_recovery storage.files.time_index
