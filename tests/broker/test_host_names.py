@@ -51,4 +51,4 @@ def test_who_had_no_descriptor_to_ask_with_asks_again(monkeypatch, number):
 @pytest.mark.parametrize("name", ["a..b", "x" * 70 + ".example", "\u2028"])
 def test_what_no_host_can_be_called_has_no_address(name, caplog):
     assert HostNames().addresses(name) == []
-    assert "a quota of it has no effect" in caplog.text
+    assert "a quota for it has no effect" in caplog.text

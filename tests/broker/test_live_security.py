@@ -259,7 +259,7 @@ def test_what_cannot_be_used_is_refused_with_the_setting_and_the_remedy(
     told = refused(broker, {f"{SASL}.sasl.enabled.mechanisms": "GSSAPI"})
     assert "GSSAPI is not served" in told
     told = refused(broker, {f"{SASL}.PLAIN.connections.max.reauth.ms": "9"})
-    assert "there is no mechanism 'PLAIN'" in told and "plain" in told
+    assert "there is no SASL mechanism 'PLAIN'" in told and "plain" in told
     told = refused(broker, {USERS: JAAS.format('user_bob="hunter2')})
     assert USERS in told and "hunter2" not in told
     assert is_of(broker, pki, 0) and logs_in(broker, "alice", "wonder")
