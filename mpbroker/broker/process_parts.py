@@ -19,7 +19,7 @@ from mpbroker.ipc.tables.quota_table import QuotaTable
 from mpbroker.ipc.tables.transaction_table import TransactionTable
 from mpbroker.metadata.metadata_log import MetadataLog
 from mpbroker.metadata.topic_names import OFFSETS_TOPIC, TRANSACTION_TOPIC
-from mpbroker.metadata.topics import NewTopic, Topic, TopicRegistry
+from mpbroker.metadata.topics import NewTopic, RegistryHooks, Topic, TopicRegistry
 from mpbroker.server.quotas.client_quotas import ClientQuotas
 from mpbroker.storage.log_directory import LogDirectory
 from mpbroker.storage.log_manager import LogManager
@@ -87,10 +87,9 @@ class ProcessParts:
             capacity=MAX_PARTITIONS,
             broker_values=config.broker_values(),
             now_ms=_now_ms,
-            on_removed=on_removed,
-            initialise_row=self.memory.table.initialise_row,
-            on_broker_config=on_broker_config,
-            step=step,
+            hooks=RegistryHooks(
+                on_removed, on_broker_config, self.memory.table.initialise_row, step
+            ),
         )
 
     def logs(

@@ -84,6 +84,30 @@ class NewTopic(NamedTuple):
     overrides: Mapping[str, str] = {}
 
 
+def _no_step() -> None:
+    """Ignore a step."""
+
+
+class RegistryHooks(NamedTuple):
+    """What a registry calls as it replays the log.
+
+    Attributes:
+        on_removed: called with every topic that catch_up() finds deleted, after it is
+            gone from the registry; not for what was deleted before the registry was
+            made.
+        on_broker_config: called by catch_up() when broker configs or quotas are new.
+        initialise_row: makes a row of the partition table usable. Called before the
+            partition that gets the row can be found.
+        step: called at each record replayed and at each row made usable, to show that
+            a long replay makes progress.
+    """
+
+    on_removed: Callable[[Topic], None] | None = None
+    on_broker_config: Callable[[], None] | None = None
+    initialise_row: Callable[[int], None] | None = None
+    step: Callable[[], None] = _no_step
+
+
 class TopicRegistry:
     """The topics and dynamic configs of the broker. Not for several threads."""
 
@@ -95,10 +119,7 @@ class TopicRegistry:
         capacity: int,
         broker_values: Mapping[str, ConfigValue] | None = None,
         now_ms: Callable[[], int],
-        on_removed: Callable[[Topic], None] | None = None,
-        initialise_row: Callable[[int], None] | None = None,
-        on_broker_config: Callable[[], None] | None = None,
-        step: Callable[[], None] = lambda: None,
+        hooks: RegistryHooks = RegistryHooks(),  # noqa: B008 - it cannot be changed
     ) -> None:
         """Replay the log so far.
 
@@ -108,14 +129,10 @@ class TopicRegistry:
             capacity: rows of the shared partition table.
             broker_values: static values of the broker by key, of which topics inherit.
             now_ms: the clock, for the timestamps in the log.
-            on_removed: called for every topic that catch_up() finds deleted, after it
-                is gone from the registry; not for what was deleted before this start.
-            initialise_row: makes a row of the table usable, before it is published.
-            on_broker_config: told by catch_up() of new broker configs and quotas.
-            step: called at each record replayed and row made usable: it moves.
+            hooks: called as the log is replayed.
         """
-        self._step = step
-        self._initialise_row = initialise_row
+        self._step = hooks.step
+        self._initialise_row = hooks.initialise_row
         self._log = log
         self._broker_id = broker_id
         self._capacity = capacity
@@ -131,8 +148,8 @@ class TopicRegistry:
         self._on_removed: Callable[[Topic], None] | None = None
         self._on_broker_config: Callable[[], None] | None = None
         self.catch_up()
-        self._on_removed = on_removed
-        self._on_broker_config = on_broker_config
+        self._on_removed = hooks.on_removed
+        self._on_broker_config = hooks.on_broker_config
 
     # -- reading ----------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from mpbroker.base.storage_errors import CorruptLogError
 from mpbroker.metadata.log_config import LogConfig
 from mpbroker.metadata.metadata_log import MetadataLog, recover_metadata_log
 from mpbroker.metadata.topic_names import check_topic_name, is_legal_topic_name
-from mpbroker.metadata.topics import NewTopic
+from mpbroker.metadata.topics import NewTopic, RegistryHooks
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from tests.support.metadata import (
@@ -269,7 +269,7 @@ def test_removed_topics_are_told_to_every_process_once(tmp_path):
     told = []
     one = registry(tmp_path, cell)
     watching = registry(
-        tmp_path, cell, on_removed=lambda topic: told.append(topic.partitions)
+        tmp_path, cell, hooks=RegistryHooks(lambda topic: told.append(topic.partitions))
     )
     one.create_topic("a", 2)
     one.delete_topic("a")
@@ -277,7 +277,9 @@ def test_removed_topics_are_told_to_every_process_once(tmp_path):
     assert watching.catch_up() is True
     assert watching.catch_up() is False
     assert told == [[0, 1]]
-    registry(tmp_path, cell, on_removed=lambda topic: told.append(topic.partitions))
+    registry(
+        tmp_path, cell, hooks=RegistryHooks(lambda topic: told.append(topic.partitions))
+    )
     assert told == [[0, 1]]
 
 
@@ -290,7 +292,7 @@ def test_who_has_replayed_a_part_of_a_change_goes_on_with_nothing(tmp_path, erro
     def fail(topic):
         raise error
 
-    failing = registry(tmp_path, cell, on_removed=fail)
+    failing = registry(tmp_path, cell, hooks=RegistryHooks(fail))
     one.create_topic("a", 2)
     one.delete_topic("a")
     one.create_topic("b", 1)

@@ -24,7 +24,7 @@ from mpbroker.ipc.layout import (
 from mpbroker.ipc.response_parts import FilePart, read_parts
 from mpbroker.ipc.tables.transaction_table import TransactionTable
 from mpbroker.metadata.metadata_log import MetadataLog, recover_metadata_log
-from mpbroker.metadata.topics import TopicRegistry
+from mpbroker.metadata.topics import RegistryHooks, TopicRegistry
 from mpbroker.network.request_channel import HandlerEnd, ProcessorEnd
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.headers import encode_request_header
@@ -97,7 +97,7 @@ class Stage:
             broker_id=1,
             capacity=100,
             now_ms=lambda: 1,
-            initialise_row=memory.table.initialise_row,
+            hooks=RegistryHooks(initialise_row=memory.table.initialise_row),
         )
         self.logs = LogManager(directories, memory.table, self.registry)
         self.channel = HandlerEnd(
