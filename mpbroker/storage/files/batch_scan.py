@@ -1,8 +1,9 @@
 """Walk the batches of a segment file by their headers, in chunks of bounded size.
 
-Two walks: over what was committed, where anything odd is corruption and is raised; and
-over what a crash may have left, where the first thing that is not a whole batch with
-the right checksum is the end.
+There are two kinds of walk. Walks over committed bytes look at headers only, and raise
+CorruptLogError at bytes that are not a batch. The walk over bytes that a crash may
+have left, ``scan_valid_batches``, also checks checksums, and ends at the first bytes
+that are not a whole batch.
 
 Source: Kafka protocol guide, "Record Batch".
 """
@@ -28,7 +29,7 @@ from mpbroker.protocol.records.crc32c import crc32c
 
 _MIN_OLD_LENGTH: Final = 14
 _MAX_OLD_LENGTH: Final = 128 * 1024 * 1024
-# Parts of the header, for walks that look at no more of it.
+# Parts of the header, for walks that need only these fields.
 _SPAN: Final = Struct(">qi11xi")  # base offset, length, last offset delta
 # Base offset, length, magic, CRC, last offset delta, max timestamp, record count.
 _CHECKED: Final = Struct(">qi4xbI2xi8xq14xi")
@@ -36,7 +37,7 @@ _PRODUCED: Final = Struct(">8xi4xb26xq")  # length, magic, producer id
 _SPAN_BYTES: Final = _SPAN.size
 CHUNK_BYTES: Final = 64 * 1024
 _VALIDATION_CHUNK_BYTES: Final = 1024 * 1024
-_SEARCH_CHUNK_BYTES: Final = 8 * 1024  # what lies between two index entries, mostly
+_SEARCH_CHUNK_BYTES: Final = 8 * 1024  # mostly, two index entries are closer than this
 _new_tuple: Final = tuple.__new__  # a quarter of the cost of calling the class
 
 # Position, end, base offset, last offset, max timestamp, record count: a plain tuple,
@@ -47,10 +48,11 @@ ValidBatch = tuple[int, int, int, int, int, int]
 def scan_batches(fd: int, position: int, end: int) -> Iterator[tuple[int, BatchHeader]]:
     """Yield position and header of the committed batches from ``position`` to ``end``.
 
-    Small batches come many to a read; the bodies of large ones are skipped.
+    One read covers many small batches; the bodies of large ones are skipped.
 
     Raises:
-        CorruptLogError: these bytes are not batches, though they were committed.
+        CorruptLogError: there are committed bytes that are not a batch.
+        OSError: the file cannot be read.
     """
     while position < end:
         chunk = os.pread(fd, min(CHUNK_BYTES, end - position), position)
@@ -69,17 +71,24 @@ def scan_batches(fd: int, position: int, end: int) -> Iterator[tuple[int, BatchH
 
 
 def read_batch(fd: int, position: int, header: BatchHeader) -> bytes:
-    """Return all bytes of a batch that a scan has found."""
+    """Return all bytes of a batch, whose position and header come from a scan."""
     return os.pread(fd, header.size_in_bytes, position)
 
 
 def find_batch(fd: int, position: int, end: int, offset: int) -> tuple[int, int]:
     """Return (position, size) of the first batch whose last offset is >= ``offset``.
 
-    (-1, 0) if there is none before ``end``. ``position`` is a batch's.
+    Args:
+        fd: the log file.
+        position: the position of the batch to begin with.
+        end: the end of the committed bytes.
+        offset: the offset to look for.
+
+    Returns:
+        Position and size in bytes; (-1, 0) if there is no such batch before ``end``.
 
     Raises:
-        CorruptLogError: as in ``scan_batches``.
+        CorruptLogError, OSError: as in ``scan_batches``.
     """
     unpack = _SPAN.unpack_from
     while position < end:
@@ -102,7 +111,7 @@ def batch_size_at(fd: int, position: int) -> int:
     """Return the size in bytes of the batch at a position.
 
     Raises:
-        CorruptLogError: there is none.
+        CorruptLogError: there is no batch.
     """
     head = os.pread(fd, LOG_OVERHEAD, position)
     if len(head) == LOG_OVERHEAD:
@@ -113,7 +122,14 @@ def batch_size_at(fd: int, position: int) -> int:
 
 
 def scan_valid_batches(fd: int, position: int, end: int) -> Iterator[ValidBatch]:
-    """Yield batches while they are whole and their checksums right; then stop."""
+    """Yield batches as long as they are whole and their checksums are right.
+
+    Yields:
+        Position, end, base offset, last offset, largest timestamp (ms), record count.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
     buffer = bytearray(_VALIDATION_CHUNK_BYTES)
     view = memoryview(buffer)
     unpack = _CHECKED.unpack_from
@@ -128,7 +144,7 @@ def scan_valid_batches(fd: int, position: int, end: int) -> Iterator[ValidBatch]
             if next_at <= have:
                 checksum = crc32c(view[at + ATTRIBUTES_POSITION : next_at])
             elif at:
-                break  # read again from here: it may fit then
+                break  # read again from here, so that the batch is in the buffer
             else:
                 start = position + ATTRIBUTES_POSITION
                 checksum = _crc_of_range(fd, start, position + next_at, view)
@@ -151,7 +167,7 @@ def scan_valid_batches(fd: int, position: int, end: int) -> Iterator[ValidBatch]
 def scan_producer_batches(
     fd: int, position: int, end: int
 ) -> Iterator[tuple[int, BatchHeader]]:
-    """As ``scan_batches``, but only of the batches that have a producer id.
+    """Do as ``scan_batches``, for the batches that have a producer id.
 
     Raises:
         CorruptLogError: as in ``scan_batches``.
@@ -175,7 +191,10 @@ def scan_producer_batches(
 
 
 def old_magic_at(fd: int, position: int) -> int | None:
-    """Return 0 or 1 if a message of that old format, whole, stands at a position."""
+    """Return the magic, 0 or 1, if a whole message of an old format is at a position.
+
+    None: there is none.
+    """
     head = os.pread(fd, MAGIC_POSITION + 1, position)
     if len(head) <= MAGIC_POSITION or head[MAGIC_POSITION] not in (0, 1):
         return None

@@ -1,14 +1,17 @@
-"""Checkpoint files of a log directory: one offset a partition.
+"""Read and write the checkpoint files of a log directory.
 
-Version 0, the number of entries, then `topic partition offset` lines. Three of them:
-up to where a partition is surely on disk (recovery-point-offset-checkpoint), where it
-starts (log-start-offset-checkpoint), up to where it is compacted
-(cleaner-offset-checkpoint).
+Each is a text file: the version 0, the number of entries, then one entry a line.
 
-They know topics by name, and a name may be another topic's since. So there is one more
-file, which Kafka does not have: checkpoint-topic-ids, of `topic id` lines, says of
-which topics the others speak. It is written behind them, so that it never says it of
-too many.
+    recovery-point-offset-checkpoint  topic partition offset; on disk below this offset
+    log-start-offset-checkpoint       topic partition offset; the log start offset
+    cleaner-offset-checkpoint         topic partition offset; compacted below this
+    checkpoint-topic-ids              topic id; not a file of Kafka's
+
+The first three name topics, and after a deletion a new topic may have the same name.
+So the fourth has the ids of the topics that the entries belong to. An entry is used
+only if that id is still the topic's. This file is written last: a process killed
+before that leaves old ids with new offsets, and a topic that is not in it, or has
+another id there, is checked from its first segment on.
 
 Source: Kafka's OffsetCheckpointFile.
 """
@@ -27,10 +30,15 @@ TopicPartition = tuple[str, int]
 
 
 def parse_checkpoint(text: str, *, fields: int) -> list[list[str]]:
-    """Return the fields of each entry; nothing for an empty file.
+    """Return the fields of each entry; an empty list for an empty file.
+
+    Args:
+        text: the content of the file.
+        fields: the number of fields in each entry.
 
     Raises:
-        CheckpointError: another version, a line of other fields, another count.
+        CheckpointError: the version is not 0, a line has another number of fields, or
+            the number of lines differs from the one stated.
     """
     lines = text.splitlines()
     if not lines:
@@ -47,10 +55,11 @@ def parse_checkpoint(text: str, *, fields: int) -> list[list[str]]:
 
 
 def read_offsets(path: str) -> dict[TopicPartition, int]:
-    """Read a checkpoint; a missing file holds nothing.
+    """Return the offset of each partition; an empty dict if there is no such file.
 
     Raises:
-        CheckpointError: the file is not one; the message names it.
+        CheckpointError: the content is malformed; the message names the file.
+        OSError: the file cannot be read.
     """
     try:
         with open(path, encoding="utf-8") as file:
@@ -63,17 +72,26 @@ def read_offsets(path: str) -> dict[TopicPartition, int]:
 
 
 def write_offsets(path: str, offsets: Mapping[TopicPartition, int]) -> None:
-    """Replace a checkpoint, durably."""
+    """Replace a checkpoint file, and force it to disk.
+
+    Raises:
+        OSError: it cannot be written; the old file is still there.
+    """
     lines = [f"0\n{len(offsets)}\n"]
     lines += [f"{topic} {part} {offset}\n" for (topic, part), offset in offsets.items()]
     write_file(path, "".join(lines).encode())
 
 
 def read_topic_ids(path: str) -> dict[str, str] | None:
-    """Return the ids of the topics that the checkpoints speak of; None: of any.
+    """Return the topic ids, as text, by topic name.
+
+    Returns:
+        None if there is no such file, as in a directory of Kafka's: then the entries
+        of the other files are used for whatever topic has the name.
 
     Raises:
-        CheckpointError: the file is not one; the message names it.
+        CheckpointError: the content is malformed; the message names the file.
+        OSError: the file cannot be read.
     """
     try:
         with open(path, encoding="utf-8") as file:
@@ -86,7 +104,11 @@ def read_topic_ids(path: str) -> dict[str, str] | None:
 
 
 def write_topic_ids(path: str, topic_ids: Mapping[str, str]) -> None:
-    """Replace that file, durably."""
+    """Replace checkpoint-topic-ids, and force it to disk. Write it after the others.
+
+    Raises:
+        OSError: it cannot be written; the old file is still there.
+    """
     lines = [f"0\n{len(topic_ids)}\n"]
     lines += [f"{name} {topic_id}\n" for name, topic_id in topic_ids.items()]
     write_file(path, "".join(lines).encode())

@@ -1,9 +1,10 @@
-"""The leader epochs of a partition: which epoch started at which offset.
+"""LeaderEpochs: which leader epoch of a partition started at which offset.
 
-`leader-epoch-checkpoint` holds version 0, the number of entries, then `epoch offset`
-lines. One broker leads for ever, so a directory of ours has the one entry `0 0`; one
-that Apache Kafka wrote may have more, and we go on in its last epoch: clients remember
-the epochs of batches, and believe no leader that is said to be of an older one.
+The text file `leader-epoch-checkpoint` has the version 0, the number of entries, then
+`epoch offset` lines. A directory that mpbroker made has one entry, `0 0`, because the
+leader never changes. A directory that Apache Kafka made may have more, and new batches
+get its last epoch: clients remember the epochs of batches, and reject a leader whose
+epoch is older.
 
 Source: Kafka's LeaderEpochFileCache; KIP-101, KIP-279.
 """
@@ -18,7 +19,7 @@ UNDEFINED: Final = -1
 
 
 class EpochEntry(NamedTuple):
-    """From this offset on, batches are of this epoch."""
+    """An epoch and the offset of its first batch."""
 
     epoch: int
     start_offset: int
@@ -34,17 +35,19 @@ class LeaderEpochs:
 
     @property
     def latest(self) -> int:
+        """The epoch of new batches."""
         return self.entries[-1].epoch
 
     def at(self, offset: int) -> int:
-        """Return the epoch that an offset is of."""
+        """Return the epoch of the batch at an offset."""
         earlier = [each.epoch for each in self.entries if each.start_offset <= offset]
         return earlier[-1] if earlier else self.entries[0].epoch
 
     def end_offset_for(self, epoch: int, log_end_offset: int) -> EpochEntry:
-        """Return the largest epoch not above ``epoch`` and where it ends.
+        """Return the largest epoch not above ``epoch`` and its end offset.
 
-        (-1, -1) for an epoch that we have not seen yet.
+        The answer to OffsetForLeaderEpoch. (-1, -1) for an epoch that is negative or
+        above the latest.
         """
         if epoch == self.latest:
             return EpochEntry(epoch, log_end_offset)
@@ -57,7 +60,13 @@ class LeaderEpochs:
 
 
 def read_leader_epochs(directory: str) -> LeaderEpochs:
-    """Read a partition's epochs; a file that is missing or torn counts as one epoch."""
+    """Read a partition's epochs.
+
+    A file that is missing or malformed gives the one entry `0 0`.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
     try:
         with open(f"{directory}/{FILE_NAME}", encoding="ascii") as file:
             lines = parse_checkpoint(file.read(), fields=2)

@@ -1,6 +1,8 @@
-"""File names of a partition's directory, and writes that are whole or not at all.
+"""Names of the files in a partition's directory, and writes of whole files.
 
-Source: Kafka's directory layout; `00000000000000000042.log` starts at offset 42.
+`00000000000000000042.log` is the log of the segment that starts at offset 42.
+
+Source: Kafka's directory layout (LogFileUtils).
 """
 
 import ctypes
@@ -13,7 +15,8 @@ INDEX_SUFFIX: Final = ".index"
 TIME_INDEX_SUFFIX: Final = ".timeindex"
 SNAPSHOT_SUFFIX: Final = ".snapshot"
 TXN_INDEX_SUFFIX: Final = ".txnindex"
-# Added to a whole name: to be removed; being written; complete, about to replace.
+# Added to a whole name. `.deleted`: will be removed after a delay. `.cleaned`: is
+# being written. `.swap`: is complete, and replaces the files of the plain names.
 DELETED_SUFFIX: Final = ".deleted"
 CLEANED_SUFFIX: Final = ".cleaned"
 SWAP_SUFFIX: Final = ".swap"
@@ -33,11 +36,12 @@ _FALLOC_FL_KEEP_SIZE: Final = 1
 
 
 def segment_file(directory: str, base_offset: int, suffix: str) -> str:
+    """Return the path of one of a segment's files."""
     return f"{directory}/{base_offset:020d}{suffix}"
 
 
 def base_offset_of(name: str, suffix: str) -> int | None:
-    """Return the offset in a file's name, or None if it is not such a file's name."""
+    """Return the offset in a name of 20 digits and the suffix; None: another name."""
     digits = name.removesuffix(suffix)
     if len(digits) != _DIGITS or len(name) != _DIGITS + len(suffix):
         return None
@@ -51,11 +55,11 @@ def base_offsets(directory: str, suffix: str) -> list[int]:
 
 
 def write_whole(fd: int, content: bytes | memoryview, position: int) -> None:
-    """Write all of ``content`` at ``position``, however the kernel cuts it.
+    """Write all of ``content`` at ``position``, in several calls if one is not enough.
 
     Raises:
-        OSError: ENOSPC, EDQUOT, EIO... Bytes may be there already; they are beyond
-            what was committed.
+        OSError: ENOSPC, EDQUOT, EIO... A part may have been written. Callers write
+            beyond the committed end, so no reader sees it.
     """
     written = os.pwrite(fd, content, position)
     size = len(content)
@@ -67,7 +71,7 @@ def write_whole(fd: int, content: bytes | memoryview, position: int) -> None:
 
 
 def sync_directory(directory: str) -> None:
-    """Make the names in a directory durable."""
+    """Force the names in a directory (creations, renames, removals) to disk."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -76,11 +80,19 @@ def sync_directory(directory: str) -> None:
 
 
 def write_file(path: str, content: bytes, *, sync: bool = True) -> None:
-    """Replace a file: readers see the old content or the new, also after a crash.
+    """Replace a file: readers see all of the old content or all of the new.
 
-    The temporary name holds the writer's pid, so that two processes which replace the
-    same file cannot mix their bytes. Without ``sync`` a power cut may leave an empty
-    file; for content that proves itself by a checksum.
+    The temporary name has the writer's pid, so that two processes which replace the
+    same file cannot mix their bytes.
+
+    Args:
+        path: the file.
+        content: its new content.
+        sync: whether to force content and name to disk. Without it a power cut may
+            leave an empty file: only for content that has a checksum.
+
+    Raises:
+        OSError: the new content cannot be written; the old file is still there.
     """
     temporary = f"{path}.{os.getpid()}.tmp"
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
@@ -94,21 +106,27 @@ def write_file(path: str, content: bytes, *, sync: bool = True) -> None:
         os.unlink(temporary)
         raise
     os.close(fd)
+    # The content is on disk before the name leads to it. Killed before the rename, the
+    # old file stays in use, and a `.tmp` file is left behind.
     os.rename(temporary, path)
     if sync:
         sync_directory(os.path.dirname(path))
 
 
 def create_file(path: str) -> int:
-    """Open for reading and writing, made if absent; return the descriptor."""
+    """Open a file for reading and writing; create it if absent.
+
+    Returns:
+        The descriptor.
+    """
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
 
 
 def reserve_space(fd: int, size: int) -> None:
-    """Reserve blocks for a file of ``size`` bytes; its length stays what it is.
+    """Reserve disk blocks for a file of ``size`` bytes without changing its length.
 
-    So appends need no new blocks, and the end of the file still tells where the log
-    ends. A file system that cannot do it is left alone.
+    Appends then need no new blocks, and the log still ends where the file ends. Where
+    the file system does not support this, nothing happens.
 
     Raises:
         OSError: ENOSPC.
@@ -125,6 +143,7 @@ def reserve_space(fd: int, size: int) -> None:
 
 
 def remove_if_exists(path: str) -> None:
+    """Remove a file, unless it is gone already."""
     try:
         os.unlink(path)
     except FileNotFoundError:
@@ -132,7 +151,10 @@ def remove_if_exists(path: str) -> None:
 
 
 def remove_uncommitted_segments(directory: str, active_base_offset: int) -> None:
-    """Remove segments above the active one: rolls that died before their commit."""
+    """Remove the segments of rolls that were not committed: those above the active one.
+
+    Under the row's lock, so that no roll is between its new file and its commit.
+    """
     for base in base_offsets(directory, LOG_SUFFIX):
         if base > active_base_offset:
             for suffix in SEGMENT_SUFFIXES:

@@ -1,4 +1,7 @@
-"""A segment: one `.log` file and its indexes, opened when first needed."""
+"""LogSegment: one `.log` file and its indexes, opened when first needed.
+
+Source: Kafka's LogSegment.
+"""
 
 import os
 
@@ -21,9 +24,14 @@ from mpbroker.storage.files.txn_index import sync_aborted
 class LogSegment:
     """One segment as one process sees it.
 
-    ``size``, ``index_entries`` and ``time_index_entries`` of the active segment are in
-    the partition's row; methods take them as arguments. A segment that is no longer
-    active never changes, so its files say it.
+    How many bytes and index entries of the active segment are committed is in the
+    partition's row; methods take these numbers as arguments. A segment that is no
+    longer active does not change, so the sizes of its files are these numbers.
+
+    Args:
+        directory: the partition's directory.
+        base_offset: the offset of the first record, and the name of the files.
+        suffix: added to the names of the files, such as `.cleaned`.
     """
 
     __slots__ = (
@@ -48,18 +56,21 @@ class LogSegment:
         self._inode = 0
 
     def file(self, suffix: str) -> str:
+        """Return the path of one of the files, such as the one of `.index`."""
         return segment_file(self.directory, self.base_offset, suffix + self.suffix)
 
     @property
     def txn_index_path(self) -> str:
+        """Path of the index of aborted transactions, which need not exist."""
         return self.file(TXN_INDEX_SUFFIX)
 
     @property
     def fd(self) -> int:
-        """The open `.log` file.
+        """The descriptor of the `.log` file, opened if it is not open.
 
         Raises:
-            FileNotFoundError: removed by retention or by a compaction meanwhile.
+            FileNotFoundError: retention or compaction has removed the file.
+            OSError: it cannot be opened.
         """
         if self._fd < 0:
             self._fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
@@ -68,10 +79,15 @@ class LogSegment:
 
     @property
     def inode(self) -> int:
+        """The inode number of the open `.log` file."""
         return self._inode if self._fd >= 0 else os.fstat(self.fd).st_ino
 
     def create(self) -> None:
-        """Make the files, empty. What a dead creator left in them is dropped."""
+        """Create the log and both indexes, or empty those that a killed process left.
+
+        Raises:
+            OSError: they cannot be created.
+        """
         if self._fd < 0:
             self._fd = create_file(self.path)
             self._inode = os.fstat(self._fd).st_ino
@@ -80,17 +96,18 @@ class LogSegment:
         self.time_index.truncate(0)
 
     def truncate(self, size: int) -> None:
-        """Cut the log to ``size`` bytes."""
+        """Cut the log file to ``size`` bytes; the indexes stay as they are."""
         os.ftruncate(self.fd, size)
 
     def file_size(self) -> int:
+        """Return the bytes of the `.log` file, committed or not."""
         return os.fstat(self.fd).st_size
 
     def extent(self, state: LogState) -> tuple[int, int]:
         """Return how many bytes and offset index entries of the segment are committed.
 
         Args:
-            state: what is committed of the partition; it knows the active segment.
+            state: the committed state of the partition.
         """
         if self.base_offset == state.active_base_offset:
             return state.active_size, state.index_entries
@@ -99,13 +116,28 @@ class LogSegment:
     def find(self, offset: int, end: int, entries: int) -> tuple[int, int]:
         """Return (position, size) of the first batch that ends at or after ``offset``.
 
-        (-1, 0) if none does below the position ``end``.
+        Args:
+            offset: the offset to look for.
+            end: the end of the committed bytes.
+            entries: how many entries of the offset index are committed.
+
+        Returns:
+            Position and size in bytes; (-1, 0) if there is no such batch before
+            ``end``.
+
+        Raises:
+            CorruptLogError: there are bytes that are not a batch.
+            OSError: the files cannot be read.
         """
         start = self.offset_index.lookup(offset, entries)
         return find_batch(self.fd, start, end, offset)
 
     def first_batch(self, end: int) -> BatchHeader | None:
-        """Return the header of the first batch, if there is one below ``end``."""
+        """Return the header of the first batch; None if there is none before ``end``.
+
+        Raises:
+            CorruptLogError: there are bytes that are not a batch.
+        """
         for _, header in scan_batches(self.fd, 0, end):
             return header
         return None
@@ -117,9 +149,20 @@ class LogSegment:
     def finish(
         self, size: int, entries: int, time_entries: int, largest: TimestampOffset
     ) -> None:
-        """Make the files say what the row said, as the segment stops being active.
+        """Cut the files to the committed state, before the segment stops being active.
 
-        Idempotent: a roll that died before its commit is done again.
+        It may be repeated: a process killed in here has not committed its roll, so the
+        row still has these numbers for the next roll.
+
+        Args:
+            size: committed bytes of the log.
+            entries: committed entries of the offset index.
+            time_entries: committed entries of the time index.
+            largest: the largest timestamp and its offset; the time index of a segment
+                that is not active ends with it.
+
+        Raises:
+            OSError: a file cannot be changed.
         """
         last = self.time_index.last_entry(time_entries)
         if largest.timestamp > last.timestamp:
@@ -130,27 +173,37 @@ class LogSegment:
         os.ftruncate(self.fd, size)
 
     def sync(self) -> None:
-        """Force the log and both indexes to disk."""
+        """Force the log and its indexes to disk.
+
+        Raises:
+            OSError: the disk failed.
+        """
         os.fdatasync(self.fd)
         self.sync_indexes()
 
     def sync_indexes(self) -> None:
+        """Force the indexes to disk, that of aborted transactions too."""
         self.offset_index.sync()
         self.time_index.sync()
         sync_aborted(self.txn_index_path)
 
     def close(self) -> None:
+        """Close all files. They open again when needed."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
         self.close_indexes()
 
     def open_indexes(self) -> None:
-        """Open what an append needs every few KiB. Raises OSError."""
+        """Open both indexes, which an append writes to every few KiB.
+
+        Raises:
+            OSError: a file cannot be opened or created.
+        """
         self.offset_index.open()
         self.time_index.open()
 
     def close_indexes(self) -> None:
-        """Give the index descriptors back; they open again when needed."""
+        """Close both indexes. They open again when needed."""
         self.offset_index.close()
         self.time_index.close()

@@ -1,9 +1,14 @@
-"""The sparse offset index of a segment: where to start looking for an offset.
+"""OffsetIndex: where in a segment to start looking for an offset.
 
-An entry is an int32 relative offset and an int32 position, big-endian: "the batch at
-this position ends with this offset". How many entries count is the caller's to say:
-for the active segment it is in the partition's row, and what lies behind is a dead
-writer's, to be overwritten; for the others it is the file's size.
+The index is sparse. An entry has 8 bytes, big-endian:
+
+    int32  last offset of a batch, less the segment's base offset
+    int32  position of that batch in the log file
+
+The caller knows how many entries are committed. For the active segment the number is
+in the partition's row; entries behind them are from an append that died before its
+commit, and the next append overwrites them. For other segments the size of the file
+says it.
 
 Source: Kafka's OffsetIndex; `kafka-dump-log --index-sanity-check` checks the meaning.
 """
@@ -28,8 +33,12 @@ _SWAP: Final = sys.byteorder == "little"
 class OffsetIndex:
     """One `.index` file.
 
-    Entries that were committed never change, so they are read once and kept as two
-    native arrays: a look-up is one bisect in C.
+    Committed entries never change, so they are read once and kept in two arrays: a
+    lookup is one bisect in C. Methods that read or write raise OSError.
+
+    Args:
+        path: the file, created when it is first used.
+        base_offset: the segment's base offset.
     """
 
     __slots__ = ("_fd", "_offsets", "_positions", "base_offset", "path")
@@ -42,7 +51,11 @@ class OffsetIndex:
         self._positions = array("i")
 
     def write_entry(self, slot: int, last_offset: int, position: int) -> None:
-        """Write entry number ``slot``; it counts once the row or a rename says so."""
+        """Write entry number ``slot``, counted from 0, behind the committed entries.
+
+        It is not committed by this: an append commits it with the row's state, a
+        compaction by renaming the file.
+        """
         entry = _ENTRY.pack(last_offset - self.base_offset, position)
         write_whole(self._descriptor(), entry, slot * ENTRY_BYTES)
 
@@ -53,7 +66,10 @@ class OffsetIndex:
         write_whole(self._descriptor(), content, slot * ENTRY_BYTES)
 
     def load(self, entries: int) -> None:
-        """Read up to ``entries`` committed entries into memory."""
+        """Make sure that the first ``entries`` entries are in memory.
+
+        A file that is shorter gives fewer; ``check`` finds that out.
+        """
         have = len(self._offsets)
         if entries <= have:
             return
@@ -67,19 +83,29 @@ class OffsetIndex:
         self._positions.extend(words[1::2])
 
     def forget(self) -> None:
-        """Drop what was read, after the file was rewritten or to save memory."""
+        """Drop the entries in memory: the file was rewritten, or memory is short."""
         self._offsets = array("i")
         self._positions = array("i")
 
     def lookup(self, offset: int, entries: int) -> int:
-        """Return a position at or before the batch that holds ``offset``."""
+        """Return the position of an indexed batch at or before the one with ``offset``.
+
+        0, where the first batch is, if there is no such entry.
+
+        Args:
+            offset: the offset to look for.
+            entries: how many entries are committed.
+        """
         if entries > len(self._offsets):
             self.load(entries)
         slot = bisect_right(self._offsets, offset - self.base_offset) - 1
         return self._positions[slot] if slot >= 0 else 0
 
     def offset_behind(self, position: int, entries: int) -> int | None:
-        """Return an offset that no batch below a position reaches; None: not known."""
+        """Return an offset larger than all offsets before a position.
+
+        It is that of the first entry at or behind the position; None: there is none.
+        """
         self.load(entries)
         slot = bisect_left(self._positions, position)
         if slot >= min(entries, len(self._positions)):
@@ -87,23 +113,27 @@ class OffsetIndex:
         return self.base_offset + self._offsets[slot]
 
     def positions_above(self, position: int, entries: int) -> Iterator[int]:
-        """Yield where, behind a position, entries say that batches begin."""
+        """Yield the positions behind ``position`` that the first ``entries`` have."""
         self.load(entries)
         slot = bisect_right(self._positions, position)
         yield from self._positions[slot:entries]
 
     def entry(self, slot: int) -> tuple[int, int]:
-        """Return (last offset of the batch, its position) of a loaded entry."""
+        """Return (last offset of the batch, its position) of an entry in memory."""
         return self.base_offset + self._offsets[slot], self._positions[slot]
 
     def entries_below(self, offset: int, entries: int) -> int:
-        """Return how many of the first ``entries`` speak of offsets below this."""
+        """Return how many of the first ``entries`` have offsets below this one."""
         self.load(entries)
         relative = offset - self.base_offset - 1
         return min(entries, bisect_right(self._offsets, relative))
 
     def check(self, entries: int, log_size: int) -> None:
-        """Raise CorruptIndexError unless offsets and positions rise within the log."""
+        """Check that offsets and positions are ascending, and within the log.
+
+        Raises:
+            CorruptIndexError: they are not, or the file has fewer entries.
+        """
         self.load(entries)
         offsets, positions = self._offsets[:entries], self._positions[:entries]
         if len(offsets) < entries:
@@ -115,23 +145,26 @@ class OffsetIndex:
             raise CorruptIndexError(f"{self.path}: entries do not rise within the log")
 
     def file_entries(self) -> int:
-        """Return the number of whole entries in the file."""
+        """Return the number of whole entries in the file, committed or not."""
         return os.fstat(self._descriptor()).st_size // ENTRY_BYTES
 
     def truncate(self, entries: int) -> None:
-        """Cut the file to ``entries``: what follows was never committed."""
+        """Cut the file to ``entries`` entries; the others were never committed."""
         os.ftruncate(self._descriptor(), entries * ENTRY_BYTES)
         if len(self._offsets) > entries:
             del self._offsets[entries:]
             del self._positions[entries:]
 
     def sync(self) -> None:
+        """Force the file to disk."""
         os.fsync(self._descriptor())
 
     def open(self) -> None:
+        """Open the file now; create it if absent."""
         self._descriptor()
 
     def close(self) -> None:
+        """Close the file. It opens again when needed."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)

@@ -1,4 +1,4 @@
-"""The segments of a partition, in order, as one process knows them."""
+"""SegmentList: the segments of a partition, in order, as one process knows them."""
 
 import os
 from bisect import bisect_left, bisect_right
@@ -12,10 +12,14 @@ _OPEN_SEGMENTS: Final = 16  # of one partition; up to three descriptors each
 
 
 class SegmentList:
-    """Base offsets from the directory, and segment objects made when asked for.
+    """The base offsets found in a directory, and a LogSegment for each that is used.
 
-    A `.log` file above the active base offset belongs to a roll that was not
-    committed; it is not a segment.
+    A `.log` file above the active base offset was made by a roll that was not
+    committed (yet), and is left out.
+
+    Attributes:
+        directory: the partition's directory.
+        bases: the base offsets, ascending; the last is that of the active segment.
     """
 
     def __init__(self, directory: str) -> None:
@@ -27,8 +31,12 @@ class SegmentList:
         """Read the directory again.
 
         Args:
-            keep_open: the change was only a roll, so that files already open are
-                still those of the same names.
+            active_base_offset: the active segment's, from the committed state.
+            keep_open: keep files open whose segments are still there. Only for a
+                change by a roll: compaction puts other files under the same names.
+
+        Raises:
+            OSError: the directory cannot be read.
         """
         names = base_offsets(self.directory, LOG_SUFFIX)
         self.bases = names[: bisect_right(names, active_base_offset)]
@@ -40,6 +48,7 @@ class SegmentList:
             self._open.pop(base).close()
 
     def get(self, base_offset: int) -> LogSegment:
+        """Return the segment with this base offset; its files open when used."""
         segment = self._open.get(base_offset)
         if segment is None:
             segment = LogSegment(self.directory, base_offset)
@@ -47,17 +56,17 @@ class SegmentList:
         return segment
 
     def add(self, segment: LogSegment) -> None:
-        """Take over a segment that this process made: it is the last one now."""
+        """Add a segment that this process has made, as the last one."""
         self.bases.append(segment.base_offset)
         self._open[segment.base_offset] = segment
 
     def floor(self, offset: int) -> LogSegment | None:
-        """Return the last segment that starts at or below ``offset``."""
+        """Return the last segment that starts at or below ``offset``; None: none."""
         slot = bisect_right(self.bases, offset) - 1
         return self.get(self.bases[slot]) if slot >= 0 else None
 
     def next_base(self, base_offset: int) -> int | None:
-        """Return where the segment after this one starts; None after the active."""
+        """Return the base offset of the next segment; None after the active one."""
         slot = bisect_right(self.bases, base_offset)
         return self.bases[slot] if slot < len(self.bases) else None
 
@@ -72,6 +81,7 @@ class SegmentList:
         return self.bases[: bisect_left(self.bases, offset)]
 
     def forget(self, base_offset: int) -> None:
+        """Close a segment's files and drop it from the list."""
         segment = self._open.pop(base_offset, None)
         if segment is not None:
             segment.close()
@@ -79,9 +89,12 @@ class SegmentList:
             self.bases.remove(base_offset)
 
     def trim(self) -> bool:
-        """Close all but the last segment if too many are open; say whether.
+        """Close all but the last segment if more than 16 are open.
 
         A reader may walk through thousands of them.
+
+        Returns:
+            Whether segments were closed.
         """
         if len(self._open) <= _OPEN_SEGMENTS:
             return False
@@ -91,13 +104,17 @@ class SegmentList:
         return True
 
     def close(self) -> None:
-        """Close every file; the list of bases stays."""
+        """Close all files. ``bases`` stays as it is."""
         opened, self._open = self._open, {}
         for segment in opened.values():
             segment.close()
 
     def sizes(self, active_base_offset: int, active_size: int) -> int:
-        """Return the bytes of all `.log` files."""
+        """Return the committed bytes of all `.log` files.
+
+        Raises:
+            FileNotFoundError: a segment was removed since the directory was read.
+        """
         total = active_size
         for base in self.bases:
             if base < active_base_offset:

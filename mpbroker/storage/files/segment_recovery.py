@@ -1,9 +1,9 @@
-"""Find out what of a segment can be trusted, and rebuild the rest of its indexes.
+"""Check the end of a segment, and rebuild its indexes to fit.
 
-Used when a log is loaded. A segment is believed up to some offset: all of it after a
-clean stop, up to the recovery point after a crash, nothing of it without indexes. From
-the last index entry below that offset on, every batch is checked, and the first that
-is torn ends the log.
+Used when a log is loaded. The part of a segment below some offset is trusted: all of
+it after a clean stop; the part below the recovery point after a crash; none of it if
+an index file is missing. From the last index entry below that offset on, every batch
+is checked. The first batch that is not whole, or has a wrong checksum, ends the log.
 
 Source: Kafka's LogSegment.recover.
 """
@@ -21,7 +21,17 @@ _MAX_RELATIVE_OFFSET: Final = 0x7FFF_FFFF
 
 
 class SegmentTail(NamedTuple):
-    """What a segment holds after its recovery."""
+    """The valid content of a segment, as recovery found it.
+
+    Attributes:
+        next_offset: the offset after the last valid batch.
+        size: bytes of the log file up to the end of the last valid batch.
+        index_entries: entries of the offset index.
+        time_index_entries: entries of the time index.
+        bytes_since_index: bytes of log since the last index entry was made.
+        largest: the largest timestamp (ms) and its offset.
+        truncated_bytes: bytes of the log file behind ``size``, to be cut off.
+    """
 
     next_offset: int
     size: int
@@ -37,12 +47,17 @@ def recover_segment(
 ) -> SegmentTail:
     """Check a segment's batches from the last trusted index entry on.
 
-    The indexes are made to fit; cutting the log to ``size`` is left to the caller, who
-    first removes the segments after it.
+    The indexes are rewritten to fit. The log file is not cut: the caller first removes
+    all later segments, and then cuts it to ``size``.
+
+    A process that is killed in here leaves an index with fewer entries. The partition
+    is still unloaded, so the next process runs the same recovery again.
 
     Args:
-        trusted_below: index entries of offsets below this one are believed, if they
-            rise and the last of them points at its batch.
+        segment: its log file exists; an index that is missing is made.
+        trusted_below: index entries of offsets below this one are trusted, if they are
+            in ascending order and the last of them points at its batch.
+        index_interval_bytes: bytes of log between two entries of the offset index.
 
     Raises:
         OSError: the files cannot be read or cut.
@@ -61,7 +76,7 @@ def recover_segment(
         fd, position, file_size
     ):
         if base < next_offset or last - base_offset > _MAX_RELATIVE_OFFSET:
-            break  # bytes of an append that was never committed
+            break  # these bytes are from an append that was never committed
         if timestamp > max_timestamp and count:
             max_timestamp, max_offset = timestamp, last
         if since_index > index_interval_bytes:
@@ -73,13 +88,15 @@ def recover_segment(
         since_index += batch_end - here
         next_offset, end = last + 1, batch_end
     if position and end == position:
-        # The batch that was to say which offset comes here is not right itself.
+        # The batch at the last index entry is damaged, so the offset of what follows
+        # is not known: check the segment from its beginning.
         segment.offset_index.forget()
         return recover_segment(
             segment,
             trusted_below=TRUST_NOTHING,
             index_interval_bytes=index_interval_bytes,
         )
+    # Cut first: entries beyond the trusted ones may point at bytes that are not valid.
     segment.offset_index.truncate(entries)
     segment.time_index.truncate(time_entries)
     segment.offset_index.write_entries(entries, found)
@@ -100,7 +117,10 @@ def recover_segment(
 def _trusted_entries(
     segment: LogSegment, trusted_below: int, file_size: int
 ) -> tuple[int, int, int]:
-    """Return (index entries, time index entries, position of the last entry)."""
+    """Return (offset index entries, time index entries, position to check from).
+
+    The counts are those of the entries that are trusted. (0, 0, 0): no entry is.
+    """
     if trusted_below <= segment.base_offset:
         return 0, 0, 0
     index, time_index = segment.offset_index, segment.time_index

@@ -1,4 +1,8 @@
-"""Write a `.cleaned` segment, with indexes by the same rules as an append."""
+"""SegmentWriter: write the copy of a segment that compaction makes.
+
+The files have the suffix `.cleaned` while they are written. Index entries follow the
+same rules as those of an append: one entry every index.interval.bytes.
+"""
 
 import os
 from typing import Final
@@ -21,7 +25,16 @@ _BUFFER_BYTES: Final = 1024 * 1024
 
 
 class SegmentWriter:
-    """One segment being written; nobody sees it until ``complete`` renames it."""
+    """One segment being written; no reader sees it until ``install`` renames it.
+
+    Args:
+        directory: the partition's directory.
+        base_offset: the base offset in the names of the files.
+        index_interval_bytes: bytes of log between two entries of the offset index.
+
+    Raises:
+        OSError: the files cannot be made. The other methods raise it, too.
+    """
 
     def __init__(
         self, directory: str, base_offset: int, index_interval_bytes: int
@@ -39,14 +52,17 @@ class SegmentWriter:
 
     @property
     def size(self) -> int:
+        """Bytes of batches added so far, those in memory included."""
         return self._written + len(self._buffer)
 
     def write(self, batch: bytes, last_offset: int, timestamp: int) -> None:
         """Add a batch.
 
         Args:
-            timestamp: the largest in it, in ms; -1 for a batch without records, which
-                no look-up by timestamp may end at.
+            batch: all of its bytes, header included.
+            last_offset: the offset of its last record.
+            timestamp: the largest timestamp in it (ms); -1 for a batch without
+                records, so that a lookup by timestamp does not find it.
         """
         position = self.size
         if timestamp > self._largest.timestamp:
@@ -68,11 +84,12 @@ class SegmentWriter:
     def finish(
         self, aborted: list[AbortedTransaction] | None, modified_s: float
     ) -> None:
-        """Force everything to disk. Nothing but ``install`` is left to do.
+        """Write what is in memory, and force all files and their names to disk.
 
         Args:
-            aborted: content of the transaction index; None if it is to have none.
-            modified_s: the time that the log is given, that of the newest replaced.
+            aborted: the entries of the transaction index; None: make no such index.
+            modified_s: the modification time for the log file, in seconds since 1970:
+                that of the newest segment that it replaces.
         """
         self._flush()
         segment = self._segment
@@ -85,12 +102,15 @@ class SegmentWriter:
         sync_directory(segment.directory)
 
     def install(self) -> None:
-        """Give the files their final names, under the partition's lock.
+        """Rename the files from `.cleaned` to `.swap`, under the partition's lock.
 
-        First `.swap`, the log last: a loader, or whoever takes over the lock of one who
-        died in here, takes a `.log.swap` for complete and goes on from it.
+        A process that finds a `.log.swap` file takes the copy as complete, and puts it
+        in the place of the originals: see ``finish_swap`` in log_loader.py.
         """
         segment = self._segment
+        # The log last. Killed before its rename, the originals stay in use, and the
+        # files of this copy are removed at the next start. Killed after it, the next
+        # owner of the lock, or the next start, finishes the replacement.
         for suffix in reversed(SEGMENT_SUFFIXES):
             path = segment_file(segment.directory, segment.base_offset, suffix)
             try:
@@ -99,7 +119,7 @@ class SegmentWriter:
                 continue
 
     def abandon(self) -> None:
-        """Remove what was written."""
+        """Close and remove the files."""
         segment = self._segment
         segment.close()
         for suffix in SEGMENT_SUFFIXES:

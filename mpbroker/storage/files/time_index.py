@@ -1,9 +1,12 @@
-"""The sparse time index of a segment: the largest timestamp up to an offset.
+"""TimeIndex: the largest timestamp up to an offset of a segment.
 
-An entry is an int64 timestamp (ms) and an int32 relative offset, big-endian: "no batch
-up to the one ending with this offset has a larger timestamp, and that one has it".
-Timestamps and offsets both rise. The last entry of a segment that is not active is
-its largest timestamp.
+The index is sparse. An entry has 12 bytes, big-endian:
+
+    int64  timestamp in ms, the largest of all batches up to the next field's
+    int32  last offset of the batch with that timestamp, less the segment's base offset
+
+Timestamps and offsets are both ascending. The last entry of a segment that is not
+active is its largest timestamp.
 
 Source: Kafka's TimeIndex.
 """
@@ -29,7 +32,15 @@ class TimestampOffset(NamedTuple):
 
 
 class TimeIndex:
-    """One `.timeindex` file. Look-ups are rare: each reads what it needs."""
+    """One `.timeindex` file.
+
+    Lookups are rare, so each reads the entries from the file. Methods that read or
+    write raise OSError.
+
+    Args:
+        path: the file, created when it is first used.
+        base_offset: the segment's base offset.
+    """
 
     __slots__ = ("_fd", "base_offset", "path")
 
@@ -39,7 +50,11 @@ class TimeIndex:
         self._fd = -1
 
     def write_entry(self, slot: int, timestamp: int, offset: int) -> None:
-        """Write entry number ``slot``; it counts once the row or a rename says so."""
+        """Write entry number ``slot``, counted from 0, behind the committed entries.
+
+        It is not committed by this: an append commits it with the row's state, a
+        compaction by renaming the file.
+        """
         entry = _ENTRY.pack(timestamp, offset - self.base_offset)
         write_whole(self._descriptor(), entry, slot * ENTRY_BYTES)
 
@@ -50,7 +65,7 @@ class TimeIndex:
         write_whole(self._descriptor(), content, slot * ENTRY_BYTES)
 
     def last_entry(self, entries: int) -> TimestampOffset:
-        """Return the last of ``entries``, or (-1, base offset) if there is none."""
+        """Return the last of ``entries`` entries; (-1, base offset): there is none."""
         if entries:
             start = (entries - 1) * ENTRY_BYTES
             content = os.pread(self._descriptor(), ENTRY_BYTES, start)
@@ -60,7 +75,10 @@ class TimeIndex:
         return TimestampOffset(NO_TIMESTAMP, self.base_offset)
 
     def lookup(self, timestamp: int, entries: int) -> TimestampOffset:
-        """Return the last entry not above ``timestamp``, or (-1, base offset)."""
+        """Return the last entry whose timestamp is not above ``timestamp``.
+
+        (-1, base offset) if there is none.
+        """
         loaded = self._load(entries)
         slot = bisect_right(loaded, timestamp, key=lambda entry: entry[0]) - 1
         if slot < 0:
@@ -68,13 +86,17 @@ class TimeIndex:
         return TimestampOffset(loaded[slot][0], self.base_offset + loaded[slot][1])
 
     def entries_below(self, offset: int, entries: int) -> int:
-        """Return how many of the first ``entries`` speak of offsets below this."""
+        """Return how many of the first ``entries`` have offsets below this one."""
         relative = offset - self.base_offset
         loaded = self._load(entries)
         return bisect_right(loaded, relative - 1, key=lambda entry: entry[1])
 
     def check(self, entries: int) -> None:
-        """Raise CorruptIndexError unless timestamps and offsets rise."""
+        """Check that timestamps and offsets are ascending.
+
+        Raises:
+            CorruptIndexError: they are not, or the file has fewer entries.
+        """
         loaded = self._load(entries)
         if len(loaded) < entries:
             raise CorruptIndexError(f"{self.path}: {len(loaded)} of {entries} entries")
@@ -85,20 +107,23 @@ class TimeIndex:
             last_timestamp, last_offset = timestamp, offset
 
     def file_entries(self) -> int:
-        """Return the number of whole entries in the file."""
+        """Return the number of whole entries in the file, committed or not."""
         return os.fstat(self._descriptor()).st_size // ENTRY_BYTES
 
     def truncate(self, entries: int) -> None:
-        """Cut the file to ``entries``: what follows was never committed."""
+        """Cut the file to ``entries`` entries; the others were never committed."""
         os.ftruncate(self._descriptor(), entries * ENTRY_BYTES)
 
     def sync(self) -> None:
+        """Force the file to disk."""
         os.fsync(self._descriptor())
 
     def open(self) -> None:
+        """Open the file now; create it if absent."""
         self._descriptor()
 
     def close(self) -> None:
+        """Close the file. It opens again when needed."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)

@@ -1,13 +1,23 @@
-"""The index of aborted transactions of a segment, for readers of committed data.
+"""Read and write a segment's index of aborted transactions.
 
-An entry is int16 version 0, then int64 producer id, first offset, last offset (of the
-abort marker) and last stable offset at that time. It is written before the marker
-is, and so is there wherever a process died. Entries whose marker is not below the log
-end offset belong to nobody yet: readers skip them and the next writer cuts them off.
+Readers with isolation.level=read_committed need it. The file exists only if a
+transaction was aborted in the segment. An entry has 34 bytes, big-endian:
 
-It is forced to disk with the other indexes, when a recovery point is noted. From that
-point on a power cut may have taken any entry, or left one whose marker is gone: a start
-after a crash makes them anew, by the markers that it finds.
+    int16  version, 0
+    int64  producer id
+    int64  first offset of the transaction
+    int64  last offset, that of the abort marker
+    int64  last stable offset once the marker is appended
+
+An entry is written before its marker is appended, and is committed with it: readers
+skip entries whose last offset is not below the log end offset, and the next writer
+cuts them off. So a process killed between the two leaves nothing that readers see, and
+no marker without its entry.
+
+The file is forced to disk with the other indexes, before a recovery point is written.
+A power cut may take newer entries, or leave entries whose markers it took. So a start
+after a crash writes the entries from the recovery point on again, from the markers in
+the log.
 
 Source: Kafka's AbortedTxn, TransactionIndex and LogSegment.recover.
 """
@@ -32,7 +42,7 @@ _NEVER: Final = 1 << 63
 
 
 class AbortedTransaction(NamedTuple):
-    """What a producer wrote from first to last offset must not be delivered."""
+    """The offsets between which a producer's records must not be delivered."""
 
     producer_id: int
     first_offset: int
@@ -41,7 +51,15 @@ class AbortedTransaction(NamedTuple):
 
 
 def read_aborted(path: str, log_end_offset: int) -> list[AbortedTransaction]:
-    """Return a segment's committed entries; no file means none."""
+    """Return a segment's committed entries; an empty list if there is no file.
+
+    Args:
+        path: the index file.
+        log_end_offset: the end of the committed log.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
     try:
         with open(path, "rb") as file:
             content = file.read()
@@ -60,10 +78,20 @@ def read_aborted(path: str, log_end_offset: int) -> list[AbortedTransaction]:
 def find_aborted(
     path: str, log_end_offset: int, from_offset: int, until_offset: int
 ) -> tuple[list[AbortedTransaction], bool]:
-    """Return the committed entries that concern a range of offsets.
+    """Return the committed entries of transactions with records in a range of offsets.
 
-    Also whether all are found: entries that follow, here and in later segments, are of
-    transactions that began behind the range.
+    Args:
+        path: the index file of one segment; it need not exist.
+        log_end_offset: the end of the committed log.
+        from_offset: the first offset of the range.
+        until_offset: the offset behind the range.
+
+    Returns:
+        The entries, and whether they are all: True if the entries that follow, in this
+        segment and in later ones, are of transactions that began behind the range.
+
+    Raises:
+        OSError: the file cannot be read.
     """
     found: list[AbortedTransaction] = []
     try:
@@ -81,8 +109,8 @@ def find_aborted(
                     return found, False
                 if entry.first_offset < until_offset:
                     found.append(entry)
-                # Not where they are equal: behind an entry whose marker was never
-                # written, another transaction may begin at the marker's offset.
+                # If both are equal, go on: a transaction may begin at the offset of a
+                # marker that was never written, and its entry comes later.
                 if entry.last_stable_offset > until_offset:
                     return found, True
             if not whole:
@@ -93,12 +121,12 @@ def find_aborted(
 
 
 def _slot_of(fd: int, offset: int) -> int:
-    """Return the number of the first entry whose marker is not below an offset."""
+    """Return the number of the first entry whose marker is at ``offset`` or above."""
 
     def last_offset(slot: int) -> int:
         content = os.pread(fd, ENTRY_BYTES, slot * ENTRY_BYTES)
         if len(content) < ENTRY_BYTES:
-            return _NEVER  # cut off meanwhile
+            return _NEVER  # another process has cut it off
         return int(_ENTRY.unpack(content)[3])
 
     entries = os.fstat(fd).st_size // ENTRY_BYTES
@@ -106,9 +134,20 @@ def _slot_of(fd: int, offset: int) -> int:
 
 
 def append_aborted(path: str, entry: AbortedTransaction, log_end_offset: int) -> None:
-    """Add an entry behind those that are committed below ``log_end_offset``."""
+    """Add an entry behind the committed ones. Under the row's lock.
+
+    Args:
+        path: the index file, created if absent.
+        entry: its marker will be appended at ``log_end_offset``.
+        log_end_offset: the end of the committed log.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
     fd = create_file(path)
     try:
+        # Entries of markers that were never committed go first. Killed between the two
+        # calls, the file has just the committed entries.
         committed = _slot_of(fd, log_end_offset)
         os.ftruncate(fd, committed * ENTRY_BYTES)
         write_whole(fd, _ENTRY.pack(_VERSION, *entry), committed * ENTRY_BYTES)
@@ -119,11 +158,14 @@ def append_aborted(path: str, entry: AbortedTransaction, log_end_offset: int) ->
 def restore_aborted(
     path: str, found: list[AbortedTransaction], from_offset: int
 ) -> None:
-    """Make a segment's index say what the log does from an offset on.
+    """Rewrite a segment's index from the markers in the log, from an offset on.
 
     Args:
-        found: what the segment's markers abort, in their order; those below
-            ``from_offset`` count as little as the index does above it.
+        path: the index file; it is replaced as a whole if its content changes.
+        found: the transactions that the segment's markers abort, in the order of the
+            markers.
+        from_offset: entries with markers below it are kept from the file, those from
+            it on are taken from ``found``.
 
     Raises:
         OSError: the file cannot be read or replaced.
@@ -142,7 +184,7 @@ def restore_aborted(
 
 
 def sync_aborted(path: str) -> None:
-    """Force a segment's index, if it has one, and its name to disk."""
+    """Force a segment's index and its name to disk; do nothing if there is no file."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -155,5 +197,5 @@ def sync_aborted(path: str) -> None:
 
 
 def encode_aborted(entries: list[AbortedTransaction]) -> bytes:
-    """Return a whole index file's content."""
+    """Return the content of an index file: 34 bytes for each entry."""
     return b"".join(_ENTRY.pack(_VERSION, *entry) for entry in entries)
