@@ -1,23 +1,27 @@
-"""What the compiled core knows of a log: plans of its next append and its next read.
+"""Plans by which the compiled core appends to a log and reads from it.
 
-By these two objects the core (mpbroker/native) appends and reads without any Python.
+With these two objects the core (mpbroker/native) appends and reads without any Python.
 It finds their ``__slots__`` by name, so a slot that is renamed here is renamed there.
-Before it uses a plan the core compares it with the partition's row, for an append under
-the row's lock. Where they differ, or where more is needed than bytes at the end of a
-file, it leaves the work to PartitionLog and LogReader.
+Before the core uses a plan it compares it with the partition's row; for an append it
+holds the row's lock. If they differ, or if an append needs more than bytes written to
+the end of a file, it leaves the work to PartitionLog and LogReader.
 """
 
 from mpbroker.storage.files.log_segment import LogSegment
 from mpbroker.storage.producers.producer_state import ProducerState
 
-# Where in which segment the batch that starts at an offset stands.
+# By offset: the segment and the position in it of the batch that starts there.
 Positions = dict[int, tuple[LogSegment, int]]
 
 
 class AppendPlan:
-    """Where the next batch goes, if nothing changes, and what it must fit into.
+    """The position of the next batch, if nothing changes, and the limits it must obey.
 
     PartitionLog keeps it up to date as it appends.
+
+    Args:
+        row: the number of the partition's row.
+        positions: PartitionView.positions; None until this process has readers.
     """
 
     __slots__ = (
@@ -39,9 +43,9 @@ class AppendPlan:
 
     def __init__(self, row: int, positions: Positions | None) -> None:
         self.row = row
-        # Here the core notes where waiting fetches will begin to read. None while
-        # nobody reads the partition: with many partitions these notes are more memory
-        # than all else that an append looks at.
+        # The core notes here the positions where waiting fetches will begin to read.
+        # None while no fetch has read the partition: with many partitions these notes
+        # take more memory than all other data of an append.
         self.positions = positions
         self.segment: LogSegment | None = None  # None: the plan must not be used
         self.active_base = -1
@@ -52,20 +56,24 @@ class AppendPlan:
         self.index_interval = 0
         self.epoch = 0  # the leader epoch to write into the batch
         self.roll_after = 0  # ms: a batch with a later timestamp starts a segment
-        # This process's copy of the producers' state, None if it has none. The core
-        # adds to it what it appends, and what others have appended.
+        # This process's copy of the producers' state; None: it has none. The core
+        # applies its own batches to it, and those that other processes have appended.
         self.producers: ProducerState | None = None
-        # Up to which offset, and to which position in the segment, ``producers`` is
-        # complete; the core moves both on. -1: not known.
+        # The offset, and the position in the segment, up to which ``producers`` is
+        # complete. The core moves both forward. -1: not known.
         self.producers_end = -1
         self.producers_position = -1
 
 
 class ReadPlan:
-    """The active segment as this process knows it, to read the newest records of.
+    """The active segment as this process knows it, for reads of the newest records.
 
-    LogReader fills it after a read. Records that begin at an offset which ``positions``
-    does not have are left to LogReader.
+    LogReader fills it after a read. A read from an offset that is not in ``positions``
+    is left to LogReader.
+
+    Args:
+        row: the number of the partition's row.
+        positions: PartitionView.positions.
     """
 
     __slots__ = (
@@ -85,5 +93,5 @@ class ReadPlan:
         self.active_base = -1
         self.structure = -1
         self.leader_epoch = -1  # -1: not read yet, because no fetch has named an epoch
-        # If there is no such file, no transaction was ever aborted in the segment.
+        # If this file does not exist, no transaction was ever aborted in the segment.
         self.txn_index_path = b""

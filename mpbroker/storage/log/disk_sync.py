@@ -1,18 +1,18 @@
-"""Ask the disk to make bytes durable, without waiting for it.
+"""DiskSync: force files to disk without blocking the process.
 
-A handler must not stop serving while the disk works. The kernel takes fdatasync
-requests and reports their end through an eventfd, which sits in the handler's epoll set
-with everything else: no thread of ours, no second opinion about the GIL. It does so
-through io_uring (see sync_ring.py) or, where that is not to be had, through its older
-asynchronous I/O; where neither is (some sandboxes), the sync is made at once.
+A handler must go on serving while the disk works. So the kernel takes fdatasync
+requests, and reports their completion through an eventfd, which the handler polls with
+its other descriptors; no thread of this process is needed. The interface is io_uring
+(see sync_ring.py). Where that is not available, it is the kernel's older asynchronous
+I/O; where neither is (some sandboxes), ``start`` makes a blocking fdatasync.
 
-That is a thread of the kernel's and two wake-ups a sync, 20 us where the sync itself
-is nothing and 60 us where it is 140 (measured). So a request that nobody else stands
-behind may have its syncs made at once, while the disk is quick. Every disk takes its
-time now and then: that costs eight times what it took, of a credit of some such steps;
-when that is used up, none is waited for until it has come back, and each further one in
-a row costs twice as much. So no more than an eighth of the time is lost by waiting, and
-of a disk that is never quick hardly any.
+An asynchronous sync costs two wake-ups: 20 us where the sync itself takes no time, and
+60 us where it takes 140 us (measured). So a handler that has no other request waiting
+may make a blocking sync, as long as the disk is quick. The time lost by that is
+limited by a credit of 0.1 s: a blocking sync of more than 1 ms takes eight times its
+duration off the credit, and twice as much for each further one in a row. The credit
+comes back as time passes. While it is overdrawn, syncs are asynchronous, for 30 s at
+most. So waiting takes at most an eighth of the time, and much less with a slow disk.
 
 Source: io_submit(2), io_getevents(2); <linux/aio_abi.h>.
 """
@@ -33,14 +33,14 @@ _NUMBERS: Final = {  # io_setup, io_getevents, io_submit
 _IOCB_CMD_FDSYNC: Final = 3
 _IOCB_FLAG_RESFD: Final = 1
 _MAX_EVENTS: Final = 256
-# What one sync may take to be waited for; what a slower one costs, times what it took;
-# what may be owed before none is waited for; and how long that is at most.
+# The longest blocking sync that costs no credit; the cost of a longer one, as a
+# multiple of its duration; the credit; the longest time without blocking syncs.
 _QUICK_NS: Final = 1_000_000
 _COST: Final = 8
 _CREDIT_NS: Final = 100_000_000
 _MAX_PAUSE_NS: Final = 30_000_000_000
-# Syncs that take less than this (of a file system in memory) are better made in a row;
-# how often to look whether they do.
+# Syncs shorter than this (of a file system in memory) are made one after another; and
+# after how many calls their duration is measured again.
 _NOTHING_NS: Final = 30_000
 _LOOK_EVERY: Final = 64
 
@@ -72,7 +72,7 @@ class _IoEvent(ctypes.Structure):
 
 
 class SyncDone(NamedTuple):
-    """One finished sync: the token it was asked for with, and its errno or 0."""
+    """One finished sync: the token given to ``start``, and its errno or 0."""
 
     token: int
     error: int
@@ -81,9 +81,13 @@ class SyncDone(NamedTuple):
 class DiskSync:
     """Outstanding fdatasync calls of one process.
 
+    Args:
+        syscall: the libc function syscall(2), for tests.
+        io_uring: whether io_uring may be used.
+
     Attributes:
-        event_fd: becomes readable (edge) when something has finished; -1 if syncs
-            are made at once, and ``finished`` has them right after ``start``.
+        event_fd: becomes readable when a sync has finished; poll it edge-triggered. -1
+            if all syncs are blocking: then ``finished`` has them right after ``start``.
     """
 
     def __init__(
@@ -92,10 +96,11 @@ class DiskSync:
         self.event_fd = -1
         self._ring: SyncRing | None = None
         self._context = ctypes.c_uint64(0)
-        # What each needs until it has ended: a descriptor in the ring, else its iocb.
+        # By token, what must live as long as the sync: with io_uring a duplicate of the
+        # descriptor, else the iocb.
         self._outstanding: dict[int, int | _Iocb] = {}
         self._done: list[SyncDone] = []
-        # By when all is paid for that slow syncs have cost; and how many came in a row.
+        # When the credit will be full again; and how many slow syncs came in a row.
         self._paid_by_ns = 0
         self._slow_in_a_row = 0
         self._is_nothing = False
@@ -113,7 +118,7 @@ class DiskSync:
                 self.event_fd = self._ring.event_fd
                 return
             except OSError:
-                pass  # the next best
+                pass  # use the older asynchronous I/O
         if self._numbers is not None:
             number = ctypes.c_long(self._numbers[0])
             context = ctypes.byref(self._context)
@@ -121,14 +126,14 @@ class DiskSync:
                 self.event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def start(self, token: int, fd: int) -> None:
-        """Begin an fdatasync of ``fd``; ``token`` comes back from ``finished``.
+        """Begin an fdatasync of ``fd``; ``finished`` returns its ``token``.
 
-        A token is in use for one sync at a time.
+        A token must not be used again before its sync has finished.
         """
         self.start_all([(token, fd)])
 
     def start_all(self, syncs: Sequence[tuple[int, int]]) -> None:
-        """Begin several, as ``start``, in one system call where that is to be had."""
+        """Begin syncs of (token, descriptor) pairs, in one system call if possible."""
         if self._ring is not None:
             syncs = self._start_in_ring(self._ring, syncs)
         for token, fd in syncs:
@@ -142,11 +147,11 @@ class DiskSync:
     def _start_in_ring(
         self, ring: SyncRing, syncs: Sequence[tuple[int, int]]
     ) -> Sequence[tuple[int, int]]:
-        """Begin what there is room for; return the others.
+        """Begin as many syncs as the ring has room for; return the others.
 
-        A recent kernel looks for the file only when a thread of its own comes to the
-        sync: the descriptor may be closed by then, or be another file's. So each sync
-        has one of its own, until it has ended.
+        Recent kernels look the descriptor up only when a kernel thread makes the sync.
+        The caller may have closed it by then, or it may be another file's. So each sync
+        uses a duplicate, which is closed when the sync has finished.
         """
         room = max(0, _MAX_EVENTS - len(self._outstanding))
         own, others = [], list(syncs[room:])
@@ -164,13 +169,13 @@ class DiskSync:
 
     @property
     def is_quick(self) -> bool:
-        """Whether nothing is under way, and ``sync_now`` is expected to be short."""
+        """Whether no sync is outstanding, and ``sync_now`` is expected to be short."""
         if self._outstanding or self._done:
             return False
         return time.monotonic_ns() >= self._paid_by_ns - _CREDIT_NS
 
     def sync_now(self, fds: Sequence[int]) -> int:
-        """Make an fdatasync of each; return the errno of one that failed, or 0."""
+        """Make a blocking fdatasync of each; return 0, or the errno of a failed one."""
         started = time.monotonic_ns()
         try:
             for fd in fds:
@@ -191,12 +196,16 @@ class DiskSync:
         self._slow_in_a_row += 1
 
     def sync_side_by_side(self, files: Sequence[Sequence[int]]) -> list[int]:
-        """Make an fdatasync of each file of each group; the errno or 0 of each group.
+        """Make a blocking fdatasync of several groups of files, all at the same time.
 
-        As ``sync_now``, but that all groups together take hardly longer than one: each
-        sync has the disk write out what it has, and those that come together share it
-        (three, on an idle disk: 0.10 to 0.17 ms side by side, 0.24 to 0.42 in a row).
-        But where a sync is nothing, threads of the kernel cost more than it.
+        All groups together take hardly longer than one: each sync makes the disk flush
+        its cache, and syncs at the same time share that flush (three syncs on an idle
+        disk: 0.10 to 0.17 ms at the same time, 0.24 to 0.42 ms one after another). But
+        where a sync takes almost no time, the kernel's threads cost more, so then they
+        are made one after another.
+
+        Returns:
+            For each group the errno of a sync that failed, or 0.
         """
         ring = self._ring
         syncs = [(number, fd) for number, fds in enumerate(files) for fd in fds]
@@ -228,7 +237,7 @@ class DiskSync:
             self._done.append(SyncDone(token, error.errno or errno.EIO))
 
     def _submit(self, token: int, fd: int) -> bool:
-        """Ask the older asynchronous I/O."""
+        """Begin a sync by the older asynchronous I/O; False: it was not accepted."""
         if len(self._outstanding) >= _MAX_EVENTS:
             return False
         assert self._numbers is not None
@@ -250,10 +259,11 @@ class DiskSync:
 
     @property
     def is_idle(self) -> bool:
+        """Whether no sync is outstanding, and ``finished`` has no more to return."""
         return not self._outstanding and not self._done
 
     def finished(self) -> list[SyncDone]:
-        """Take the syncs that have ended since the last call. Never waits."""
+        """Return the syncs that have finished since the last call. Never waits."""
         done, self._done = self._done, []
         if self._outstanding and self._ring is not None:
             for token, error in self._ring.ended():

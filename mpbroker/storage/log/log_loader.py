@@ -1,11 +1,12 @@
-"""Load a partition from its directory: what is in it, and up to where.
+"""Load a partition from its directory: recover its files, and find where it ends.
 
-Runs under the partition's lock, by whoever touches the partition first. Every step may
-be interrupted by a kill and done again by the next: leftovers are removed, swaps are
-finished, torn tails are cut, indexes are rebuilt, and only then the row is published.
+The first process that uses a partition loads it, under the partition's lock. The steps
+are: remove leftovers, finish swaps, rebuild indexes, cut off bytes that are no whole
+batches. The row is published only after all of them. So a process may be killed at any
+point: the partition is still unloaded, and the next process does all steps again.
 
-After a clean stop only the active segment is opened, and of it only what follows its
-last index entry is read. Otherwise everything from the recovery point on is checked.
+After a clean stop only the active segment is opened, and only the part after its last
+index entry is read. Otherwise everything from the recovery point on is checked.
 
 Source: Kafka's LogLoader.
 """
@@ -53,18 +54,35 @@ _last_offset: Final = attrgetter("last_offset")
 
 
 class LoadHints(NamedTuple):
-    """What a log directory's own files say about one partition."""
+    """The content of a log directory's own files that is about one partition.
 
-    clean: bool = False  # the broker that had it stopped cleanly
-    recovery_point: int = 0  # all below is on disk and was checked once
+    Attributes:
+        clean: the last broker that used the directory stopped cleanly.
+        recovery_point: the log below this offset was checked once, and is on disk.
+        log_start_offset: the log start offset.
+        producer_id_expiration_ms: the setting producer.id.expiration.ms.
+        checked_end: the log below this offset was checked, and is at least in the page
+            cache: its broker was killed, but the machine has kept running.
+        closed_end: the log end offset at that clean stop; -1: not known.
+    """
+
+    clean: bool = False
+    recovery_point: int = 0
     log_start_offset: int = 0
     producer_id_expiration_ms: int = 86_400_000
-    checked_end: int = 0  # all below was checked, and is in the page cache at least
-    closed_end: int = -1  # where it ended at that clean stop, if that is known
+    checked_end: int = 0
+    closed_end: int = -1
 
 
 class LoadedLog(NamedTuple):
-    """What the row is to say, and the producers as of the log end."""
+    """The result of loading a partition.
+
+    Attributes:
+        state: the state to publish in the row.
+        log_start_offset: the log start offset to publish.
+        producers: the producers' state as of the log end.
+        truncated_bytes: bytes that were cut off, because they are no whole batches.
+    """
 
     state: LogState
     log_start_offset: int
@@ -75,9 +93,17 @@ class LoadedLog(NamedTuple):
 def load_log(
     directory: str, hints: LoadHints, *, index_interval_bytes: int, now_ms: int
 ) -> LoadedLog:
-    """Make a directory consistent and say what it holds.
+    """Make a partition's directory consistent, and return its state.
+
+    Args:
+        directory: the partition's directory; it exists.
+        hints: the content of the log directory's files about this partition.
+        index_interval_bytes: bytes of log between two entries of a rebuilt index.
+        now_ms: the wall clock.
 
     Raises:
+        CorruptLogError: segments overlap, or have messages of an old format; these are
+            left as they are.
         OSError: the directory or a file cannot be read or written.
     """
     on_disk = hints.recovery_point
@@ -97,12 +123,14 @@ def load_log(
         tail = _recover(segments, hints, on_disk, index_interval_bytes)
         truncated = tail.truncated_bytes
         if tail.next_offset < hints.recovery_point:
-            # Whatever that point was noted for, it was not these files.
+            # The log ends below its recovery point, so these are other files than those
+            # that the point was written for: trust none of them.
             hints = hints._replace(clean=False, recovery_point=0)
             tail = _recover(segments, hints, on_disk, index_interval_bytes)
             truncated += tail.truncated_bytes
         if tail.next_offset < hints.log_start_offset:
-            # Segment files were removed by hand: all that is left was deleted before.
+            # Segment files were removed by hand: the log start offset says that all
+            # records that are left were deleted.
             tail = _start_again(segments, hints.log_start_offset)
         state = LogState(
             log_end_offset=tail.next_offset,
@@ -134,14 +162,17 @@ def load_producers(
     log_start_offset: int,
     now_ms: int,
 ) -> ProducerState:
-    """Return the producers as of the log end, from a snapshot and the log after it."""
+    """Return the producers as of the log end, from a snapshot and the log after it.
+
+    Raises:
+        CorruptLogError, OSError: the log cannot be read.
+    """
     end = state.log_end_offset
     producers = load_newest_snapshot(segments.directory, end)
     if producers is None:
-        # A clean stop leaves a snapshot wherever there was a producer (or it was a
-        # broker that knew none): what it closed need not be read for nothing. What
-        # came since must be: other processes have appended it, if it is we who are
-        # late.
+        # A clean stop writes a snapshot, so a log that was closed without one had no
+        # producers, and need not be read below the end that it had then. Behind that
+        # end other processes may have appended since.
         known = hints.clean and log_start_offset <= hints.closed_end <= end
         producers = ProducerState(hints.closed_end if known else log_start_offset)
     producers.remove_expired(now_ms, hints.producer_id_expiration_ms)
@@ -157,10 +188,10 @@ def _recover_producers(
     log_start_offset: int,
     now_ms: int,
 ) -> ProducerState:
-    """Do the same after a crash, and rebuild the index of aborted transactions.
+    """Do as ``load_producers`` after a crash, and rebuild the transaction indexes.
 
-    From a snapshot that is not above the recovery point: what follows that point must
-    be read for the markers in it, whatever newer snapshot there is.
+    A snapshot above the recovery point is not used: the log from that point on must be
+    read anyway, for the markers of aborted transactions in it.
     """
     end, point = state.log_end_offset, hints.recovery_point
     producers = load_newest_snapshot(segments.directory, min(point, end))
@@ -182,7 +213,7 @@ def _recover_producers(
 
 
 def remove_leftovers(directory: str) -> None:
-    """Remove what was being written or deleted, and finish an interrupted swap.
+    """Remove temporary and deleted files, and finish an interrupted compaction.
 
     Raises:
         OSError: the directory cannot be read or changed.
@@ -190,7 +221,7 @@ def remove_leftovers(directory: str) -> None:
     names = sorted(os.listdir(directory))
     logs = {name[: -len(LOG_SUFFIX)] for name in names if name.endswith(LOG_SUFFIX)}
     for name in names:
-        # Without its log, an index is what a deletion that died left behind.
+        # An index without its log is left from a deletion that was interrupted.
         stem, dot, suffix = name.partition(".")
         orphan = dot + suffix in SEGMENT_SUFFIXES and stem not in logs
         if orphan or name.endswith((CLEANED_SUFFIX, DELETED_SUFFIX, _TEMPORARY_SUFFIX)):
@@ -203,10 +234,14 @@ def remove_leftovers(directory: str) -> None:
 
 
 def finish_swap(directory: str, base_offset: int) -> None:
-    """Put a `.swap` segment in the place of those that it replaces.
+    """Put a `.swap` segment in the place of the segments that it replaces.
 
-    A log gets that name last, when the whole copy is on disk: it takes the place of
-    every segment that starts within its range.
+    These are all segments that start within its range of offsets. The `.log.swap` file
+    is complete and on disk: it gets that name last, see SegmentWriter.install. This may
+    be interrupted and repeated until ``install_swap`` has renamed that file.
+
+    Raises:
+        OSError: a file cannot be read, renamed or removed.
     """
     swap = LogSegment(directory, base_offset, SWAP_SUFFIX)
     try:
@@ -224,7 +259,11 @@ def finish_swap(directory: str, base_offset: int) -> None:
 
 
 def install_swap(directory: str, base_offset: int) -> None:
-    """Rename a `.swap` segment's files, the log last: until then it is done again."""
+    """Rename a `.swap` segment's files to their final names.
+
+    The log is the last. If the process is killed before that, `.log.swap` still exists,
+    and the next owner of the lock, or the next start, renames the rest.
+    """
     for suffix in reversed(SEGMENT_SUFFIXES):
         final = segment_file(directory, base_offset, suffix)
         try:
@@ -236,10 +275,20 @@ def install_swap(directory: str, base_offset: int) -> None:
 def _recover(
     segments: SegmentList, hints: LoadHints, on_disk: int, index_interval_bytes: int
 ) -> SegmentTail:
-    """Check what needs it, oldest first; return the tail of the last good segment.
+    """Recover segments that may be damaged, oldest first, and cut the log if needed.
 
     Args:
-        on_disk: all below is; the rest is forced to disk, who has checked it or not.
+        segments: all segments of the partition.
+        hints: with the recovery point below which batches are not checked.
+        on_disk: the log below this offset is on disk; the rest is forced to disk.
+        index_interval_bytes: bytes of log between two entries of a rebuilt index.
+
+    Returns:
+        The tail of the last segment that is left, which is the active one.
+
+    Raises:
+        CorruptLogError: segments overlap, or have an old message format.
+        OSError: a file cannot be read or written.
     """
     if not hints.clean:
         _remove_uncommitted_roll(segments, hints, index_interval_bytes)
@@ -274,8 +323,10 @@ def _recover(
                     f"{segment.path} ends at offset {tail.next_offset}, the next"
                     f" segment starts at {end}"
                 )
-            # Later segments first: a torn end must not look like a good one to whoever
-            # loads again after a kill in here.
+            # Remove the later segments before the cut, newest first. If this process is
+            # killed in between, the damaged end is still there, and the next load finds
+            # it and goes on. After the cut the segment looks complete: a later segment
+            # would then count as valid, with a hole before it.
             for later in reversed(bases[slot + 1 :]):
                 _remove_segment(segments, later)
             segment.truncate(tail.size)
@@ -293,9 +344,10 @@ def _recover(
 def _remove_uncommitted_roll(
     segments: SegmentList, hints: LoadHints, index_interval_bytes: int
 ) -> None:
-    """Remove an empty last segment that starts before the one ahead of it ends.
+    """Remove an empty last segment if the segment before it ends above its base offset.
 
-    Its maker died before the roll was committed, and appends went on without it.
+    Its process was killed before the roll was committed, and other processes went on
+    appending to the segment before it.
     """
     while len(segments.bases) > 1:
         *_, ahead, last = segments.bases
@@ -312,6 +364,7 @@ def _remove_uncommitted_roll(
 
 
 def _start_again(segments: SegmentList, offset: int) -> SegmentTail:
+    """Remove all segments, and make an empty one that starts at an offset."""
     for base in list(segments.bases):
         _remove_segment(segments, base)
     segment = LogSegment(segments.directory, offset)
@@ -325,7 +378,11 @@ def _start_again(segments: SegmentList, offset: int) -> SegmentTail:
 
 
 def _refuse_old_format(segment: LogSegment, position: int) -> None:
-    """Raise CorruptLogError where old batches stand, rather than cut them off."""
+    """Refuse to cut off messages of an old format.
+
+    Raises:
+        CorruptLogError: there is a message of format 0 or 1 at this position.
+    """
     magic = old_magic_at(segment.fd, position)
     if magic is not None:
         raise CorruptLogError(

@@ -1,4 +1,8 @@
-"""Offsets by timestamp, by leader epoch, and at either end (ListOffsets)."""
+"""LogLookup: find offsets by timestamp and by leader epoch, and a log's ends.
+
+It serves ListOffsets and OffsetForLeaderEpoch. Source: Kafka's UnifiedLog
+(fetchOffsetByTimestamp) and LogSegment (findOffsetByTimestamp).
+"""
 
 from typing import Final
 
@@ -13,7 +17,7 @@ from mpbroker.storage.log.partition_view import PartitionView
 
 
 class LogLookup:
-    """The part of a PartitionLog that finds the offsets which clients ask for.
+    """The part of a PartitionLog that finds offsets for clients.
 
     Every method raises ApiError as ``PartitionView.require_online`` does, and
     KAFKA_STORAGE_ERROR if the files cannot be read.
@@ -26,12 +30,12 @@ class LogLookup:
 
     @property
     def leader_epoch(self) -> int:
-        """The epoch that new batches are of."""
+        """The leader epoch of new batches."""
         return self._view.leader_epoch
 
     @property
     def epochs(self) -> LeaderEpochs:
-        """Which epoch began at which offset."""
+        """The partition's leader epochs and their start offsets."""
         return self._view.epochs
 
     def earliest(self) -> int:
@@ -44,7 +48,11 @@ class LogLookup:
         return self._view.state().log_end_offset
 
     def last_stable_offset(self) -> int:
-        """Return the end of what readers of committed data may see."""
+        """Return the last stable offset: readers of committed data may read below it.
+
+        It is the first offset of the oldest open transaction, but not below the log
+        start offset; if no transaction is open, it is the log end offset.
+        """
         state = self._view.state()
         unstable = state.first_unstable_offset
         if unstable < 0:
@@ -52,7 +60,7 @@ class LogLookup:
         return max(unstable, self._view.row.log_start_offset)
 
     def end_offset_for_epoch(self, epoch: int) -> EpochEntry:
-        """Return the largest epoch not above ``epoch`` and where it ends."""
+        """Return the largest epoch not above ``epoch`` and its end offset."""
         return self.epochs.end_offset_for(epoch, self.latest())
 
     def offset_for_timestamp(self, timestamp: int) -> tuple[int, int] | None:
@@ -93,7 +101,7 @@ class LogLookup:
                 time_entries = state.time_index_entries
             else:
                 time_entries = segment.time_index.file_entries()
-            # All before this entry's offset is older than the timestamp.
+            # Records before this entry's offset have smaller timestamps.
             entry = segment.time_index.lookup(timestamp - 1, time_entries)
             end, entries = segment.extent(state)
             position = segment.offset_index.lookup(
@@ -110,7 +118,7 @@ class LogLookup:
 
 
 def _largest(segment: LogSegment, state: LogState) -> TimestampOffset:
-    """Return the largest timestamp of a segment, and the offset up to which it is."""
+    """Return the largest timestamp of a segment, and the last offset of its batch."""
     if segment.base_offset == state.active_base_offset:
         return TimestampOffset(state.max_timestamp, state.max_timestamp_offset)
     return segment.largest_timestamp()
@@ -119,11 +127,18 @@ def _largest(segment: LogSegment, state: LogState) -> TimestampOffset:
 def _largest_from(
     segment: LogSegment, start_offset: int, largest: TimestampOffset, state: LogState
 ) -> TimestampOffset:
-    """Return the same for the records of a segment from an offset on.
+    """Return the largest timestamp of a segment's records from an offset on.
 
     Args:
-        largest: what all records of the segment have; its offset is that of a batch's
-            last record.
+        segment: the segment that has ``start_offset``.
+        start_offset: the log start offset; records below it were deleted.
+        largest: the largest timestamp of all records of the segment, and the last
+            offset of its batch.
+        state: the committed state of the partition.
+
+    Returns:
+        The timestamp and the last offset of its batch; a timestamp of -1: no record is
+        left, or none has a timestamp.
     """
     end, entries = segment.extent(state)
     position = segment.offset_index.lookup(start_offset, entries)
@@ -133,7 +148,7 @@ def _largest_from(
             continue
         here = batch.max_timestamp
         if batch.base_offset < start_offset:
-            # The newest record of this batch may be one of those that were deleted.
+            # A deleted record may have the largest timestamp of this batch.
             body = read_batch(segment.fd, at, batch)
             here = newest_from(batch, body, start_offset)
         elif largest.offset >= batch.base_offset:
@@ -144,7 +159,7 @@ def _largest_from(
 
 
 class EmptyLog:
-    """What LogLookup would say of a partition that has no files yet."""
+    """A LogLookup for a partition that has no files yet, with the same answers."""
 
     leader_epoch: Final = 0
     epochs: Final = LeaderEpochs([])
@@ -169,7 +184,10 @@ EMPTY_LOG: Final = EmptyLog()
 
 
 def newest_from(batch: BatchHeader, body: bytes, start_offset: int) -> int:
-    """Return the largest timestamp of a batch's records from an offset on."""
+    """Return the largest timestamp (ms) of a batch's records from an offset on.
+
+    -1 if there is no such record.
+    """
     left = [
         batch.max_timestamp
         if batch.attributes & TIMESTAMP_TYPE_FLAG
@@ -183,7 +201,17 @@ def newest_from(batch: BatchHeader, body: bytes, start_offset: int) -> int:
 def first_record_at(
     batch: BatchHeader, body: bytes, timestamp: int, start_offset: int
 ) -> tuple[int, int] | None:
-    """Return (offset, timestamp) of a batch's first record not older than that."""
+    """Return (offset, timestamp) of a batch's first record with at least a timestamp.
+
+    Args:
+        batch: its header.
+        body: all bytes of the batch, header included.
+        timestamp: the smallest timestamp, in ms.
+        start_offset: records below this offset are left out.
+
+    Returns:
+        None if there is no such record.
+    """
     stamped_by_broker = batch.attributes & TIMESTAMP_TYPE_FLAG
     for record in iter_records(body):
         own = batch.max_timestamp if stamped_by_broker else record.timestamp

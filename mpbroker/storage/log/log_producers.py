@@ -1,4 +1,7 @@
-"""What a partition's log knows of its producers, and how it keeps up with the log."""
+"""LogProducers: check batches of producers, and keep their state up to date.
+
+Source: Kafka's UnifiedLog.analyzeAndValidateProducerState; KIP-890.
+"""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
@@ -38,28 +41,29 @@ if TYPE_CHECKING:
     from mpbroker.protocol.records.batch_header import BatchHeader
     from mpbroker.protocol.records.log_validator import ValidatedBatch
 
-# Says of a producer id, its epoch and a partition's row whether a transaction is open.
+# From a producer id, its epoch and a partition's row: whether its transaction is open.
 IsOpen = Callable[[int, int, int], bool]
 
 _new_tuple: Final = tuple.__new__
 _EXPIRATION_CHECK_MS: Final = 600_000
-# Catching up by more than this many offsets starts before the lock is taken.
+# If this process is more offsets behind, it reads them before it takes the lock.
 _LAG_OFFSETS: Final = 1_000
 
 
 class LogProducers:
-    """The part of a PartitionLog that judges and follows producers.
+    """The part of a PartitionLog that checks batches of producers.
 
-    Each process has its own copy of their state (``PartitionView.producers``), as of
-    some offset, and reads what others appended since only when a batch with a producer
-    id comes. Its methods run under the row's lock unless they say otherwise.
+    Each process has its own copy of the producers' state (``PartitionView.producers``),
+    as of some offset. It reads the batches that other processes have appended since
+    only when a batch with a producer id arrives. The caller holds the row's lock,
+    unless a method's docstring says otherwise.
     """
 
     __slots__ = ("_expire_at_ms", "_view")
 
     def __init__(self, view: PartitionView) -> None:
         self._view = view
-        self._expire_at_ms = 0  # when to look for producers that are to be forgotten
+        self._expire_at_ms = 0  # when to remove expired producers next
 
     # -- before an append ----------------------------------------------------------
 
@@ -70,12 +74,18 @@ class LogProducers:
         now_ms: int,
         is_open: IsOpen | None,
     ) -> AppendedBatch | EndTransactionMarker | None:
-        """Judge a batch that has a producer id, against what ``state`` has committed.
+        """Check a batch that has a producer id against the committed log.
+
+        Args:
+            batch: the batch to append.
+            state: the committed state, as a plain sequence of LogState's fields.
+            now_ms: the wall clock.
+            is_open: see PartitionLog.append.
 
         Returns:
-            An AppendedBatch if there is nothing to append: the batch in the log that
-            this one repeats or, for the marker of a transaction that has ended, the
-            end of the log. Else the marker in the batch; None if it has none.
+            An AppendedBatch if there is nothing to append: for a retry, the same batch
+            in the log; for the marker of a transaction that has already ended, the end
+            of the log. Else the marker in the batch; None if it has none.
 
         Raises:
             ApiError: INVALID_PRODUCER_EPOCH, OUT_OF_ORDER_SEQUENCE_NUMBER,
@@ -97,7 +107,8 @@ class LogProducers:
                 header.producer_id, header.producer_epoch
             ):
                 return marker
-            # Its coordinator died after this marker, and before it knew of it.
+            # The coordinator was killed after it had appended this marker and before
+            # it noted that, and now appends it again.
             last = end_offset - 1
             return AppendedBatch(NO_SEQUENCE, NO_SEQUENCE, last, last, -1)
         sequence = header.base_sequence
@@ -122,12 +133,14 @@ class LogProducers:
     def _recall(
         self, header: "BatchHeader", last_sequence: int, refusal: ApiError
     ) -> AppendedBatch:
-        """Return the batch that a client's repeats, if the log has it after all.
+        """Look in the log for the batch that a refused one may be a retry of.
+
+        The state from a snapshot has only the last batch of each producer.
 
         Raises:
-            ApiError: ``refusal``, if it has not.
+            ApiError: ``refusal``, if the log does not have the batch.
         """
-        # Here, as it is rare: a start has no time for it.
+        # Imported here: it is needed rarely, and a start takes less time without it.
         from mpbroker.storage.producers.producer_recall import (
             may_be_recalled,
             recall_batches,
@@ -142,7 +155,7 @@ class LogProducers:
         try:
             recall_batches(entry, view.segments, LogState._make(view.committed()))
         except (FileNotFoundError, CorruptLogError):
-            raise refusal from None  # old segments went, or were compacted
+            raise refusal from None  # old segments were removed, or compacted
         for batch in entry.batches:
             if batch[:2] == (sequence, last_sequence):
                 return batch
@@ -151,14 +164,15 @@ class LogProducers:
     def _require_transaction(
         self, producers: ProducerState, header: "BatchHeader", is_open: IsOpen
     ) -> None:
-        """Let a batch begin a transaction here only if its coordinator knows of it.
+        """Let a batch begin a transaction here only if the coordinator has it open.
 
-        A batch that was on its way for longer than its transaction lasted would begin
-        one that nobody ever ends (KIP-890). Under the row's lock, as the marker that
-        ends the transaction is: so the batch comes before the marker, or not at all.
+        A batch that arrives after the end of its transaction would begin another one,
+        which never ends (KIP-890). This check and the append of the marker that ends
+        the transaction are both made under the row's lock. So the batch is appended
+        before the marker, or refused.
 
         Raises:
-            ApiError: INVALID_TXN_STATE.
+            ApiError: INVALID_TXN_STATE: the coordinator does not have it open.
         """
         producer_id, epoch = header.producer_id, header.producer_epoch
         entry = producers.entries.get(producer_id)
@@ -179,7 +193,20 @@ class LogProducers:
         marker: EndTransactionMarker | None,
         end_offset: int,
     ) -> int:
-        """Return the first unstable offset after this append; index an abort."""
+        """Return the first unstable offset after an append, and index an abort.
+
+        For an abort marker this writes the entry of the index of aborted transactions,
+        before the marker is appended.
+
+        Args:
+            segment: the active segment.
+            header: the header of the batch that is being appended.
+            marker: the marker in it; None: it has none.
+            end_offset: the log end offset, where the batch will be.
+
+        Raises:
+            OSError: the index cannot be written.
+        """
         producers = self._view.producers
         assert producers is not None
         unstable = producers.first_unstable_offset
@@ -199,7 +226,7 @@ class LogProducers:
         base_offset: int,
         last_offset: int,
     ) -> None:
-        """Take over a batch that was judged, and has been appended."""
+        """Apply a batch to the producers' state, after it was committed."""
         producers = self._view.producers
         assert producers is not None
         header = batch.header
@@ -227,16 +254,19 @@ class LogProducers:
             OSError: it cannot be read.
         """
         self._view.refresh(state.active_base_offset)
-        # There is no clock here. This time is late enough for what is read now, and
-        # producers are at most remembered a few minutes longer for it.
+        # The caller has no clock. This time is at most some minutes ahead, so producers
+        # are kept that much longer.
         return self.catch_up(state, self._expire_at_ms)
 
     def catch_up_unlocked(self, now_ms: int) -> None:
-        """Read most of what others appended before taking the lock."""
+        """Read the batches of other processes before the lock, if there are many.
+
+        Errors are ignored: ``judge`` reads the rest under the lock, and raises them.
+        """
         view = self._view
         view.take_over_from_core()
         producers, words = view.producers, view.words
-        # A guess is enough: this word may be one that is being written.
+        # An estimate is enough: this word may just be rewritten.
         end_word = view.copy_bytes[words[view.version_word] & 1] >> 3
         if producers is not None and (
             words[end_word] - producers.end_offset < _LAG_OFFSETS
@@ -248,12 +278,12 @@ class LogProducers:
                 view.refresh(state[ACTIVE_BASE])
                 self.catch_up(state, now_ms)
             except (OSError, CorruptLogError, ApiError):
-                pass  # files moved under us, say; it is done again under the lock
+                pass  # files were removed meanwhile, for example
 
     def catch_up(self, state: "Sequence[int]", now_ms: int) -> ProducerState:
-        """Make the producers those of the log end in ``state``; return them.
+        """Bring the producers' state up to the log end in ``state``; return it.
 
-        Needs no lock, if the files are as ``state`` has them.
+        Needs no lock, if the segment list matches ``state``.
 
         Raises:
             ApiError: KAFKA_STORAGE_ERROR: the log is damaged.
@@ -292,9 +322,15 @@ class LogProducers:
 def _judge_marker(
     producers: ProducerState, batch: "ValidatedBatch", offset: int
 ) -> EndTransactionMarker | None:
-    """Return the marker in a control batch that is to be appended at an offset.
+    """Check a control batch, and return the marker in it.
 
-    None if it has none.
+    Args:
+        producers: the producers as of the log end.
+        batch: the control batch.
+        offset: the offset that the marker will have.
+
+    Returns:
+        None if it has no end-of-transaction marker.
 
     Raises:
         ApiError: INVALID_PRODUCER_EPOCH or TRANSACTION_COORDINATOR_FENCED.

@@ -1,8 +1,10 @@
-"""Read a partition: where in which file the bytes of a fetch lie.
+"""LogReader: find the file, position and length of the bytes that a fetch reads.
 
-Nothing is copied: the answer names a file, a position and a length, and the process
-that owns the connection sends the bytes from there. Only what was committed is named,
-and to readers of committed data only what lies below the last stable offset.
+No bytes are copied: the process that owns the connection sends them from the file. The
+region has only committed bytes; for readers of committed data
+(isolation.level=read_committed), only those below the last stable offset.
+
+Source: Kafka's UnifiedLog.read, for results and errors.
 """
 
 import os
@@ -30,10 +32,22 @@ _new_tuple: Final = tuple.__new__  # a third of the cost of calling the class
 
 
 class ReadResult(NamedTuple):
-    """A region of a segment file; ``length`` 0 if there is nothing to read.
+    """A region of a segment file, as the answer to a fetch.
 
-    The inode tells whether ``segment_path`` still names the same file: compaction
-    replaces files under the same name.
+    Attributes:
+        segment_path: the log file.
+        segment_inode: its inode number, to find out whether ``segment_path`` still
+            names this file: compaction replaces files under the same name.
+        fd: an open descriptor of it, which belongs to the LogReader's segment.
+        position: where the region begins, in bytes.
+        length: its length in bytes; 0: there is nothing to read.
+        high_watermark: the log end offset.
+        last_stable_offset: the first offset of the oldest open transaction, or the log
+            end offset.
+        log_start_offset: the log start offset.
+        aborted_transactions: (producer id, first offset) of aborted transactions with
+            records in the region, in the order of their ends; None unless committed
+            data was asked for.
     """
 
     segment_path: str
@@ -44,13 +58,11 @@ class ReadResult(NamedTuple):
     high_watermark: int
     last_stable_offset: int
     log_start_offset: int
-    # (producer id, first offset) in the order of their end; None unless asked for
-    # committed data.
     aborted_transactions: list[tuple[int, int]] | None
 
 
 class LogReader:
-    """The part of a PartitionLog that fetches read by."""
+    """The part of a PartitionLog that serves fetches."""
 
     __slots__ = ("_plan", "_view")
 
@@ -59,10 +71,10 @@ class LogReader:
         self._plan: ReadPlan | None = None
 
     def plan(self) -> ReadPlan:
-        """Return what the compiled core may read by, as it is right now.
+        """Update and return the plan by which the compiled core reads this log.
 
-        The same object every time. Once another segment is active, the core leaves
-        reads to us until this is called again.
+        It is the same object every time. When another segment becomes active, the core
+        leaves reads to this class until this method is called again.
         """
         view, plan = self._view, self._plan
         if plan is None:
@@ -84,11 +96,18 @@ class LogReader:
         min_one_batch: bool,
         read_committed: bool = False,
     ) -> ReadResult:
-        """Find the bytes from ``fetch_offset`` on, of one segment.
+        """Find the bytes from ``fetch_offset`` on, in one segment.
 
-        The first batch may start below ``fetch_offset``. The last one may be cut at
-        ``max_bytes``; the first is whole, or is not given at all if it is larger than
-        ``max_bytes`` and ``min_one_batch`` is false.
+        The first batch may start below ``fetch_offset``. The last batch may be cut off
+        at ``max_bytes``.
+
+        Args:
+            fetch_offset: the offset of the first record to read.
+            max_bytes: the largest length of the region, but see ``min_one_batch``.
+            min_one_batch: if the first batch is larger than ``max_bytes``, return this
+                one batch; if false, return a length of 0 instead.
+            read_committed: stop at the last stable offset, and name aborted
+                transactions.
 
         Raises:
             ApiError: OFFSET_OUT_OF_RANGE, KAFKA_STORAGE_ERROR,
@@ -106,12 +125,12 @@ class LogReader:
             except (FileNotFoundError, CorruptLogError) as error:
                 if fetch_offset >= words[view.start_word]:
                     view.moved_or_fail(error)
-                continue  # or records were deleted while we looked for them
+                continue  # or the records were deleted during the search
             except OSError as error:
                 if view.descriptors_released(error):
                     continue
                 view.fail(error, "cannot be read")
-            # Unmoved: the files that were opened on the way belong together.
+            # The version has not moved: all files opened meanwhile belong together.
             if words[view.structure_word] == view.structure:
                 return found
         raise ApiError(
@@ -126,7 +145,7 @@ class LogReader:
         min_one_batch: bool,
         read_committed: bool,
     ) -> ReadResult:
-        """Read once, in files that may be changed by others meanwhile."""
+        """Make one attempt, during which other processes may change the files."""
         view = self._view
         words = view.words
         state = view.committed()
@@ -135,7 +154,7 @@ class LogReader:
         if not start_offset <= fetch_offset <= end_offset:
             raise out_of_range(fetch_offset, start_offset, end_offset, view.directory)
         unstable = state[FIRST_UNSTABLE]
-        # An open transaction may have begun with records that were deleted since.
+        # The first records of an open transaction may have been deleted since.
         stable_offset = max(unstable, start_offset) if unstable >= 0 else end_offset
         upper = stable_offset if read_committed else end_offset
         if (
@@ -148,7 +167,7 @@ class LogReader:
         if length > max_bytes:
             length = _limit(segment, position, max_bytes, min_one_batch)
         elif upper == end_offset and end == state[ACTIVE_SIZE]:
-            # Here the next fetch of this reader begins.
+            # The next fetch of this reader begins here.
             view.remember(end_offset, segment, end)
         # The inode is that of the descriptor, so the path may be opened later.
         path, fd, inode = segment.path, segment.fd, segment.inode
@@ -175,7 +194,7 @@ class LogReader:
     def _locate(
         self, offset: int, upper: int, state: tuple[int, ...]
     ) -> tuple[LogSegment, int, int]:
-        """Return (segment, position of ``offset``, end of what may be read of it)."""
+        """Return (segment, position of ``offset``, end of the readable bytes)."""
         view = self._view
         if not view.has_readers:
             view.expect_readers()
@@ -200,10 +219,11 @@ class LogReader:
                 position, _ = located.find(offset, end, entries)
             if 0 <= position < end:
                 if located is view.active:
-                    # Its reader is seldom the only one: the compiled core finds it.
+                    # Other readers often follow: the compiled core finds this position.
                     view.remember(offset, located, position)
                 return located, position, end
-            # Compaction can leave a hole between a segment's last batch and the next.
+            # Compaction can leave a gap between a segment's last batch and the next
+            # segment.
             base = segments.next_base(located.base_offset)
             if base is None or base >= upper:
                 return located, end, end
@@ -237,10 +257,13 @@ class LogReader:
         upper: int,
         state: tuple[int, ...],
     ) -> int:
-        """Return an offset above all that stands before a position of a segment.
+        """Return an offset above all records before a position of a segment.
 
         Args:
-            position: None: the end of what may be read of the segment.
+            segment: the segment.
+            position: the position; None: the end of the readable bytes.
+            upper: the end of all readable offsets, which is the largest result.
+            state: the committed state, as a plain tuple.
         """
         found = None
         if position is not None:
@@ -253,10 +276,10 @@ class LogReader:
     def _aborted(
         self, segment: LogSegment, offset: int, until: int, end_offset: int
     ) -> list[tuple[int, int]]:
-        # A transaction's entry stands in the segment of its abort marker, which may be
-        # a later one than that of its records. A process that died between entry and
-        # marker left an entry that is written once more: clients count the entries, so
-        # each is given once.
+        # A transaction's entry is in the segment of its abort marker, which may be a
+        # later one than that of its records. A process killed between entry and marker
+        # leaves an entry that is then written twice. Clients count entries, so return
+        # each only once.
         found: dict[tuple[int, int], None] = {}
         for later in self._view.segments.from_offset(segment.base_offset):
             path = later.txn_index_path
@@ -269,6 +292,7 @@ class LogReader:
 
 
 def out_of_range(offset: int, start: int, end: int, directory: str) -> ApiError:
+    """Return the error for an offset outside the log's start and end offsets."""
     return ApiError(
         ErrorCode.OFFSET_OUT_OF_RANGE,
         f"offset {offset} is not in {start}..{end} of {directory}",
@@ -278,7 +302,7 @@ def out_of_range(offset: int, start: int, end: int, directory: str) -> ApiError:
 def _limit(
     segment: LogSegment, position: int, max_bytes: int, min_one_batch: bool
 ) -> int:
-    """Return how many bytes to give where there are more than ``max_bytes``."""
+    """Return the length of a region that would be longer than ``max_bytes``."""
     first = batch_size_at(segment.fd, position)
     if first <= max_bytes:
         return max_bytes

@@ -1,4 +1,8 @@
-"""Make a partition's log durable: group commit, recovery points, the clean stop."""
+"""LogSync: force a partition's log to disk, for commits and for recovery points.
+
+Source: Kafka's UnifiedLog.flush and LogManager.checkpointLogRecoveryOffsets, for what
+a recovery point promises.
+"""
 
 import os
 
@@ -24,15 +28,20 @@ class LogSync:
         self._view = view
         self._producers = producers
         self._directories: tuple[int, ...] = ()
-        # Up to this offset; what a start had to check, it has also forced to disk.
+        # Indexes below this offset are on disk. When a log is loaded, the indexes that
+        # are rebuilt are also forced to disk.
         self._indexes_flushed = view.hints.recovery_point
 
     def segments_to_sync(self, from_offset: int, to_offset: int) -> list[int]:
-        """Return descriptors to fdatasync for the offsets in a range to be durable.
+        """Return the descriptors to fdatasync to make a range of offsets durable.
 
-        They are those of the logs that hold the offsets and, if one of these files may
-        be new, of the directories that hold its name. They stay open until the next
-        call.
+        They are of the log files with these offsets and, if one of the files may be
+        new, of the partition's directory and its parent, which hold the names. They
+        stay open until the next call.
+
+        Args:
+            from_offset: the durable end offset: all below it is on disk.
+            to_offset: the offset behind the range.
 
         Raises:
             OSError: a file cannot be opened.
@@ -51,12 +60,12 @@ class LogSync:
             try:
                 return self._files_to_sync(from_offset, to_offset)
             except FileNotFoundError as error:
-                # What retention removed meanwhile needs no forcing.
+                # Retention has removed the file: it need not be on disk any more.
                 view.moved_or_fail(error)
 
     def _files_to_sync(self, from_offset: int, to_offset: int) -> list[int]:
         segments = self._view.segments
-        segments.trim()  # not below: what is opened here stays open for the caller
+        segments.trim()  # only here: files opened from here on stay open for the caller
         fds, new = [], False
         for segment in segments.from_offset(from_offset):
             if segment.base_offset >= to_offset:
@@ -70,24 +79,25 @@ class LogSync:
     def _directory_fds(self) -> tuple[int, ...]:
         paths = self._view.directory, os.path.dirname(self._view.directory)
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-        # Only one may be open: where the other could not be, this is asked once more.
+        # One of the two may be open already, from a call that failed at the other.
         for path in paths[len(self._directories) :]:
             self._directories += (os.open(path, flags),)
         return self._directories
 
     def make_room(self) -> None:
-        """Close the files of all logs of this process: no descriptor is left."""
+        """Close the files of all logs of this process, to free file descriptors."""
         self._view.make_room()
 
     def flush(self, to_offset: int | None = None) -> int:
-        """Force all below ``to_offset`` (the log end if None) to disk.
+        """Force the log below ``to_offset`` (the log end offset if None) to disk.
 
         Returns:
             The durable end offset.
 
         Raises:
-            ApiError: KAFKA_STORAGE_ERROR; the partition is offline for good, because
-                after a failed fsync nothing can be known about what is on disk.
+            ApiError: KAFKA_STORAGE_ERROR. If fdatasync failed, the partition is offline
+                until the next start: the kernel may have dropped the pages that it
+                could not write, so another fdatasync would prove nothing.
         """
         view, row = self._view, self._view.row
         state = view.state()
@@ -107,16 +117,22 @@ class LogSync:
         except OSError as error:
             row.status = RowStatus.OFFLINE
             view.fail(error, "cannot be forced to disk")
+        # After the sync: other processes answer acks=all requests by this offset. If
+        # this process is killed in between, the offset is too low, and the next sync
+        # covers the range again.
         with row.locked():
             row.durable_end_offset = max(row.durable_end_offset, end)
         return end
 
     def flush_indexes(self) -> int:
-        """Force the indexes of what is durable to disk too.
+        """Force the indexes below the durable end offset to disk, too.
 
         Returns:
-            The durable end offset: a recovery point, below which a start after a crash
-            need not look.
+            The durable end offset. It may be written as a recovery point, below which a
+            start after a crash checks nothing.
+
+        Raises:
+            OSError: an index cannot be opened or forced to disk.
         """
         view = self._view
         durable = view.row.durable_end_offset
@@ -127,22 +143,32 @@ class LogSync:
             if segment.base_offset < durable:
                 segment.sync_indexes()
                 segment.close_indexes()
+        # Only now: the caller writes this offset as a recovery point, and a start
+        # trusts all index entries below that.
         self._indexes_flushed = durable
         return durable
 
     def take_snapshot(self, *, sync: bool = True) -> None:
-        """Write the producers as of the log end, so that the next start is short."""
+        """Write a producer snapshot of the log end, so that the next load reads less.
+
+        Args:
+            sync: whether to force it to disk; its checksum reveals a torn file.
+
+        Raises:
+            ApiError, OSError: the log cannot be read, or the snapshot not be written.
+        """
         view = self._view
         state = view.state()
         producers = self._producers.at(state)
         path = segment_file(view.directory, state.log_end_offset, SNAPSHOT_SUFFIX)
         if not os.path.exists(path):
             write_snapshot(view.directory, producers, sync=sync)
+            # After the write: a process killed in between leaves too many snapshots.
             bases, point = view.segments.bases, self._indexes_flushed
             remove_needless_snapshots(view.directory, bases, point)
 
     def close(self) -> None:
-        """Close the directories. They open again when needed."""
+        """Close the descriptors of directories. They open again when needed."""
         opened, self._directories = self._directories, ()
         for fd in opened:
             os.close(fd)

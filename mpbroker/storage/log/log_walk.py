@@ -1,15 +1,18 @@
-"""Read a log to its end though parts of it may be damaged.
+"""Read all whole batches of a log to its end, and skip damaged parts.
 
-Who reads for clients believes what was committed, and stops where that is odd. Who must
-know all that a log says, and writes behind it, cannot stop: here every batch is
-checked, and what is not whole is passed over.
+A fetch trusts committed bytes, and fails where they are damaged. The coordinator has to
+know all records of its log, and appends behind them, so it cannot stop at damage: here
+every batch is checked, and parts that are not whole batches are skipped.
 
-A batch is whole if its checksum is right, whatever its base offset says, which is not
-under it: the place in the file says as much. Behind one that is not, every position is
-tried, up to the next batch that an index entry points at, or the segment's end. Records
-may hold anything, also bytes that look like a batch, put there by a client. So what is
-found counts only if whole batches lead from it to that known place; or if it is where
-the damaged batch's length says, or where its checksum is right.
+A batch is whole if its checksum is right. The checksum does not cover the base offset:
+if that is wrong, the offset is taken from the place in the file.
+
+Behind a damaged batch every position is tried, up to the next batch that an index entry
+points at, or to the segment's end: the known place. Records may contain bytes that look
+like a batch, even put there by a client on purpose. So a batch that is found counts
+only in one of these cases: whole batches follow it, one after another, up to the known
+place; or it begins where the damaged batch ends by its length field; or the bytes
+before it have the damaged batch's checksum.
 """
 
 from __future__ import annotations
@@ -35,35 +38,58 @@ if TYPE_CHECKING:
     from mpbroker.storage.files.log_segment import LogSegment
     from mpbroker.storage.log.partition_view import PartitionView
 
-# What is tried byte by byte for one damaged batch; index entries come every few KiB.
+# Bytes searched for the end of one damaged batch; index entries come every few KiB.
 _MAX_SEARCHED: Final = 128 * 1024 * 1024
-# Bytes under checksums while trying: records may be full of what looks like headers.
+# Bytes checksummed in one search: records may be full of bytes that look like headers.
 _MAX_CHECKED: Final = 1 << 30
 T = TypeVar("T")
 
 
 class Damage(NamedTuple):
-    """What is wrong in a log, and where."""
+    """One damaged part of a log.
 
-    offset: int  # that comes here, or as far as is known a lower one
+    Attributes:
+        offset: the first offset in it, or a lower one if that is not known.
+        what: a description, with file and position.
+    """
+
+    offset: int
     what: str
 
 
 class _Place(NamedTuple):
-    structure: int  # of the files that it is in
-    segment: int  # its base offset
+    """A position in the log.
+
+    Attributes:
+        structure: the structure version at which the files were listed.
+        segment: the segment's base offset.
+        position: the position in its log file.
+        floor: the lowest offset that may come there.
+        is_damaged: the bytes there are not a whole batch.
+    """
+
+    structure: int
+    segment: int
     position: int
-    floor: int  # the lowest offset that may come
-    is_damaged: bool = False  # there
+    floor: int
+    is_damaged: bool = False
 
 
 class _Piece(NamedTuple):
-    """Bytes of a segment, and what their offsets may be."""
+    """Bytes that were read from a segment.
+
+    Attributes:
+        place: where they begin.
+        path: the log file.
+        data: the bytes.
+        below: the offset where the next segment or the log's end is; all offsets in the
+            segment are below it.
+    """
 
     place: _Place
     path: str
     data: bytes
-    below: int  # all offsets are
+    below: int
 
 
 def walk_log(
@@ -72,13 +98,17 @@ def walk_log(
     max_bytes: int,
     take: Callable[[BatchHeader, memoryview], Sequence[T]],
 ) -> Iterator[tuple[list[T], list[Damage]]]:
-    """Yield what is made of all whole batches from an offset on, some at a time.
-
-    Beside it what is wrong in the log there. The first may start below the offset.
+    """Call ``take`` for all whole batches from an offset on; yield its results.
 
     Args:
-        max_bytes: to read at once, except of a batch that is larger.
-        take: makes it of a batch.
+        view: the partition.
+        from_offset: where to begin; the first batch may start below it.
+        max_bytes: how much to read at once; a larger batch is read as a whole.
+        take: returns a sequence of results for a batch: its header, and all its bytes,
+            which are valid only during the call.
+
+    Yields:
+        The results of some batches, and the damage that was found among them.
 
     Raises:
         ApiError: KAFKA_STORAGE_ERROR, UNKNOWN_TOPIC_OR_PARTITION.
@@ -107,11 +137,11 @@ class _Walk:
         self.place: _Place | None = None
 
     def read(self, state: LogState) -> _Piece | tuple[_Place, list[Damage]] | None:
-        """Read on from the place, which stays as it is: this may be done again.
+        """Read from the current place, which is not changed: the call may be repeated.
 
         Returns:
-            What was read; or the place to go on from, behind a segment's end or what is
-            wrong there; None: there is no more.
+            The bytes read. Or, at a segment's end or at damage, the place behind it to
+            go on from, and the damage. None at the end of the log.
         """
         structure = self._view.row.structure_version
         place = self.place
@@ -145,7 +175,7 @@ class _Walk:
         return _Piece(place, segment.path, data, below)
 
     def _locate(self, state: LogState, structure: int) -> _Place:
-        """Find where to begin, or to go on in files that are others by now."""
+        """Find the place to begin at, or to go on at after files were replaced."""
         if self.place is not None:
             self._from_offset = max(self._from_offset, self.place.floor)
         offset, segments = self._from_offset, self._view.segments
@@ -160,7 +190,16 @@ class _Walk:
         take: Callable[[BatchHeader, memoryview], Sequence[T]],
         taken: list[T],
     ) -> list[Damage]:
-        """Take the whole batches that a piece begins with, and go behind them."""
+        """Take the whole batches at the beginning of a piece, and move behind them.
+
+        Args:
+            piece: bytes that ``read`` returned.
+            take: see ``walk_log``.
+            taken: the results are added to this list.
+
+        Returns:
+            Batches that have a wrong base offset; they were taken nevertheless.
+        """
         place, path, data, below = piece
         _, lowest, position, floor, _ = place
         view = memoryview(data)
@@ -187,8 +226,9 @@ class _Walk:
                 )
                 damage.append(Damage(max(floor, from_offset), what))
                 header = header._replace(base_offset=floor)
-                # Below what came before, it may be that which was wrong: the next one
-                # is held to this. It is named itself, if not.
+                # If this base offset is too low, perhaps those of earlier batches were
+                # too high. So the next batch need only be above this one; if it is not,
+                # it is reported in turn.
                 last = max(lowest, min(base, floor)) + delta
             if header.base_offset + delta >= from_offset:
                 taken += take(header, batch)
@@ -201,7 +241,7 @@ class _Walk:
 
 
 def _is_whole(data: memoryview, at: int) -> int:
-    """Return the size of the whole batch that is there; 0: none is."""
+    """Return the size in bytes of the whole batch at a position; 0: there is none."""
     if len(data) - at < BATCH_HEADER_SIZE:
         return 0
     _, length, _, magic, crc, _, delta = HEADER.unpack_from(data, at)[:7]
@@ -212,7 +252,7 @@ def _is_whole(data: memoryview, at: int) -> int:
 
 
 def _is_whole_at(fd: int, position: int, end: int) -> bool:
-    """Say whether a whole batch is at a position of a file."""
+    """Return whether a whole batch is at a position of a file."""
     if end - position < BATCH_HEADER_SIZE:
         return False
     head = os.pread(fd, LOG_OVERHEAD, position)
@@ -225,7 +265,18 @@ def _is_whole_at(fd: int, position: int, end: int) -> bool:
 def _find_behind(
     segment: LogSegment, place: _Place, end: int, entries: int, below: int
 ) -> int:
-    """Return where whole batches go on behind a damaged one; the end: nowhere."""
+    """Return the position of the next whole batch behind a damaged one.
+
+    Args:
+        segment: the segment.
+        place: where the damaged batch is.
+        end: the end of the segment's committed bytes.
+        entries: committed entries of the offset index.
+        below: all offsets in the segment are below this one.
+
+    Returns:
+        The position; ``end`` if there is no whole batch.
+    """
     fd, position = segment.fd, place.position
     known = end
     for entry in segment.offset_index.positions_above(position, entries):
@@ -240,14 +291,20 @@ def _find_behind(
 
 
 def _search(data: bytes, floor: int, below: int) -> int:
-    """Return where, behind a damaged batch, a whole one is; the end: nowhere.
+    """Return where in ``data`` the next whole batch begins, behind a damaged one.
 
     Args:
-        data: from the damaged batch to a place where one is known to begin, or to the
+        data: the bytes from the damaged batch to the next known batch, or to the
             segment's end.
+        floor: the lowest offset that may come.
+        below: all offsets in the segment are below this one.
+
+    Returns:
+        The index in ``data``; its length if there is no whole batch.
     """
     view, left = memoryview(data), _MAX_CHECKED
-    # All offsets that may come begin with the same bytes; the magic follows them.
+    # All possible base offsets begin with the same bytes; the magic is 16 bytes behind
+    # their beginning.
     first, last = floor.to_bytes(8, "big"), below.to_bytes(8, "big")
     same = next((i for i in range(8) if first[i] != last[i]), 8)
     pattern = re.compile(

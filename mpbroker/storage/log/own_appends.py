@@ -1,8 +1,8 @@
-"""Appends of the broker's own, by the compiled core where there is one.
+"""OwnAppends: append the coordinator's own batches, by the compiled core.
 
-What the coordinator appends is made by itself: nothing of it has to be validated, and
-no request remembers it. ``None`` says that it is not plain, or that there is no core:
-then it goes the usual way, through PartitionLog.append.
+The coordinator makes these batches itself, so they need no validation, and no request's
+slot has to note them. A method that returns None has appended nothing, because there is
+no core or because the append needs the Python code: then call PartitionLog.append.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _HELD: Final = -1  # as native/coordinator/coordinator_end.c has it
 
 
 class OwnAppends:
-    """One process's appends of what it has made itself.
+    """Appends of batches that this process has made itself.
 
     Args:
-        table: the partitions' rows; None: everything goes the usual way.
+        table: the partitions' rows; None: the methods always return None.
     """
 
     def __init__(self, table: PartitionTable | None = None) -> None:
@@ -55,10 +55,15 @@ class OwnAppends:
         records: list[tuple[bytes, bytes | None]],
         now_ms: int,
     ) -> int | None:
-        """Append records as one uncompressed batch of no producer.
+        """Append records as one uncompressed batch without a producer id.
+
+        Args:
+            log: the log to append to.
+            records: (key, value) pairs; a value of None is a tombstone.
+            now_ms: the wall clock, for the records' timestamps.
 
         Returns:
-            The offset behind it.
+            The offset after the batch; None: nothing was appended, see above.
         """
         if self._end is None:
             return None
@@ -67,10 +72,16 @@ class OwnAppends:
     def append_marker(
         self, log: PartitionLog, marker: bytes, now_ms: int
     ) -> int | None:
-        """Append the marker that ends a transaction, unless it has ended.
+        """Append the marker that ends a transaction, unless it is in the log already.
+
+        Args:
+            log: the log to append to.
+            marker: a whole control batch.
+            now_ms: the wall clock.
 
         Returns:
-            The offset behind it or, if it was there, the log's end.
+            The offset after the marker or, if it was in the log already, the log end
+            offset. None: nothing was appended, see above.
         """
         if self._end is None:
             return None
@@ -86,7 +97,8 @@ class OwnAppends:
         plan = log.append_plan()
         end = None if plan is None else append(plan, data, now_ms)
         if end == _HELD:
-            # The lock's last owner died: the usual way, behind what it has left.
+            # The core has the lock of a process that was killed. Settle what that one
+            # left, as PartitionRow.lock does, and let the Python code append.
             log.row.settle_and_unlock()
             return None
         return end

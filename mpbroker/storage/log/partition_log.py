@@ -1,18 +1,26 @@
-"""A partition's log, which any process may append to.
+"""PartitionLog: a partition's log, which any process may append to.
 
-An append, under the row's lock, is these steps: load the log if no process has; catch
-up with what others did; ``judge`` the producer's sequence; ``make_room`` by a roll,
-which is a commit of its own, if the segment is full; ``write`` the batch and its index
-entries and commit them by a new LogState; ``remember`` where they are. The commit is
-one store: a process that dies before it has appended nothing. The bytes that it left
-past ``active_size``, and its index entries past their counts, are overwritten by the
-next append, in the same places.
+An append has these steps, all under the row's lock:
 
-The batch is stored as received. Base offset and leader epoch are patched in place;
-they lie outside its checksum, and patching them again after a death is harmless.
+    1. load the log, if no process has loaded it
+    2. catch up with the appends of other processes
+    3. judge: check the producer's epoch and sequence
+    4. make room: roll if the active segment is full; a roll is a commit of its own
+    5. write the batch and its index entries, then commit them by a new LogState
+    6. remember the position, for readers in this process
 
-The compiled core appends by the same steps and stores (native/produce.c), as long as
-the AppendPlan that is kept up to date here says enough.
+The commit is one aligned store. A process that is killed before it has appended
+nothing: the next append overwrites its bytes past ``active_size``, and its index
+entries past the committed numbers, at the same positions. After it, the append is
+complete for every process.
+
+A batch is stored as it was received. Only its base offset and leader epoch are
+replaced; its checksum does not cover them.
+
+The compiled core (native/produce.c) makes the same steps and stores, as long as the
+AppendPlan, which this class keeps up to date, is enough for it.
+
+Source: Kafka's UnifiedLog (append, roll, deleteRecords), for results and errors.
 """
 
 import contextlib
@@ -65,7 +73,7 @@ if TYPE_CHECKING:
     from mpbroker.protocol.records.log_validator import ValidatedBatch
 
 _FRONT: Final = Struct(">qii")  # base offset, length, leader epoch
-_LENGTH_FROM: Final = 12  # what a batch's length counts from
+_LENGTH_FROM: Final = 12  # a batch's length field counts the bytes from here on
 _TXN_OR_CONTROL: Final = TRANSACTIONAL_FLAG | CONTROL_FLAG
 # A third of the cost of calling the class.
 _new_tuple: Final = tuple.__new__
@@ -73,17 +81,31 @@ _MAX_RELATIVE_OFFSET: Final = 0x7FFF_FFFF
 
 
 class AppendResult(NamedTuple):
-    """Where a batch is in the log, also if it was there already."""
+    """Where a batch is in the log.
+
+    Attributes:
+        base_offset: the offset of its first record.
+        log_append_time_ms: the timestamp that the broker gave its records; -1: they
+            keep the producer's timestamps.
+        log_start_offset: the log start offset at that time.
+        duplicate: the batch was in the log before, and was not appended again.
+        last_offset: the offset of its last record.
+    """
 
     base_offset: int
-    log_append_time_ms: int  # -1: the topic keeps the producer's timestamps
+    log_append_time_ms: int
     log_start_offset: int
     duplicate: bool
     last_offset: int
 
 
 class AppendLimits:
-    """What a topic's settings say about appends, worked out once for all of them."""
+    """The limits of appends that follow from a topic's settings, computed once.
+
+    Args:
+        config: the topic's settings.
+        epoch: the leader epoch to write into each batch.
+    """
 
     __slots__ = (
         "config",
@@ -98,20 +120,21 @@ class AppendLimits:
 
     def __init__(self, config: LogConfig, epoch: int) -> None:
         self.config = config
-        self.epoch = epoch  # to write into each batch
+        self.epoch = epoch
         self.max_size = config.segment_bytes
         self.max_entries = config.segment_index_bytes // OFFSET_ENTRY_BYTES
-        # One place is kept for the entry that a finished segment ends with.
+        # Less one: LogSegment.finish adds an entry when the segment is closed.
         self.max_time_entries = config.segment_index_bytes // TIME_ENTRY_BYTES - 1
         self.index_interval = config.index_interval_bytes
         self.flush_messages = config.flush_messages
         self.segment_ms = config.segment_ms
         if "compact" in config.cleanup_policy and config.max_compaction_lag_ms > 0:
-            # Active segments are not compacted: roll in time for the longest lag.
+            # The active segment is never compacted, so roll before a record in it is
+            # older than max.compaction.lag.ms.
             self.segment_ms = min(config.segment_ms, config.max_compaction_lag_ms)
 
     def tell_core(self, plan: AppendPlan) -> None:
-        """Put the limits into a plan, which is of no use until its place is told."""
+        """Put the limits into a plan; it cannot be used until its place is set, too."""
         plan.segment = None
         plan.max_size = self.max_size
         plan.max_entries = self.max_entries
@@ -132,10 +155,11 @@ class PartitionLog:
     Attributes:
         row: the partition's shared row.
         directory: the partition's directory.
-        view: the row and the files as this process knows them; what all parts share.
+        view: the state that all parts share: the row, and the files as this process
+            knows them.
         reader: finds the bytes of a fetch.
-        lookup: finds offsets by timestamp, by leader epoch, and at either end.
-        producers: judges and follows producers.
+        lookup: finds offsets by timestamp and by leader epoch, and the log's ends.
+        producers: checks batches of producers, and keeps the producers' state.
         sync: forces the log to disk.
     """
 
@@ -153,7 +177,7 @@ class PartitionLog:
         self.lookup = LogLookup(view)
         self.producers = LogProducers(view)
         self.sync = LogSync(view, self.producers)
-        self._limits: AppendLimits | None = None  # None: of no append yet
+        self._limits: AppendLimits | None = None  # None: before the first append
 
     # -- append ----------------------------------------------------------------------
 
@@ -166,20 +190,29 @@ class PartitionLog:
         now_ms: int,
         is_open: IsOpen | None = None,
     ) -> AppendResult:
-        """Append one batch, or find out that it was appended before.
+        """Append one batch, or find it in the log if it is a producer's retry.
 
         Args:
-            slot: the request's slot, which remembers a committed append (-1: none).
-            ordinal: which of the request's partitions this is.
+            batch: a validated batch; its base offset and leader epoch are replaced.
+            slot: the slot of the request, where a committed append is noted (-1: there
+                is no request). If this process is killed, the request is executed
+                again, but a noted append is not repeated.
+            ordinal: the index of this partition in the request.
             now_ms: the wall clock.
-            is_open: says whether a producer's transaction is open in a partition; a
-                transactional batch that would begin one here is refused unless it is.
-                None: append it without asking.
+            is_open: returns whether the coordinator knows of an open transaction, given
+                a producer id, its epoch and a partition's row. A transactional batch
+                that would begin a transaction in this partition is refused if it
+                returns False. None: append without this check.
+
+        Returns:
+            The offsets of the batch. The append is committed, and not yet durable
+            unless flush.messages forced it to disk.
 
         Raises:
             ApiError: OUT_OF_ORDER_SEQUENCE_NUMBER, INVALID_PRODUCER_EPOCH,
                 INVALID_TXN_STATE, RECORD_LIST_TOO_LARGE (larger than a segment),
-                KAFKA_STORAGE_ERROR, UNKNOWN_TOPIC_OR_PARTITION. Nothing was appended.
+                KAFKA_STORAGE_ERROR, UNKNOWN_TOPIC_OR_PARTITION. Nothing was appended,
+                unless the error is from the flush that flush.messages demands.
         """
         row = self.row
         if batch.header.producer_id >= 0:
@@ -213,12 +246,13 @@ class PartitionLog:
         now_ms: int,
         is_open: IsOpen | None,
     ) -> AppendResult:
-        """Append under the row's lock; each step has its name in native/produce.c."""
+        """Append under the row's lock. The steps have the same names in produce.c."""
         view = self.view
         words = view.words
         if words[view.status_word] != ONLINE:
             view.require_online_locked()
-        # As ``view.committed``: under the lock nobody replaces what is committed.
+        # As ``view.committed``, but without its loop: only a process that holds the
+        # lock commits a state.
         version = words[view.version_word]
         state = STATE.unpack_from(view.bytes, view.copy_bytes[version & 1])
         if (
@@ -237,21 +271,24 @@ class PartitionLog:
         base_offset, added = state[END_OFFSET], len(batch.data)
         last_offset = base_offset + batch.last_offset_delta
         if self._make_room(state, added, last_offset, batch.max_timestamp, now_ms):
-            # The same end offset, in a segment that is empty.
+            # The roll has committed a new state: the same end offset, an empty segment.
             version, state = words[view.version_word], view.committed()
         try:
             if slot >= 0:
-                # Before any byte: if we die, the next owner of the lock finds by the
-                # log end whether this was committed, and notes it in the slot. So a
-                # request that is executed again does not append its batch again.
+                # Before the commit. If this process is killed from here on, the next
+                # owner of the lock compares the log end offset with this base offset:
+                # above it, the append was committed, and that is noted in the slot.
+                # So a request that is executed again does not append its batch again.
                 self.row.set_intent(slot, ordinal, base_offset)
             self._write(batch, marker, version, state, added, last_offset)
         except BaseException as error:
             self._undo(slot, state[ACTIVE_SIZE], error)
             raise
+        # Committed. Killed before the next call, the intent is still set, and the next
+        # owner of the lock notes the append in the slot, as this call does.
         if slot >= 0:
             self.row.clear_intent()
-        # Nothing of this is shared: if we die in here, only what dies with us is lost.
+        # The rest is in the memory of this process alone.
         if has_producer:
             self.producers.apply(batch, marker, base_offset, last_offset)
         view.remember_append(state, added, last_offset + 1)
@@ -268,11 +305,21 @@ class PartitionLog:
         timestamp: int,
         now_ms: int,
     ) -> bool:
-        """Roll if a batch does not fit the active segment; return whether we did.
+        """Roll if a batch does not fit the active segment, or the segment is too old.
+
+        Args:
+            state: the committed state, as a plain tuple of LogState's fields.
+            added: the batch's size in bytes.
+            last_offset: the offset that its last record will have.
+            timestamp: its largest timestamp in ms.
+            now_ms: the wall clock.
+
+        Returns:
+            Whether there was a roll: then ``state`` is not the committed one any more.
 
         Raises:
-            ApiError: RECORD_LIST_TOO_LARGE: it does not fit any segment.
-            OSError: a new segment cannot be made.
+            ApiError: RECORD_LIST_TOO_LARGE: the batch is larger than segment.bytes.
+            OSError: a new segment cannot be made; the old one stays active.
         """
         view, limits = self.view, self._limits
         if limits is None or limits.config is not view.config:
@@ -307,10 +354,21 @@ class PartitionLog:
         added: int,
         last_offset: int,
     ) -> None:
-        """Write a batch behind ``state``, which is committed as ``version``; commit it.
+        """Write a batch and its index entries behind the committed state; commit them.
 
-        Nothing that is written here counts before the last line. If we die in here, the
-        next append writes over it.
+        The last line is the commit. If this process is killed before it, no other
+        process ever reads what was written here, and the next append overwrites it.
+
+        Args:
+            batch: the batch.
+            marker: the marker in it, if it is a control batch that ends a transaction.
+            version: the version of the committed state.
+            state: the committed state, as a plain tuple of LogState's fields.
+            added: the batch's size in bytes.
+            last_offset: the offset that its last record will have.
+
+        Raises:
+            OSError: a file cannot be written; nothing is committed.
         """
         view, limits = self.view, self._limits
         assert limits is not None
@@ -335,11 +393,16 @@ class PartitionLog:
             data = memoryview(bytearray(data))
         _FRONT.pack_into(data, 0, end_offset, added - _LENGTH_FROM, limits.epoch)
         if header.attributes & _TXN_OR_CONTROL and header.producer_id >= 0:
-            # Before the bytes: if all processes are killed behind them, the next
-            # start finds a marker, and what it aborts must be in the index.
+            # The entry in the index of aborted transactions comes before the marker.
+            # Killed in between, the entry has no marker below the log end: readers skip
+            # it, and the next writer of that index cuts it off. In the other order a
+            # marker could be in the log without an entry, and readers of committed
+            # data would get aborted records.
             unstable = self.producers.unstable_after(
                 segment, header, marker, end_offset
             )
+        # At the committed size, over the bytes of a process that died here earlier.
+        # Readers take no byte beyond the committed size, so a torn batch does no harm.
         if os.pwrite(segment.fd, data, position) != added:
             write_whole(segment.fd, data, position)
         if since_index > limits.index_interval:
@@ -353,8 +416,10 @@ class PartitionLog:
             )
             entries += 1
             since_index = 0
-        # Into the copy that nobody reads: readers take the one that the version names.
-        # (Not a function of its own: with eleven numbers that is 4 % of an append.)
+        # The row has two copies of the state; the lowest bit of the version tells which
+        # one is committed. This fills the other, so readers are not disturbed, and
+        # being killed in here changes nothing. (Not a function of its own: with eleven
+        # numbers that is 4 % of an append.)
         STATE.pack_into(
             view.bytes,
             view.copy_bytes[(version + 1) & 1],
@@ -370,15 +435,21 @@ class PartitionLog:
             created_ms,
             bytes_in + added,
         )
-        # The commit: one aligned store. Before it nothing happened, after it all.
+        # The commit, last, as one aligned 8-byte store. Killed before it, the log ends
+        # where it ended; after it, every process sees the batch and its index entries.
         view.words[view.version_word] = version + 1
 
     def _undo(self, slot: int, size: int, error: BaseException) -> None:
-        """Leave the row as it was; answer a failure of the disk as one."""
+        """Clean up after an append that failed in a live process.
+
+        Raises:
+            ApiError: KAFKA_STORAGE_ERROR, if ``error`` is about files. Else this
+                returns, and the caller raises ``error`` itself.
+        """
         if slot >= 0:
             self.row.abandon_intent()
         try:
-            # Not needed for what is read, only so that no torn batch stays behind.
+            # Readers stop at the committed size anyway; this gives the space back.
             self.view.active.truncate(size)
         except OSError:
             pass
@@ -386,9 +457,11 @@ class PartitionLog:
             self.view.fail(error, "cannot be appended to")
 
     def append_plan(self) -> AppendPlan | None:
-        """Return what the compiled core may append by; kept up to date from now on.
+        """Return the plan by which the compiled core appends to this log.
 
-        None: appends of this log have to be more than bytes at the end of a file.
+        The plan is kept up to date from now on. None: appends need the Python code,
+        because of flush.messages, or because this process has not appended since the
+        settings were changed.
         """
         view, limits = self.view, self._limits
         if (
@@ -403,9 +476,9 @@ class PartitionLog:
             plan = view.append_plan = AppendPlan(self.row.index, positions)
             limits.tell_core(plan)
             view.tell_core(plan)
-        # The core leaves an entry of an index that is not open to us, which costs more.
-        # But opening makes what is not there: so it is not done for a segment that
-        # others have left, and that retention has perhaps removed.
+        # If an index is not open, the core leaves each append with an index entry to
+        # the slower Python code. But opening creates a file that is absent, so it is
+        # done only for the active segment: retention may have removed another one.
         if view.committed()[ACTIVE_BASE] == view.active_base:
             with contextlib.suppress(OSError):
                 view.active.open_indexes()
@@ -414,10 +487,13 @@ class PartitionLog:
     # -- rolling -------------------------------------------------------------------
 
     def roll_locked(self, now_ms: int) -> None:
-        """Make a new, empty segment the active one. Under the row's lock.
+        """Make a new, empty segment the active one. The caller holds the row's lock.
+
+        It has three steps: cut the old segment's files to the committed state; create
+        the new segment's files; commit by publishing a state that names it.
 
         Raises:
-            OSError: it cannot be made; the old one stays active.
+            OSError: a file cannot be made or changed; the old segment stays active.
         """
         view = self.view
         view.take_over_from_core()
@@ -427,9 +503,10 @@ class PartitionLog:
             view.refresh_locked(state.active_base_offset)
         if not state.active_size:
             return
-        # First the old segment's files say what only the row has said until now: from
-        # the commit on the row speaks of the new one. If we die in between, the row
-        # still counts, and the next roll writes the same once more.
+        # Before the commit: afterwards the row has the numbers of the new segment, and
+        # readers take those of the old one from the sizes of its files. Killed before
+        # the commit, the row is unchanged: the old segment goes on, the time index
+        # entry added here is overwritten, and the next roll does all of this again.
         largest = TimestampOffset(state.max_timestamp, state.max_timestamp_offset)
         view.active.finish(
             state.active_size, state.index_entries, state.time_index_entries, largest
@@ -437,15 +514,16 @@ class PartitionLog:
         producers = view.producers
         if producers is not None and producers.end_offset == base_offset:
             write_snapshot(self.directory, producers, sync=False)
-        # A roll that died here left an empty segment, which smaller batches may have
-        # passed by since.
+        # A process killed in a roll has left an empty segment. Its base offset may be
+        # below the one of this roll: batches that fit have been appended since.
         remove_uncommitted_segments(self.directory, state.active_base_offset)
         segment = LogSegment(self.directory, base_offset)
         segment.create()
         if view.config.preallocate:
             reserve_space(segment.fd, view.config.segment_bytes)
-        # The commit, when the file is there that it names. Whoever lists the directory
-        # before it leaves out the segment above the active base offset.
+        # The commit, after the files exist that it names. Killed before it, an empty
+        # segment is left above the active base offset. Other processes leave it out
+        # when they list the directory; the next roll or the next start removes it.
         self.row.publish(
             LogState(
                 log_end_offset=base_offset,
@@ -471,10 +549,17 @@ class PartitionLog:
     def _is_old(
         self, limits: AppendLimits, timestamp: int, size: int, lived_ms: int
     ) -> bool:
-        """Say whether a batch comes segment.ms after the first of its segment.
+        """Return whether a batch is segment.ms later than the first of the segment.
 
-        The batches' own timestamps decide; the clock does where they have none, or
-        where the first batch is damaged, for which the log need not fail.
+        Timestamps of batches decide. If they have none, or if the first batch is
+        damaged, the age of the segment by the clock does: an append need not fail for
+        an old batch.
+
+        Args:
+            limits: the limits of appends.
+            timestamp: the batch's largest timestamp in ms.
+            size: committed bytes of the active segment.
+            lived_ms: the age of the active segment by the clock.
         """
         view, batch = self.view, None
         with contextlib.suppress(CorruptLogError):
@@ -486,9 +571,10 @@ class PartitionLog:
         return timestamp > view.roll_after
 
     def _lifetime_ms(self, limits: AppendLimits) -> int:
-        """segment.ms without the active segment's share of segment.jitter.ms.
+        """Return segment.ms less a random part of segment.jitter.ms.
 
-        The share is drawn from the segment's name, so that all processes draw the same.
+        The random part is computed from the segment's name, so that it is the same in
+        all processes.
         """
         jitter_ms = min(limits.config.segment_jitter_ms, limits.segment_ms)
         if not jitter_ms:
@@ -499,16 +585,19 @@ class PartitionLog:
     # -- deletion ------------------------------------------------------------------
 
     def delete_records(self, before_offset: int) -> int:
-        """Make all below an offset unreadable; -1 stands for the high watermark.
+        """Move the log start offset up, so that records below it cannot be read.
 
-        Whole segments below it are removed by the next retention run.
+        The next retention run removes segments that are below it as a whole.
+
+        Args:
+            before_offset: the new log start offset; -1: the high watermark.
 
         Returns:
-            The log start offset.
+            The log start offset, which may be higher than asked.
 
         Raises:
-            ApiError: OFFSET_OUT_OF_RANGE, POLICY_VIOLATION (a topic that is only
-                compacted).
+            ApiError: OFFSET_OUT_OF_RANGE, POLICY_VIOLATION (cleanup.policy does not
+                contain delete), or as ``PartitionView.require_online``.
         """
         view, row = self.view, self.row
         view.require_online()
@@ -537,21 +626,24 @@ class PartitionLog:
         self.sync.close()
 
     def close_cleanly(self) -> int:
-        """Force everything to disk, cut what was never committed, and close the files.
+        """Cut off uncommitted bytes, force everything to disk, and close the files.
 
-        For the last process that has the log. It loads the log first if none has, so
-        that no mark says "closed cleanly" over a log that was never checked.
+        Called by the last process that has the log. It loads a log that no process has
+        loaded, so that a log which was never checked is not marked as closed cleanly.
 
         Returns:
             The log end offset.
 
         Raises:
-            ApiError, OSError: the log must be recovered at the next start.
+            ApiError, OSError: it failed; the directory must not be marked as clean, so
+                that the log is recovered at the next start.
         """
         view = self.view
         state = view.state()
         view.refresh(state.active_base_offset)
         active = view.active
+        # A clean start trusts whole files, so uncommitted bytes go first. Killed in
+        # here, the mark of a clean stop is absent, and the next start checks the log.
         with self.row.locked():
             remove_uncommitted_segments(self.directory, state.active_base_offset)
             active.truncate(state.active_size)
@@ -579,9 +671,18 @@ def _write_indexes(
     last_offset: int,
     position: int,
 ) -> int:
-    """Write an entry of the offset index, and of the time index if it has news.
+    """Write an entry of the offset index, and one of the time index if it is needed.
 
-    They count once the state that is committed says so.
+    The time index needs one if the largest timestamp has grown since its last entry.
+    The entries are committed later, with the state.
+
+    Args:
+        segment: the active segment.
+        entries: committed entries of the offset index.
+        time_entries: committed entries of the time index.
+        largest: the largest timestamp of the segment, this batch included.
+        last_offset: the batch's last offset.
+        position: the batch's position in the log file.
 
     Returns:
         How many entries of the time index were written: 0 or 1.

@@ -1,10 +1,13 @@
-"""One process's view of a partition: its shared row and its segment files.
+"""PartitionView: a partition's shared row and segment files, as one process knows them.
 
-The row says what is committed. The list of segments is read from the directory and
-kept. It is stale when the row names another active segment (some process has rolled) or
-another structure version (retention or compaction has removed or replaced files). The
-structure version is odd while files are being changed: a process that sees that waits
-for the row's lock, and finishes the change if the process that began it has died.
+The row has the committed state. The list of segments is read from the directory and
+kept. It is outdated when the row names another active segment (some process has
+rolled), or another structure version (retention or compaction has removed or replaced
+files).
+
+The structure version is odd while files are being changed, under the row's lock. A
+process that sees an odd version waits for the lock. If it is still odd then, the
+process that changed the files was killed, and the new owner finishes the change.
 """
 
 import errno
@@ -41,9 +44,9 @@ logger = get_logger(__name__)
 _T = TypeVar("_T")
 
 STATE: Final = Struct(f"{len(LogState._fields)}q")
-# Where LogState's fields are in the plain tuples and lists of it that an append and a
-# read work on: to index one costs a third of an attribute. The names are those of the
-# compiled core (enum state_word).
+# Indexes of LogState's fields in a plain tuple of them. Appends and reads use such
+# tuples: an index costs a third of an attribute. The compiled core has the same names
+# (enum state_word).
 END_OFFSET: Final = LogState._fields.index("log_end_offset")
 ACTIVE_BASE: Final = LogState._fields.index("active_base_offset")
 ACTIVE_SIZE: Final = LogState._fields.index("active_size")
@@ -59,7 +62,7 @@ BYTES_IN: Final = LogState._fields.index("bytes_in")
 ONLINE: Final = int(RowStatus.ONLINE)  # a member costs more to compare
 UNKNOWN_TIME: Final = -(1 << 62)
 _POSITIONS_KEPT: Final = 64
-# Errors that a later attempt may not meet: the partition stays online.
+# Errors that may pass, such as a full disk: the partition stays online.
 _PASSING: Final = frozenset(
     {
         errno.ENOSPC,
@@ -74,7 +77,7 @@ _PASSING: Final = frozenset(
 
 
 class PartitionView:
-    """The state that all parts of a PartitionLog share, and what keeps it current.
+    """The state that all parts of a PartitionLog share, and code to keep it current.
 
     Attributes:
         directory: the partition's directory; it exists.
@@ -84,17 +87,18 @@ class PartitionView:
         segments: the partition's segments, as of ``structure`` and ``active_base``.
         active: the active segment; ``active_base`` is its base offset.
         structure: the row's structure version that ``segments`` was read at.
-        positions: where the batches stand that sequential readers will ask for next.
-            The compiled core has the same dict: it is cleared, and never replaced.
-        has_readers: some fetch of this process has read the partition.
+        positions: segment and position by offset, for the offsets that sequential
+            readers will ask for next. The compiled core has a reference to this dict,
+            so it is cleared, and never replaced by another one.
+        has_readers: a fetch in this process has read the partition.
         producers: this process's copy of the producers' state; None: not read yet.
-        producers_position: where ``producers.end_offset`` is in the active segment;
-            -1: in another segment, or not known.
-        roll_after: a batch with a later timestamp (ms) starts a segment; UNKNOWN_TIME:
-            the active segment has not been asked yet.
-        append_plan: what the compiled core appends by; None: it has not asked for it.
-        release_descriptors: called when this process has no descriptor left; closes
-            the files of other logs.
+        producers_position: the position of ``producers.end_offset`` in the active
+            segment; -1: it is in another segment, or not known.
+        roll_after: a batch with a later timestamp (ms) starts a new segment;
+            UNKNOWN_TIME: the active segment's first batch has not been read yet.
+        append_plan: the compiled core's plan of appends; None: it has none yet.
+        release_descriptors: called when this process has no free file descriptor;
+            closes the files of all logs.
     """
 
     def __init__(
@@ -137,12 +141,13 @@ class PartitionView:
         while True:
             version = words[version_word]
             state = STATE.unpack_from(self.bytes, self.copy_bytes[version & 1])
-            # Unmoved version: nobody was rewriting this copy while we read it.
+            # A commit writes the other copy. This one is rewritten only after the
+            # version has moved: if it has not, all fields belong together.
             if words[version_word] == version:
                 return state
 
     def state(self) -> LogState:
-        """Return the committed state; load the partition first if that is left to do.
+        """Return the committed state; load the partition first if no process has.
 
         Raises:
             ApiError: as ``require_online``.
@@ -201,17 +206,18 @@ class PartitionView:
         row.publish(loaded.state._replace(bytes_in=row.snapshot().bytes_in))
         row.log_start_offset = loaded.log_start_offset
         row.durable_end_offset = loaded.state.log_end_offset
-        # Even, and another one than before: the files are not those that some process
-        # may have listed.
+        # Even, and not the same as before: loading may have removed or replaced files
+        # that another process has listed.
         row.structure_version = (row.structure_version | 1) + 1
-        # Last: until here every other process takes the partition for unloaded, and
-        # comes for the lock. If we die before this store, the next one loads again.
+        # Last: until here the partition is unloaded for all other processes, and they
+        # wait for the lock. If this process is killed before this store, the next owner
+        # of the lock loads the partition again, from the files.
         row.status = RowStatus.ONLINE
         self.producers = loaded.producers
 
     @property
     def leader_epoch(self) -> int:
-        """The epoch that new batches are of; raises as ``epochs``."""
+        """The leader epoch of new batches; raises as ``epochs``."""
         return self.epochs.latest
 
     @property
@@ -220,7 +226,7 @@ class PartitionView:
 
         Raises:
             ApiError: KAFKA_STORAGE_ERROR: the file cannot be read. The partition stays
-                online, because that says nothing about the log.
+                online, because its log may be in order.
         """
         if self._epochs is None:
             try:
@@ -242,10 +248,15 @@ class PartitionView:
     # -- failures ----------------------------------------------------------------
 
     def fail(self, error: Exception, what: str) -> NoReturn:
-        """Answer a storage failure; take the partition offline if the disk fails.
+        """Log a storage failure, and raise it as an answer to the client.
 
-        A file that is missing or odd does not take it offline: perhaps this process
-        looks at the wrong one, and to serve the rest makes nothing worse.
+        An error of the disk takes the partition offline. A missing or damaged file
+        does not: this process may have looked at an outdated file, and the rest of the
+        partition can still be served.
+
+        Args:
+            error: the failure.
+            what: the end of the sentence "<directory> ...", such as "cannot be read".
 
         Raises:
             ApiError: KAFKA_STORAGE_ERROR, always.
@@ -260,20 +271,24 @@ class PartitionView:
         ) from error
 
     def moved_or_fail(self, error: Exception) -> None:
-        """Judge a file that is missing or is not what it was.
+        """Decide whether a file is missing or damaged only because files were changed.
 
-        Returns if other processes have changed the files meanwhile: try again.
+        If this returns, another process has removed or replaced files: try again.
 
         Raises:
-            ApiError: they have not, so the file is damaged; or the partition was
-                deleted, and its files are gone for good.
+            ApiError: KAFKA_STORAGE_ERROR: no file was changed, so this one is damaged;
+                UNKNOWN_TOPIC_OR_PARTITION: the partition was deleted.
         """
         self.require_online()
         if self.words[self.structure_word] == self.structure:
             self.fail(error, "cannot be read")
 
     def descriptors_released(self, error: BaseException) -> bool:
-        """Close files if descriptors were lacking; return whether to try again."""
+        """Close files if an error was for want of file descriptors.
+
+        Returns:
+            Whether files were closed, so that another attempt may succeed.
+        """
         release = self.release_descriptors
         cause = error.__cause__ if isinstance(error, ApiError) else error
         if release is None or not isinstance(cause, OSError):
@@ -284,7 +299,7 @@ class PartitionView:
         return True
 
     def with_room(self, run: Callable[[], _T]) -> _T:
-        """Run what needs descriptors; run it again if it failed for lack of them."""
+        """Call ``run``; if no descriptor was free, close files and call it again."""
         try:
             return run()
         except (OSError, ApiError) as error:
@@ -293,41 +308,48 @@ class PartitionView:
         return run()
 
     def make_room(self) -> None:
-        """Close the files of all logs of this process: no descriptor is left."""
+        """Close the files of all logs of this process, to free file descriptors."""
         if self.release_descriptors is not None:
             self.release_descriptors()
 
     # -- the segments --------------------------------------------------------------
 
     def refresh(self, active_base: int) -> None:
-        """Make the segment list fit the row, without the lock."""
+        """Read the list of segments again, without the lock.
+
+        Args:
+            active_base: the active segment's base offset, from the committed state.
+        """
         while self.words[self.structure_word] & 1:
             with self.row.locked():
                 self.repair_structure()
         self._reload(active_base)
 
     def refresh_locked(self, active_base: int) -> None:
-        """Make the segment list fit the row, under the lock."""
+        """Read the list of segments again. The caller holds the lock."""
         self.repair_structure()
         self._reload(active_base)
 
     def repair_structure(self) -> None:
-        """Finish a change of files whose process died in it. Under the lock.
+        """Finish a change of files whose process was killed. The caller holds the lock.
 
-        To see the odd version under the lock is to know of that death: a live process
-        holds the lock while the version is odd.
+        A live process holds the lock as long as the version is odd. So if it is odd
+        while this process holds the lock, the other one is dead. A deletion needs no
+        more than an even version: the next retention run goes on with it. A compaction
+        that has a complete copy (`.log.swap`) is finished.
         """
         row = self.row
         if not row.structure_version & 1:
             return
         for base in base_offsets(self.directory, LOG_SUFFIX + SWAP_SUFFIX):
             finish_swap(self.directory, base)
-        # Last: if we die before this store, the next owner finds it odd and goes on.
+        # Last. If this process is killed before this store, the version is still odd,
+        # and the next owner of the lock does the rest.
         row.structure_version += 1
 
     def _reload(self, active_base: int) -> None:
-        # The version first: if files are replaced while they are listed, it has moved
-        # by the time that a reader looks at it again.
+        # Read the version first. If files are replaced while the directory is listed,
+        # the version moves, and the reader sees that when it compares it afterwards.
         structure = self.words[self.structure_word]
         self.segments.reload(active_base, keep_open=structure == self.structure)
         self.structure = structure
@@ -338,9 +360,12 @@ class PartitionView:
         self.positions.clear()
 
     def look(self, look: Callable[[LogState], _T]) -> _T:
-        """Return what ``look`` finds in files that belong together.
+        """Call ``look`` with the committed state, on files that match it.
 
         It is called again if other processes have changed the files meanwhile.
+
+        Returns:
+            The result of ``look``.
 
         Raises:
             ApiError: as ``require_online``; KAFKA_STORAGE_ERROR if a file is damaged or
@@ -364,7 +389,7 @@ class PartitionView:
                 return found
 
     def begin_segment(self, segment: LogSegment) -> None:
-        """Go on in a segment that this process has just made the active one."""
+        """Continue in a segment that this process has just made the active one."""
         self.active.close_indexes()
         self.segments.add(segment)
         self.active, self.active_base = segment, segment.base_offset
@@ -372,7 +397,7 @@ class PartitionView:
         self._leave_active()
 
     def _leave_active(self) -> None:
-        """Forget what holds for the segment that was active until now."""
+        """Forget all that applies only to the segment that was active until now."""
         self.take_over_from_core()
         self.producers_position = -1
         self.roll_after = UNKNOWN_TIME
@@ -380,7 +405,7 @@ class PartitionView:
             self.append_plan.producers_end = -1
 
     def close_unless_active(self, segment: LogSegment) -> None:
-        """Give back the files of a segment that a walk over all of them has passed."""
+        """Close a segment's files after use, unless it is the active segment."""
         if segment is not self.active:
             segment.close()
 
@@ -392,7 +417,7 @@ class PartitionView:
         self.active_base = -1
 
     def size_in_bytes(self) -> int:
-        """Return the size of all segments' logs.
+        """Return the committed bytes of all segments' logs.
 
         Raises:
             ApiError: as ``require_online``; KAFKA_STORAGE_ERROR if a file is missing.
@@ -406,14 +431,14 @@ class PartitionView:
                 self.moved_or_fail(error)
 
     def first_base_offset(self) -> int:
-        """Return where the oldest segment starts."""
+        """Return the base offset of the oldest segment."""
         self.refresh(self.committed()[ACTIVE_BASE])
         return self.segments.bases[0]
 
-    # -- what the compiled core shares ---------------------------------------------
+    # -- state that the compiled core shares ---------------------------------------
 
     def remember(self, offset: int, segment: LogSegment, position: int) -> None:
-        """Note where the batch that starts at an offset stands, or will stand."""
+        """Note the position of the batch at an offset, or where it will be appended."""
         positions = self.positions
         if len(positions) >= _POSITIONS_KEPT:
             positions.clear()
@@ -422,16 +447,16 @@ class PartitionView:
     def remember_append(
         self, state: Sequence[int], added: int, end_offset: int
     ) -> None:
-        """Note where the batch is that this process has just appended.
+        """Note the position of a batch that this process has just appended.
 
         Args:
-            state: what was committed before it; the batch begins at the end of that.
+            state: the state that was committed before; the batch begins at its end.
             added: the batch's size in bytes.
-            end_offset: the offset behind it.
+            end_offset: the offset after the batch.
         """
         base_offset, position = state[END_OFFSET], state[ACTIVE_SIZE]
-        # Here a waiting fetch will begin to read. As ``remember``, which would be a
-        # call more for each append.
+        # A waiting fetch will begin to read here. The same code as ``remember``: a call
+        # would cost more.
         positions = self.positions
         if len(positions) >= _POSITIONS_KEPT:
             positions.clear()
@@ -444,15 +469,16 @@ class PartitionView:
             self.tell_core(self.append_plan)
 
     def expect_readers(self) -> None:
-        """From now on, have the core note where its appends begin, for readers."""
+        """Have the core note the positions of its appends, from now on, for readers."""
         self.has_readers = True
         if self.append_plan is not None:
             self.append_plan.positions = self.positions
 
     def take_over_from_core(self) -> None:
-        """Step over what the core has appended, or has read of others' appends.
+        """Move the end of the producers' state to where the compiled core has it.
 
-        The core has told ``producers`` of every batch in there that has a producer.
+        The core has appended batches, or read those of other processes. It has already
+        applied all batches of producers among them to ``producers``.
         """
         plan, producers = self.append_plan, self.producers
         if (
@@ -464,7 +490,7 @@ class PartitionView:
             self.producers_position = plan.producers_position
 
     def tell_core(self, plan: AppendPlan) -> None:
-        """Say where the next append goes, right after one, if nothing changes."""
+        """Put the position of the next append into a plan, after an append."""
         plan.segment = self.active
         plan.active_base = self.active_base
         plan.structure = self.structure

@@ -1,10 +1,10 @@
-"""fdatasync through io_uring: asked for in one system call, ended by an eventfd.
+"""SyncRing: asynchronous fdatasync through io_uring, reported by an eventfd.
 
-Kernel AIO can do the same, but a process that has an AIO context dies slowly: the
-kernel waits for an RCU grace period in its exit, and who watches its pidfd learns of
-the death 31 ms late (measured; 1 ms with this ring). So AIO is for where there is no
-io_uring: an old kernel, a container that forbids it, a machine whose memory order
-pure Python cannot rely on.
+The kernel's older asynchronous I/O can do the same. But a process that has an AIO
+context exits slowly: the kernel waits for an RCU grace period, and the process that
+polls its pidfd learns of the exit 31 ms late (measured; 1 ms with this ring). So AIO is
+used only where io_uring cannot be: on an old kernel, in a container that forbids it, on
+a machine other than x86-64, whose order of memory accesses pure Python cannot control.
 
 Source: io_uring_setup(2), io_uring_enter(2), io_uring_register(2); <linux/io_uring.h>.
 """
@@ -30,7 +30,7 @@ _EVENTFD_DISABLED: Final = 1
 _ENTRIES: Final = 256
 
 # struct io_uring_params: sq entries, cq entries, flags, sq thread cpu and idle,
-# features, wq fd, reserved; then where things are in the mapping (u32 each):
+# features, wq fd, reserved; then offsets of fields in the mapping (u32 each):
 # sq: head, tail, mask, entries, flags, dropped, array...; cq: head, tail, mask, ...
 _PARAMETERS_BYTES: Final = 120
 _SQ_AT: Final = 40
@@ -42,13 +42,16 @@ _COMPLETION: Final = struct.Struct("=QiI")
 
 
 class SyncRing:
-    """One process's ring.
+    """One process's ring of 256 entries.
+
+    Args:
+        syscall: the libc function syscall(2).
 
     Attributes:
-        event_fd: readable (edge) when something has ended.
+        event_fd: becomes readable when a sync has ended; poll it edge-triggered.
 
     Raises:
-        OSError: there is none to be had here.
+        OSError: io_uring is not available here.
     """
 
     def __init__(self, syscall: Callable[..., int]) -> None:
@@ -105,24 +108,25 @@ class SyncRing:
         """Begin an fdatasync of each (token, descriptor), in one system call.
 
         Returns:
-            How many the kernel has taken, from the first on; perhaps not all just now.
+            How many the kernel has accepted, from the first on; it may be too busy to
+            accept all.
         """
         return self._start(syncs, 0)
 
     def make(self, syncs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Make an fdatasync of each (token, descriptor), all at once, and wait for all.
+        """Make an fdatasync of each (token, descriptor) at the same time; wait for all.
 
-        Only while none is under way. The event need not say anything of these.
+        No sync may be outstanding. Where the kernel allows, the eventfd is not written.
 
         Returns:
-            Each token and its errno or 0, of those that the kernel has taken.
+            (token, errno or 0) of those that the kernel has accepted.
         """
         words, flags = self._words, self._cq_flags
         if flags:
             words[flags] |= _EVENTFD_DISABLED
         started = self._start(syncs, len(syncs))
         done = self.ended()
-        while len(done) < started:  # a signal came
+        while len(done) < started:  # a signal has interrupted the wait
             self._enter(0, started - len(done))
             done += self.ended()
         if flags:
@@ -137,10 +141,11 @@ class SyncRing:
             _ENTRY.pack_into(
                 self._entries, at, _OP_FSYNC, 0, 0, fd, 0, 0, 0, _FSYNC_DATASYNC, token
             )
+        # The tail after the entries: the kernel reads entries up to the tail.
         words[self._sq_tail] = (tail + len(syncs)) & 0xFFFF_FFFF
         submitted = max(0, self._enter(len(syncs), min(wait_for, len(syncs))))
         if submitted < len(syncs):
-            # Nobody has seen the others: the kernel only looks when it is called.
+            # Take the others back: the kernel reads the tail only in io_uring_enter.
             words[self._sq_tail] = (tail + submitted) & 0xFFFF_FFFF
         return submitted
 
@@ -156,7 +161,7 @@ class SyncRing:
         )
 
     def ended(self) -> list[tuple[int, int]]:
-        """Take what has ended: each token, and its errno or 0. Never waits."""
+        """Return (token, errno or 0) of the syncs that have ended. Never waits."""
         words = self._words
         head, tail = words[self._cq_head], words[self._cq_tail]
         done = []
@@ -169,7 +174,7 @@ class SyncRing:
         return done
 
     def close(self) -> None:
-        """Close the descriptors; only before anything was started."""
+        """Close the descriptors; only before any sync was started."""
         os.close(self._fd)
         if self.event_fd >= 0:
             os.close(self.event_fd)
