@@ -1,9 +1,9 @@
-"""Take records out of a stored batch and leave everything else as it was.
+"""Remove records from a stored batch, and leave the rest of it unchanged.
 
-What is kept of a batch: its base and last offset, so that offsets and sequences stay
-where they were; its codec; the bytes of the records that stay. Only when a delete
-horizon is set are the records' timestamps written anew, because it takes the place of
-the base timestamp that they are relative to.
+A batch keeps its base and last offset, so that offsets and sequences do not move; its
+codec; and the bytes of the records that stay. Timestamps in records are relative to the
+batch's base timestamp. If a delete horizon is set, it replaces the base timestamp, so
+only then these timestamps are written again.
 
 Source: KIP-534; Kafka's MemoryRecords.filterTo.
 """
@@ -28,7 +28,17 @@ NO_TIMESTAMP: Final = -1
 
 
 class RawRecord(NamedTuple):
-    """A record's fields that decide its fate, and where its bytes are."""
+    """The fields of a record that decide whether it stays, and the place of its bytes.
+
+    Attributes:
+        offset_delta: its offset, less the batch's base offset.
+        timestamp_delta: its timestamp (ms), less the batch's base timestamp.
+        key: its key; None: it has none.
+        has_value: False for a tombstone.
+        start: where the record begins in the payload, its length included.
+        after_timestamp: where its field after the timestamp begins.
+        end: where the record ends.
+    """
 
     offset_delta: int
     timestamp_delta: int
@@ -40,13 +50,19 @@ class RawRecord(NamedTuple):
 
 
 class KeptRecords(NamedTuple):
-    """What stays of a batch's records."""
+    """The records of a batch that stay.
 
-    payload: bytes  # of all the batch's records, decompressed
+    Attributes:
+        payload: the decompressed bytes of all of the batch's records.
+        records: the places in ``payload`` of those that stay.
+    """
+
+    payload: bytes
     records: list[RawRecord]
 
     @property
     def has_tombstone(self) -> bool:
+        """Whether a record without a value is among them."""
         return any(not record.has_value for record in self.records)
 
 
@@ -54,8 +70,7 @@ def read_raw_records(header: BatchHeader, batch: bytes) -> KeptRecords:
     """Return all records of a batch.
 
     Raises:
-        CorruptLogError: the batch is not what was validated when it was appended.
-        RecordBatchError, DecompressionError: likewise.
+        CorruptLogError, RecordBatchError, DecompressionError: the batch is damaged.
     """
     payload = records_payload(header, batch)
     return KeptRecords(payload, list(_walk(payload, header.record_count)))
@@ -93,10 +108,13 @@ def _walk(payload: bytes, count: int) -> Iterator[RawRecord]:
 
 
 def build_filtered(header: BatchHeader, kept: KeptRecords, horizon_ms: int) -> bytes:
-    """Return the batch with only the kept records.
+    """Return a batch with only the kept records; there must be one at least.
 
     Args:
-        horizon_ms: when its tombstones may go; -1 leaves the batch's own, if any.
+        header: the header of the stored batch.
+        kept: the records that stay.
+        horizon_ms: the time from which tombstones in it may be removed; -1: keep the
+            batch's delete horizon, if it has one.
     """
     payload, records = kept
     attributes, base_timestamp = header.attributes, header.base_timestamp
@@ -123,7 +141,7 @@ def build_filtered(header: BatchHeader, kept: KeptRecords, horizon_ms: int) -> b
 
 
 def build_empty(header: BatchHeader) -> bytes:
-    """Return the batch without records: it keeps a producer's last sequence."""
+    """Return a batch without records, which still has a producer's last sequence."""
     attributes = header.attributes & ~(CODEC_MASK | DELETE_HORIZON_FLAG)
     return bytes(
         pack_header(
@@ -136,7 +154,7 @@ def build_empty(header: BatchHeader) -> bytes:
 
 
 def delete_horizon(header: BatchHeader) -> int:
-    """Return when a batch's tombstones may go, in ms; -1 if that is not set yet."""
+    """Return the time (ms) from which tombstones may be removed; -1: it is not set."""
     return header.base_timestamp if header.has_delete_horizon else NO_TIMESTAMP
 
 

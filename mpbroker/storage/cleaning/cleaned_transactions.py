@@ -1,7 +1,7 @@
-"""Which transactional batches and markers a compaction may drop.
+"""Decide which transactional batches and markers a compaction removes.
 
-Data of an aborted transaction goes. A marker stays until nothing of its transaction is
-left, and then for delete.retention.ms more, like a tombstone.
+Data batches of an aborted transaction are removed. A marker stays until no data of its
+transaction is left, and then for delete.retention.ms more, like a tombstone.
 
 Source: Kafka's CleanedTransactionMetadata.
 """
@@ -16,10 +16,13 @@ from mpbroker.storage.producers.producer_state import (
 
 
 class CleanedTransactions:
-    """Follows the transactions of a log from its start, batch by batch.
+    """The transactions of a log, followed from its start, batch by batch.
+
+    Args:
+        aborted: all aborted transactions of the log.
 
     Attributes:
-        kept: aborted transactions that still have records, for the new index.
+        kept: aborted transactions whose markers stay, for the new index.
     """
 
     def __init__(self, aborted: list[AbortedTransaction]) -> None:
@@ -30,7 +33,7 @@ class CleanedTransactions:
         self.kept: list[AbortedTransaction] = []
 
     def discards_batch(self, batch: BatchHeader) -> bool:
-        """Say whether a data batch belongs to an aborted transaction."""
+        """Return whether a data batch belongs to an aborted transaction."""
         self._advance(batch.last_offset)
         if not batch.is_transactional:
             return False
@@ -43,10 +46,15 @@ class CleanedTransactions:
     def discards_marker(
         self, batch: BatchHeader, marker: EndTransactionMarker | None
     ) -> bool:
-        """Say whether a control batch's transaction has left nothing else behind."""
+        """Return whether a marker is the last batch of its transaction in the log.
+
+        Args:
+            batch: the header of a control batch.
+            marker: the marker in it; None: an earlier compaction has emptied it.
+        """
         self._advance(batch.last_offset)
         if marker is None:
-            return True  # it was emptied by an earlier compaction
+            return True
         producer = batch.producer_id
         if marker.control_type == ABORT_MARKER:
             transaction = self._aborted.pop(producer, None)

@@ -1,16 +1,17 @@
-"""Compact one log: keep the newest record of every key.
+"""Compaction: compact one log, that is, keep the newest record of every key.
 
-First the dirty part is read and the newest offset of each key noted, as far as the map
-has room. Then every segment up to there is copied without the records that have a newer
-one of their key; small neighbours are merged. Offsets never change. A tombstone stays
-for delete.retention.ms after the first compaction that saw it: that compaction writes
-into its batch when that ends (the delete horizon).
+First the dirty part is read, and the newest offset of each key is noted, until the map
+is full or the part ends. Then all segments up to that offset are copied without the
+records that have a newer record of their key; small neighbours become one segment.
+Offsets never change. A tombstone stays for delete.retention.ms after the first
+compaction that read it: that compaction writes the end of this time into the batch (the
+delete horizon).
 
-A batch whose records are all gone goes too, unless it holds its producer's last
-sequence or is the last of what was compacted; then it stays, empty.
+A batch without remaining records is removed, unless it has its producer's last sequence
+or is the last batch that was compacted; then it stays without records.
 
-The copies are written beside the log, complete and on disk, and then take the place of
-their originals in one short change under the partition's lock.
+A copy is written to `.cleaned` files, beside the log, and forced to disk. Then it
+replaces its originals in one short change under the partition's lock.
 
 Source: Kafka's Cleaner; KIP-58, KIP-354, KIP-534.
 """
@@ -47,13 +48,20 @@ _NO_TIMESTAMP: Final = -1
 
 
 class CleaningAbortedError(Exception):
-    """The partition went away, or is to be left alone, in the middle."""
+    """A compaction was stopped by its caller, or the partition is not online."""
 
 
 class CleanResult(NamedTuple):
-    """What one compaction did."""
+    """The result of one compaction.
 
-    clean_offset: int  # all below is compacted
+    Attributes:
+        clean_offset: the log below this offset is compacted.
+        bytes_before: bytes of the segments that were replaced.
+        bytes_after: bytes of the segments in their place.
+        deleted_files: `.deleted` files, to be removed after file.delete.delay.ms.
+    """
+
+    clean_offset: int
     bytes_before: int
     bytes_after: int
     deleted_files: list[str]
@@ -63,10 +71,14 @@ class Compaction:
     """One compaction of one log.
 
     Args:
+        log: the log.
         now_ms: the wall clock, for tombstones.
-        max_keys: room of the key map.
+        max_keys: how many keys the key map has room for.
         throttled: called with the bytes of each batch read and of each segment written;
             it may sleep, or raise CleaningAbortedError.
+
+    Raises:
+        ApiError, OSError, CorruptLogError: the log cannot be read.
     """
 
     def __init__(
@@ -88,16 +100,21 @@ class Compaction:
         self._last_of_producer = _last_of_producers(log.producers.at(state))
 
     def run(self, first_dirty: int, first_uncleanable: int) -> CleanResult:
-        """Compact everything below ``first_uncleanable``, a segment's base offset.
+        """Compact the log below ``first_uncleanable``, as far as the key map has room.
+
+        Args:
+            first_dirty: the log below this offset is compacted already.
+            first_uncleanable: the base offset of the first segment to leave alone.
 
         Raises:
-            CleaningAbortedError: nothing, or only the first groups, were replaced.
-            ApiError, OSError, CorruptLogError: likewise.
+            CleaningAbortedError, ApiError, OSError, CorruptLogError: some groups of
+                segments, or none, were replaced; the log is valid in each case.
         """
         self._map_keys(first_dirty, first_uncleanable)
         clean_offset = self._keys.latest_offset + 1
-        # What a record goes for has to be on disk before it goes, or a power cut takes
-        # both: the later one's segment may not have been forced there yet.
+        # A record is removed because a newer one of its key exists. The newer one must
+        # be on disk first: its segment may not have been forced there yet, and a power
+        # cut would take both.
         self._log.sync.flush(clean_offset)
         bases = self._view.segments.below(clean_offset)
         transactions = CleanedTransactions(self._aborted)
@@ -147,7 +164,10 @@ class Compaction:
     def _groups(
         self, bases: list[int], first_uncleanable: int
     ) -> Iterator[list[tuple[LogSegment, int]]]:
-        """Yield runs of segments that together fit one segment."""
+        """Yield groups of neighbouring segments that together fit into one segment.
+
+        A group is a list of (segment, its bytes).
+        """
         config = self._view.config
         group: list[tuple[LogSegment, int]] = []
         total = entries = time_entries = 0
@@ -179,7 +199,11 @@ class Compaction:
         transactions: CleanedTransactions,
         first_uncleanable: int,
     ) -> tuple[int, list[str]]:
-        """Write a group's copy and put it in place; return its size and what went."""
+        """Write a group's copy, and replace the group by it.
+
+        Returns:
+            The copy's size in bytes, and the `.deleted` files.
+        """
         log = self._log
         first = group[0][0]
         writer = SegmentWriter(
@@ -202,21 +226,34 @@ class Compaction:
         return size, self._replace(writer, [each.base_offset for each, _ in group])
 
     def _replace(self, writer: SegmentWriter, bases: list[int]) -> list[str]:
-        """Put the finished copy in the place of its originals."""
+        """Replace the segments with these base offsets by the finished copy.
+
+        Returns:
+            The `.deleted` files.
+
+        Raises:
+            CleaningAbortedError: the partition is not online.
+            OSError: a file cannot be renamed.
+        """
         log, row = self._log, self._log.row
         deleted: list[str] = []
         with row.locked():
             if row.status != RowStatus.ONLINE:
                 writer.abandon()
                 raise CleaningAbortedError(f"{log.directory} is not online any more")
-            # Odd: whoever reads waits; whoever takes our lock over finishes the swap.
+            # Odd from here on: readers wait for the lock. If this process is killed,
+            # the next owner of the lock sees the odd version and repairs: before the
+            # rename to `.log.swap` the originals stay, after it the copy replaces them.
             row.structure_version += 1
             writer.install()
-            # Oldest first: whoever finishes for us may leave the rest of them, and then
-            # a tombstone must not be gone before the values that it deletes.
+            # Oldest first: if this stops half way, the segments that are left are the
+            # newer ones. So a tombstone never goes before the values that it deletes.
             for base in bases[1:]:
                 deleted += rename_deleted(log.directory, base)
+            # This renames the copy over the first of the originals. From then on there
+            # is no `.log.swap` file, and nothing is left to repair.
             install_swap(log.directory, bases[0])
+            # Even: readers list the directory again.
             row.structure_version += 1
         sync_directory(log.directory)
         log.view.refresh(log.view.committed()[ACTIVE_BASE])
@@ -244,7 +281,7 @@ class Compaction:
         transactions: CleanedTransactions,
         first_uncleanable: int,
     ) -> None:
-        """Write what is to stay of a batch."""
+        """Write the records of a batch that stay, if any, to the copy."""
         horizon = delete_horizon(batch)
         if batch.is_control:
             gone = transactions.discards_marker(batch, parse_marker(body))
@@ -257,7 +294,8 @@ class Compaction:
             if not batch.is_control:
                 kept = self._keep(batch, kept, horizon)
         if kept is None or not kept.records:
-            # The last batch stays so that the log's end can be told from its files.
+            # The last batch stays, so that the files have the end offset of what was
+            # compacted.
             if self._is_last_of_producer(batch) or (
                 batch.last_offset + 1 == first_uncleanable
             ):
@@ -310,7 +348,7 @@ class Compaction:
 
 
 def _last_of_producers(producers: ProducerState) -> dict[int, tuple[int, int]]:
-    """Return each producer's (last data offset or -1, epoch)."""
+    """Return (last offset of its data or -1, epoch) by producer id."""
     return {
         producer_id: (
             entry.batches[-1].last_offset if entry.batches else -1,

@@ -1,7 +1,7 @@
-"""Housekeeper: the work that no request waits for.
+"""Housekeeper: run periodic tasks on the logs, and close them when the broker stops.
 
-Retention, compaction, flush by time, checkpoints, and the removal of deleted topics'
-files, each at its interval; and the clean end of the logs when the broker stops.
+The tasks are retention, compaction, flush by time, checkpoints, and the removal of
+deleted topics' files, each at its interval.
 """
 
 from __future__ import annotations
@@ -25,9 +25,12 @@ class Housekeeper:
     """One process's loop over periodic tasks.
 
     Args:
-        tasks: (interval in ms, what to do); each is called with the wall clock in ms.
-        initial_delay_ms: how long after the start the first round begins at most.
-        shut_down: closes the logs for good.
+        control: the control segment, with the phase of the broker.
+        doorbell: wakes the loop, when the phase changes.
+        catch_up: replays new metadata; called before each task.
+        tasks: (interval in ms, function); each is called with the wall clock in ms.
+        initial_delay_ms: the longest time before a task runs for the first time.
+        shut_down: closes the logs when the broker stops.
     """
 
     def __init__(
@@ -57,7 +60,7 @@ class Housekeeper:
         heapq.heapify(self._tasks)
 
     def run(self) -> None:
-        """Do what is due until the broker stops, then close the logs cleanly."""
+        """Run the tasks that are due until the broker stops; then close the logs."""
         while self._words[HEADER + HEADER_PHASE] < Phase.STOPPED:
             left = self._tasks[0][0] - time.monotonic()
             self._epoll.poll(max(0.0, min(left, 3600.0)))
@@ -66,7 +69,7 @@ class Housekeeper:
         self._shut_down()
 
     def turn(self) -> None:
-        """Run the tasks that are due."""
+        """Run the tasks that are due; log those that fail, and run them again later."""
         now = time.monotonic()
         while self._tasks[0][0] <= now:
             _, number, interval_ms, task = heapq.heappop(self._tasks)

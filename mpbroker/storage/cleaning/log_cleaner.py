@@ -1,10 +1,12 @@
-"""Choose which compacted log to clean next, and remember how far each is clean.
+"""LogCleaner: choose the log to compact next, and note up to where each is compacted.
 
-A log's dirty ratio is the share of its bytes, up to what may be cleaned, that were
-appended since it was cleaned last. The dirtiest log goes first, if its ratio is above
-min.cleanable.dirty.ratio or a dirty record is older than max.compaction.lag.ms. Never
-cleaned are the active segment, what lies past the last stable offset, and segments
-with records younger than min.compaction.lag.ms.
+A log has a clean part, which was compacted before, and a dirty part, which was appended
+since. Its dirty ratio is dirty bytes / (clean + dirty bytes). The log with the highest
+ratio is first, if the ratio is above min.cleanable.dirty.ratio, or if a dirty record is
+older than max.compaction.lag.ms.
+
+Some segments are never cleaned, and count for neither part: the active segment, those
+past the last stable offset, and those with records younger than min.compaction.lag.ms.
 
 Source: Kafka's LogCleanerManager; `cleaner-offset-checkpoint`.
 """
@@ -40,20 +42,30 @@ Later = Callable[[int, str], None]
 
 
 class LogToClean(NamedTuple):
-    """What may be cleaned of a log, and how much it needs it."""
+    """The parts of a log, as the choice of the next log needs them.
+
+    Attributes:
+        first_dirty: the log below this offset is compacted.
+        first_uncleanable: the base offset of the first segment to leave alone.
+        clean_bytes: bytes of the segments below ``first_dirty``.
+        cleanable_bytes: bytes of the segments from there to ``first_uncleanable``.
+        overdue: a record there is older than max.compaction.lag.ms.
+    """
 
     first_dirty: int
-    first_uncleanable: int  # a segment's base offset
+    first_uncleanable: int
     clean_bytes: int
     cleanable_bytes: int
-    overdue: bool  # past max.compaction.lag.ms
+    overdue: bool
 
     @property
     def ratio(self) -> float:
+        """The dirty ratio, from 0 to 1."""
         total = self.clean_bytes + self.cleanable_bytes
         return self.cleanable_bytes / total if total else 0.0
 
     def is_due(self, min_cleanable_dirty_ratio: float) -> bool:
+        """Return whether the log should be compacted."""
         if not self.cleanable_bytes:
             return False
         return self.overdue or self.ratio > min_cleanable_dirty_ratio
@@ -65,9 +77,9 @@ class LogCleaner:
     Args:
         dedupe_buffer_bytes: log.cleaner.dedupe.buffer.size, memory for the keys of one
             compaction; a log with more dirty keys is cleaned in several rounds.
-        beat: called every few batches; may raise CleaningAbortedError.
-        io_max_bytes_per_second: log.cleaner.io.max.bytes.per.second, over what is read
-            and written.
+        beat: called at each batch, and while sleeping; may raise CleaningAbortedError.
+        io_max_bytes_per_second: log.cleaner.io.max.bytes.per.second; it limits the sum
+            of bytes read and written.
     """
 
     def __init__(
@@ -87,7 +99,17 @@ class LogCleaner:
         now_ms: int,
         delete_later: Later,
     ) -> int:
-        """Clean the log that needs it most; return 0 if none does."""
+        """Compact the log with the highest dirty ratio among those that are due.
+
+        Args:
+            manager: finds the logs and their directories.
+            candidates: (topic, partition) of all compacted topics.
+            now_ms: the wall clock.
+            delete_later: called with a time (ms) and a path, to remove the file then.
+
+        Returns:
+            1 if a log was compacted; 0 if none is due, or if it failed.
+        """
         directories = {directory.path: directory for directory in manager.directories}
         offsets = {path: each.cleaner_offsets() for path, each in directories.items()}
         best: tuple[float, PartitionLog, LogToClean, TopicPartition] | None = None
@@ -132,8 +154,8 @@ class LogCleaner:
             logger.info("cleaning stopped: %s", error)
             return 0
         except (OSError, MpbrokerError) as error:
-            # Left alone until the next start, as Kafka does: trying again would fail
-            # again, and the others must be cleaned.
+            # Leave it alone until the next start, as Kafka does: another attempt would
+            # fail again, and keep the other logs waiting.
             self._uncleanable.add(log.row.index)
             logger.error("%s cannot be cleaned: %s", log.directory, error)
             return 0
@@ -149,16 +171,18 @@ class LogCleaner:
         return 1
 
     def clean(self, log: PartitionLog, chosen: LogToClean, now_ms: int) -> CleanResult:
-        """Compact one log as assessed."""
+        """Compact one log; raises as Compaction.run()."""
         compaction = Compaction(log, now_ms, self._max_keys, self._throttler.done)
         return compaction.run(chosen.first_dirty, chosen.first_uncleanable)
 
 
 def assess(log: PartitionLog, clean_offset: int | None, now_ms: int) -> LogToClean:
-    """Find out what may be cleaned of a log.
+    """Find out which part of a log is dirty, and may be compacted.
 
     Args:
-        clean_offset: up to where it was cleaned before, if ever.
+        log: the log.
+        clean_offset: the log below it was compacted before; None: never.
+        now_ms: the wall clock.
 
     Raises:
         ApiError, OSError: it cannot be read.
@@ -169,7 +193,7 @@ def assess(log: PartitionLog, clean_offset: int | None, now_ms: int) -> LogToCle
     start = log.row.log_start_offset
     first_dirty = start if clean_offset is None else clean_offset
     if not start <= first_dirty <= state.log_end_offset:
-        first_dirty = start  # deleted or cut since; be thorough
+        first_dirty = start  # records were deleted, or the log was cut: begin again
     first_uncleanable = _first_uncleanable(view, state, first_dirty, now_ms)
     clean_bytes = cleanable_bytes = 0
     earliest: int | None = None
@@ -177,7 +201,7 @@ def assess(log: PartitionLog, clean_offset: int | None, now_ms: int) -> LogToCle
         if segment.base_offset >= first_uncleanable:
             break
         size = os.stat(segment.path).st_size
-        # A segment is as dirty as its last record.
+        # A segment counts as dirty if its last record is.
         if _next(view, segment) <= first_dirty:
             clean_bytes += size
             continue
@@ -216,6 +240,7 @@ def _first_uncleanable(
 
 
 def _next(view: PartitionView, segment: LogSegment) -> int:
+    """Return the base offset of the segment after one that is not active."""
     following = view.segments.next_base(segment.base_offset)
     assert following is not None
     return following

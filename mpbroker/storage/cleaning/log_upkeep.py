@@ -1,7 +1,9 @@
-"""What the housekeeper does for the logs, and how they are closed for good.
+"""LogUpkeep: the housekeeper's tasks on the logs, and their clean close.
 
-Each run walks all partitions and opens no more files than one partition's at a time. A
-partition that fails is reported and does not stop the others.
+Each task walks over all partitions, and has the files of one partition open at a time.
+A failure of a partition is logged, and the task goes on with the next one.
+
+Source: Kafka's LogManager.
 """
 
 import os
@@ -28,12 +30,12 @@ from mpbroker.storage.partition_directory import (
 
 logger = get_logger(__name__)
 
-# A snapshot a few MiB after the last one keeps the next first touch short.
+# With a snapshot every few MiB, a process that uses a log first reads less of it.
 SNAPSHOT_INTERVAL_BYTES: Final = 4 * 1024 * 1024
 
 
 class AllTopics(Protocol):
-    """The registry, as far as the housekeeper needs it."""
+    """The part of the TopicRegistry that the housekeeper needs."""
 
     def topics(self) -> Iterable[TopicView]: ...
 
@@ -45,10 +47,11 @@ class LogUpkeep:
     """Retention, compaction, flushing, checkpoints, snapshots and the clean stop.
 
     Args:
-        manager: this process's own.
+        manager: the LogManager of this process.
         topics: the registry of this process.
-        cleaner: compacts; None where log.cleaner.enable is false.
-        is_restored: says whether logs have all that their transactions wrote.
+        cleaner: compacts logs; None: log.cleaner.enable is false.
+        is_restored: returns whether the logs have the markers of all decided
+            transactions. After a power cut some may be missing.
     """
 
     def __init__(
@@ -64,16 +67,19 @@ class LogUpkeep:
         self._is_restored = is_restored
         self._deleted: list[tuple[int, str]] = []  # when to remove (ms), path
         self._searched = False
-        self._noted = False  # of which topics the checkpoints speak
+        self._noted = False  # whether the checkpoints have only topics that exist
         self._flushed_ms: dict[int, int] = {}
         self._snapshot_sizes: dict[int, int] = {}
 
     # -- periodic work ---------------------------------------------------------------
 
     def run_retention(self, now_ms: int) -> int:
-        """Remove segments that are too old or too many; return how many files went.
+        """Remove segments that are too old or take too many bytes.
 
         Due every log.retention.check.interval.ms.
+
+        Returns:
+            The number of files that were renamed to `.deleted`.
         """
         count = 0
 
@@ -88,13 +94,13 @@ class LogUpkeep:
         return count
 
     def run_cleaner(self, now_ms: int) -> int:
-        """Compact every log that is due, dirtiest first; return how many.
+        """Compact the logs that are due, the dirtiest first; return how many.
 
         Due every log.cleaner.backoff.ms.
         """
         if self._cleaner is None:
             return 0
-        # The one before us may have died before it took note of a deletion.
+        # The housekeeper before this one may have died before it noted a deletion.
         self.note_deletions()
         candidates = [
             (topic, partition)
@@ -102,7 +108,8 @@ class LogUpkeep:
             if "compact" in topic.config.cleanup_policy
         ]
         count = 0
-        # A log that is dirty again at once must not keep the others waiting for ever.
+        # At most one turn for each log: one that is soon dirty again must not keep the
+        # other tasks waiting.
         while candidates and count < len(candidates):
             cleaned = self._cleaner.clean_filthiest(
                 self._manager, candidates, now_ms, self._later
@@ -130,11 +137,11 @@ class LogUpkeep:
 
     @property
     def _delay_ms(self) -> int:
-        """What is left of topics that are gone goes by the broker's, as in Kafka."""
+        """The broker's file.delete.delay.ms, for deleted topics too, as in Kafka."""
         return self._topics.default_config.file_delete_delay_ms
 
     def _find_deleted(self, now_ms: int) -> None:
-        """Take over the `.deleted` files of a housekeeper that died."""
+        """Find the `.deleted` files that an earlier housekeeper has left."""
         for directory in self._manager.directories:
             for name in partition_directories(directory.path):
                 path = f"{directory.path}/{name}"
@@ -144,7 +151,7 @@ class LogUpkeep:
                         self._deleted.append((due_ms, f"{path}/{file}"))
 
     def run_flush(self, now_ms: int) -> int:
-        """Force logs to disk whose flush.ms has passed; return how many.
+        """Force logs to disk whose flush.ms has passed; return how many were.
 
         Due every log.flush.scheduler.interval.ms.
         """
@@ -167,7 +174,11 @@ class LogUpkeep:
         return count
 
     def take_snapshots(self) -> int:
-        """Write producer snapshots of logs that have grown; return how many."""
+        """Write producer snapshots of logs that have grown by 4 MiB or rolled.
+
+        Returns:
+            The number of snapshots.
+        """
         count = 0
 
         def snapshot(log: PartitionLog) -> None:
@@ -185,10 +196,12 @@ class LogUpkeep:
         return count
 
     def write_checkpoints(self) -> None:
-        """Write recovery points and log start offsets.
+        """Write the checkpoint files of all directories.
 
-        Due every log.flush.offset.checkpoint.interval.ms. A recovery point is what is
-        known to be on disk, with the indexes below it.
+        Due every log.flush.offset.checkpoint.interval.ms. A recovery point is an offset
+        below which the log and its indexes are on disk: so these are forced to disk
+        before the file is written. Killed in between, the old file has lower recovery
+        points, and the next start checks more than it had to.
         """
         self._noted = True
         for directory, logs in self._by_directory().items():
@@ -198,8 +211,8 @@ class LogUpkeep:
                 if log.row.status != RowStatus.ONLINE:
                     continue
                 try:
-                    # A segment that was rolled is forced without being asked, as in
-                    # Kafka, so that recovery has little more to check than the last.
+                    # Segments that are not active are forced to disk here, as in Kafka,
+                    # so that recovery checks little more than the active segment.
                     log.sync.flush(log.row.snapshot().active_base_offset)
                     points[partition] = log.sync.flush_indexes()
                 except (OSError, ApiError) as error:
@@ -217,18 +230,18 @@ class LogUpkeep:
                 logger.error("checkpoints of %s: %s", directory.path, error)
 
     def forget_topic(self, topic: TopicView) -> None:
-        """Take note that a topic was deleted, whoever deleted it.
+        """Close a deleted topic's logs, and mark their directories for removal.
 
-        Whoever has told us of all that were deleted calls ``note_deletions``.
+        After all deleted topics, the caller calls ``note_deletions``.
         """
         self._manager.delete_topic(topic)
         self._noted = False
 
     def note_deletions(self) -> None:
-        """Forget in the checkpoints whom they should not speak of any more.
+        """Write the checkpoints without deleted topics, unless that was done.
 
-        A name must not find the old recovery points if it comes back and the broker
-        is killed before the next checkpoint.
+        A new topic may get the name of a deleted one. If the broker is then killed
+        before the next checkpoint, the new topic must not get the old recovery points.
         """
         if not self._noted:
             self.write_checkpoints()
@@ -236,11 +249,12 @@ class LogUpkeep:
     # -- the stop --------------------------------------------------------------------
 
     def shut_down(self) -> None:
-        """Force everything to disk and mark the directories clean.
+        """Force everything to disk, and mark the directories as clean.
 
-        Called by the last process that has the logs. A directory in which anything
-        fails is not marked, so that its logs are checked at the next start; and none is
-        while ends of transactions lack, so that the next start keeps logs closed again.
+        Called by the last process that has the logs. A directory is not marked if
+        anything in it fails, so that the next start checks its logs. No directory is
+        marked while markers of transactions are missing, so that the next start writes
+        them before it opens logs.
         """
         restored = self._is_restored()
         for directory, logs in self._by_directory().items():
@@ -261,6 +275,8 @@ class LogUpkeep:
                 directory.write_checkpoints(
                     points, starts, set(logs), self._topic_ids()
                 )
+                # The mark is the last write: killed before it, the next start checks
+                # the logs from the recovery points on.
                 if clean:
                     directory.mark_clean()
             except OSError as error:
@@ -273,7 +289,7 @@ class LogUpkeep:
     # -- walking -----------------------------------------------------------------------
 
     def _partitions(self) -> Iterator[tuple[TopicView, int]]:
-        """Yield all that there is something of: to look after nothing makes nothing."""
+        """Yield the partitions that have a directory, so that no task creates one."""
         for topic in list(self._topics.topics()):
             for partition in range(len(topic.partitions)):
                 if not self._manager.is_untouched(topic, partition):
@@ -307,6 +323,6 @@ class LogUpkeep:
 
 
 def _says_deleted(error: Exception) -> bool:
-    """Whether somebody deletes the topic just now: no trouble, and nothing to do."""
+    """Return whether the error is that the topic is being deleted: nothing to log."""
     gone = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     return isinstance(error, ApiError) and error.error_code == gone

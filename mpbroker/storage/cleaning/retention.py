@@ -1,9 +1,10 @@
 """Remove old segments: by age, by total size, and below the log start offset.
 
-What is to go is decided without the lock; the lock is held for the renames only. The
-log start offset moves first, so that readers are refused before files go, and oldest
-files go first, so that a death in between leaves a log without a hole. The files are
-renamed to `.deleted` and removed later, for readers still in them.
+The segments are chosen without the lock; the lock is held for the renames only. The
+log start offset moves before files are renamed, so that readers below it get an error.
+The oldest files are renamed first, so that a process killed in between leaves a log
+without a gap. Files are renamed to `.deleted` and removed later, because readers may
+still have them open.
 
 Source: Kafka's UnifiedLog.deleteOldSegments.
 """
@@ -27,24 +28,39 @@ from mpbroker.storage.log.partition_view import PartitionView
 
 
 class SegmentAge(NamedTuple):
-    """What retention looks at."""
+    """The properties of a segment that retention decides by.
+
+    Attributes:
+        base_offset: where it begins.
+        next_base: where the next segment begins; the log end offset for the active one.
+        size: its committed bytes.
+        largest_timestamp: in ms; if its records have no timestamps, the modification
+            time of the file.
+    """
 
     base_offset: int
-    next_base: int  # the log end offset for the active segment
+    next_base: int
     size: int
-    largest_timestamp: int  # ms; of a segment without timestamps, its file's time
+    largest_timestamp: int
 
 
 def expired_segments(
     segments: list[SegmentAge], config: LogConfig, log_start_offset: int, now_ms: int
 ) -> int:
-    """Return how many segments, from the oldest on, are to go.
+    """Return how many segments are to be removed, from the oldest on.
 
-    All of them, the active one included, if all are too old; an empty active one stays.
+    If all are too old these are all of them, the active segment included; but an empty
+    active segment stays.
+
+    Args:
+        segments: all segments, oldest first; the last is the active one.
+        config: the topic's settings.
+        log_start_offset: segments below it are removed, whatever cleanup.policy says.
+        now_ms: the wall clock.
     """
     if segments and not segments[-1].size:
         segments = segments[:-1]
-    # One rule goes on where the one before it stopped.
+    # Each rule starts at the first segment that the rule before it has left.
     count = 0
     while count < len(segments) and segments[count].next_base <= log_start_offset:
         count += 1
@@ -63,7 +79,10 @@ def expired_segments(
 
 
 def apply_retention(log: PartitionLog, now_ms: int) -> list[str]:
-    """Remove what is to go; return the `.deleted` files, to be removed later.
+    """Rename the files of segments that are to be removed.
+
+    Returns:
+        The `.deleted` files, which the caller removes after file.delete.delay.ms.
 
     Raises:
         ApiError: the partition is offline or was deleted.
@@ -85,13 +104,17 @@ def apply_retention(log: PartitionLog, now_ms: int) -> list[str]:
         current = LogState._make(view.committed())
         if count == len(ages):
             if current.log_end_offset != state.log_end_offset:
-                count -= 1  # somebody appended to it meanwhile
+                count -= 1  # another process has appended to the active segment
             else:
                 log.roll_locked(now_ms)
         going = ages[:count]
         if not going:
             return []
         new_start = going[-1].next_base
+        # Odd from here on: readers wait for the lock. If this process is killed, the
+        # next owner of the lock makes it even again. Killed before the next store,
+        # nothing has changed; killed after it, segments below the log start offset are
+        # left, and the next retention run removes them.
         row.structure_version += 1
         row.log_start_offset = max(row.log_start_offset, new_start)
         deleted: list[str] = []
@@ -103,7 +126,7 @@ def apply_retention(log: PartitionLog, now_ms: int) -> list[str]:
 
 
 def rename_deleted(directory: str, base_offset: int) -> list[str]:
-    """Rename a segment's files to be deleted; return their new names."""
+    """Rename a segment's files to `.deleted`, the log first; return the new paths."""
     renamed = []
     for suffix in SEGMENT_SUFFIXES:
         path = segment_file(directory, base_offset, suffix)
@@ -116,9 +139,10 @@ def rename_deleted(directory: str, base_offset: int) -> list[str]:
 
 
 def remove_old_snapshots(directory: str, log_start_offset: int) -> None:
-    """Remove the snapshots below the log start, but never the newest of all.
+    """Remove the producer snapshots below the log start offset, except the newest.
 
-    A producer outlives its records, so the newest says what the log cannot any more.
+    A producer's state is kept longer than its records, so the newest snapshot may have
+    state that is not in the log any more.
     """
     for offset in base_offsets(directory, SNAPSHOT_SUFFIX)[:-1]:
         if offset < log_start_offset:

@@ -1,4 +1,7 @@
-"""Hold work down to a rate, as Kafka's Throttler does for the log cleaner."""
+"""Throttler: limit the rate of the log cleaner's reads and writes.
+
+Source: Kafka's Throttler.
+"""
 
 import time
 from collections.abc import Callable
@@ -9,7 +12,7 @@ _SLICE_S: Final = 0.1
 
 
 class Throttler:
-    """Sleeps whenever more was done in an interval than the rate allows.
+    """Sleep whenever more was done in an interval than the rate allows.
 
     Args:
         bytes_per_second: the rate; infinity never sleeps.
@@ -32,7 +35,7 @@ class Throttler:
         self._bytes = 0
 
     def done(self, size: int) -> None:
-        """Count bytes read or written; sleep if they came too fast."""
+        """Count bytes that were read or written; sleep if the rate is exceeded."""
         self._beat()
         self._bytes += size
         elapsed = self._clock() - self._since
