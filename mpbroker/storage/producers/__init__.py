@@ -1,1 +1,1 @@
-"""What a log knows of its producers: sequences, epochs, open transactions."""
+"""The producers of a log: their sequences, epochs and open transactions."""

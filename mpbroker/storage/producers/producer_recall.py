@@ -1,9 +1,10 @@
-"""Find in the log what a snapshot does not tell of a producer.
+"""Read the last batches of a producer from the log, if a snapshot does not have them.
 
-A snapshot, being Kafka's file, has the last batch of each producer only. Who loads one
-knows one batch where those who appended know five, and would call a resent one of the
-other four a gap: to its client that is the end. So the log is asked before it is
-refused. Kafka, which loads at a start alone, refuses it.
+A snapshot is Kafka's file, and has only the last batch of each producer. A process that
+has appended the batches itself knows the last five. After loading a snapshot, a retry
+of one of the other four would look like a gap, and OUT_OF_ORDER_SEQUENCE_NUMBER is
+fatal for the client. So the log is read before such a batch is refused. Kafka, which
+loads snapshots only at its start, refuses it.
 """
 
 from bisect import bisect_right
@@ -21,15 +22,15 @@ from mpbroker.storage.producers.producer_state import (
     last_sequence_of,
 )
 
-# How far back from a producer's oldest known batch it is looked for: what a client has
-# in flight, which is five batches, of a usual size and among those of others.
+# How many bytes before a producer's oldest known batch are searched: enough for five
+# batches in flight, of usual sizes and among the batches of other clients.
 RECALL_BYTES: Final = 8 * 1024 * 1024
 
 
 def may_be_recalled(entry: ProducerEntry, epoch: int, base_sequence: int) -> bool:
-    """Whether a batch may be in the log though the entry does not know it.
+    """Return whether a batch that is not in an entry may be in the log.
 
-    It is behind what is known, and not ahead: gaps cost no look at the log.
+    Only if its sequence is below the known ones: a gap above them causes no search.
     """
     batches = entry.batches
     if not (entry.is_from_snapshot and 0 < len(batches) < BATCHES_KEPT):
@@ -41,12 +42,12 @@ def may_be_recalled(entry: ProducerEntry, epoch: int, base_sequence: int) -> boo
 def recall_batches(
     entry: ProducerEntry, segments: SegmentList, state: LogState
 ) -> None:
-    """Put before the batches of an entry those that the log has of the same epoch.
+    """Add earlier batches of the same epoch from the log to an entry.
 
-    Once for an entry: it is looked for again by nobody.
+    This is done once for an entry: afterwards ``is_from_snapshot`` is False.
 
     Raises:
-        CorruptLogError, OSError: the log could not be read; nothing has changed.
+        CorruptLogError, OSError: the log cannot be read; the entry is unchanged.
     """
     below = entry.batches[0].base_offset
     found: list[AppendedBatch] = []
@@ -83,6 +84,6 @@ def recall_batches(
 def _indexed_before(
     entry: Callable[[int], tuple[int, int]], entries: int, position: int
 ) -> int:
-    """Return where the last indexed batch at or before a position starts; or 0."""
+    """Return the position of the last indexed batch at or before a position; or 0."""
     slot = bisect_right(range(entries), position, key=lambda slot: entry(slot)[1])
     return entry(slot - 1)[1] if slot else 0

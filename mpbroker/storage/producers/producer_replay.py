@@ -1,4 +1,7 @@
-"""Bring a copy of the producer state up to date from the log."""
+"""Replay batches of the log, to bring a copy of the producers' state up to date.
+
+Source: Kafka's UnifiedLog.loadProducersFromRecords; EndTxnMarker.json for markers.
+"""
 
 import os
 from struct import Struct
@@ -25,21 +28,26 @@ from mpbroker.storage.producers.producer_state import (
 
 _MARKER_KEY: Final = Struct(">hh")  # version, type
 _MARKER_VALUE: Final = Struct(">hi")  # version, coordinator epoch
-# A marker as every broker writes it, with CreateTime and uncompressed: behind the
-# batch's header one record of no delta, whose key has 4 and whose value 6 bytes.
+# A marker as every broker writes it, uncompressed and with CreateTime: the batch's
+# header, then one record with deltas of 0, a key of 4 bytes and a value of 6 bytes.
 _USUAL_MARKER: Final = Struct(">q14xb4xq22x9s2xhs2xis")
-# One record of 16 bytes and its key's 4; the value's 6; no headers.
+# The bytes between these fields: a count of 1, a record of 16 bytes, a key of 4 bytes;
+# a value of 6 bytes; no headers.
 _USUAL_REST: Final = (b"\0\0\0\1\x20\0\0\0\x08", b"\x0c", b"\0")
 _CODEC_OR_TIME: Final = 0x0F
 # Base offset, length, magic, attributes, last offset delta, largest timestamp; producer
 # id, epoch, first sequence.
 _BATCH: Final = Struct(">qi4xb4xhi8xqqhi4x")
-# What others appended since the last look, mostly: a batch or two, read as a whole.
+# A range up to this size is read as a whole. Mostly it has one or two batches, which
+# other processes have appended since the last time.
 _SHORT_BYTES: Final = 16 * 1024
 
 
 def parse_marker(batch: bytes | memoryview) -> EndTransactionMarker | None:
-    """Read a control batch; None if its record was compacted away or is no marker."""
+    """Return the marker in a control batch.
+
+    None: it has no record, because compaction removed it, or the record is no marker.
+    """
     if len(batch) == _USUAL_MARKER.size:
         fields = _USUAL_MARKER.unpack(batch)
         offset, attributes, timestamp, head, control_type, size, epoch, tail = fields
@@ -63,7 +71,14 @@ def parse_marker(batch: bytes | memoryview) -> EndTransactionMarker | None:
 def replay_batch(
     state: ProducerState, fd: int, position: int, batch: BatchHeader
 ) -> None:
-    """Take over one batch of the log that has a producer id."""
+    """Apply one batch of the log, which has a producer id, to the state.
+
+    Args:
+        state: the producers' state.
+        fd: the log file.
+        position: the position of the batch.
+        batch: its header.
+    """
     producer_id = batch.producer_id
     if batch.is_control:
         marker = parse_marker(read_batch(fd, position, batch))
@@ -84,11 +99,16 @@ def replay_batch(
 def replay_log(
     producers: ProducerState, segments: SegmentList, state: LogState
 ) -> None:
-    """Read all batches from ``producers.end_offset`` to the committed end.
+    """Apply all batches from ``producers.end_offset`` to the committed end.
+
+    Args:
+        producers: the producers' state.
+        segments: the segments, as of ``state``.
+        state: the committed state of the partition.
 
     Raises:
-        CorruptLogError, OSError: the producers are as of the last batch of theirs that
-            was read.
+        CorruptLogError, OSError: the log cannot be read. The state is as of the last
+            batch of a producer that was applied, so the replay may be repeated.
     """
     for segment in segments.from_offset(producers.end_offset):
         end, entries = segment.extent(state)
@@ -103,7 +123,11 @@ def replay_log(
 
 
 def replay_range(producers: ProducerState, fd: int, start: int, end: int) -> None:
-    """Read the batches between two positions of a segment; known ones are skipped."""
+    """Apply the batches between two positions of a segment; skip those already applied.
+
+    Raises:
+        CorruptLogError, OSError: as ``replay_log``.
+    """
     if end - start <= _SHORT_BYTES and _replay_short(
         producers, os.pread(fd, end - start, start)
     ):
@@ -115,7 +139,12 @@ def replay_range(producers: ProducerState, fd: int, start: int, end: int) -> Non
 
 
 def _replay_short(producers: ProducerState, data: bytes) -> bool:
-    """Do the same in memory; False: these are no batches, as the reader will say."""
+    """Apply the batches in ``data``, as ``replay_range``.
+
+    Returns:
+        False if there are bytes that are not a batch. The batches before them are
+        applied, and the caller's other way of reading raises the error.
+    """
     at, size = 0, len(data)
     while size - at >= BATCH_HEADER_SIZE:
         fields = _BATCH.unpack_from(data, at)

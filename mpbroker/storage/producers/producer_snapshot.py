@@ -1,9 +1,15 @@
-"""Producer snapshots: `<offset>.snapshot`, the producers as of that offset.
+"""Read, write and remove producer snapshots: the producers' state as of an offset.
 
-int16 version 1, uint32 CRC-32C of what follows, int32 number of entries, entries. Only
-a producer's last batch is kept, as in Kafka.
+The file is `<offset>.snapshot`. It is big-endian:
 
-Source: Kafka's ProducerSnapshot.json.
+    int16   version, 1
+    uint32  CRC-32C of the bytes that follow
+    int32   number of entries
+    entries of 46 bytes; see _ENTRY
+
+As in Kafka, an entry has only the last batch of its producer.
+
+Source: Kafka's ProducerSnapshot.json and ProducerStateManager.
 """
 
 import os
@@ -94,13 +100,23 @@ def decode_snapshot(content: bytes, offset: int) -> ProducerState:
 
 
 def write_snapshot(directory: str, state: ProducerState, *, sync: bool) -> None:
-    """Write the snapshot of ``state.end_offset``; its checksum allows not to sync."""
+    """Write the snapshot of ``state.end_offset``.
+
+    Args:
+        directory: the partition's directory.
+        state: the producers' state.
+        sync: whether to force it to disk. If not, a power cut may leave a torn file,
+            which its checksum reveals.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
     path = segment_file(directory, state.end_offset, SNAPSHOT_SUFFIX)
     write_file(path, encode_snapshot(state), sync=sync)
 
 
 def load_newest_snapshot(directory: str, at_most: int) -> ProducerState | None:
-    """Return the newest snapshot not above an offset that can be trusted."""
+    """Return the newest valid snapshot at or below an offset; None: there is none."""
     for offset in reversed(base_offsets(directory, SNAPSHOT_SUFFIX)):
         if offset > at_most:
             continue
@@ -110,7 +126,7 @@ def load_newest_snapshot(directory: str, at_most: int) -> ProducerState | None:
                 state = decode_snapshot(file.read(), offset)
                 written_ms = os.fstat(file.fileno()).st_mtime_ns // 1_000_000
             for entry in state.entries.values():
-                entry.seen_ms = written_ms  # or earlier
+                entry.seen_ms = written_ms  # at the latest
             return state
         except (FileNotFoundError, CorruptSnapshotError):
             continue
@@ -118,7 +134,7 @@ def load_newest_snapshot(directory: str, at_most: int) -> ProducerState | None:
 
 
 def remove_snapshots(directory: str, *, above: int) -> None:
-    """Remove snapshots of offsets that the log, cut by recovery, does not reach."""
+    """Remove the snapshots above the log end offset, after recovery has cut the log."""
     for offset in base_offsets(directory, SNAPSHOT_SUFFIX):
         if offset > above:
             remove_if_exists(segment_file(directory, offset, SNAPSHOT_SUFFIX))
@@ -127,11 +143,13 @@ def remove_snapshots(directory: str, *, above: int) -> None:
 def remove_needless_snapshots(
     directory: str, segment_bases: list[int], recovery_point: int
 ) -> None:
-    """Keep the snapshots of segment starts and the two newest others.
+    """Remove snapshots that no later load needs. These are kept:
 
-    Two: the newest may turn out torn after a power cut. And the newest that is not
-    above the recovery point, where a start after a crash begins to read: rolls leave
-    none where nobody knew of a producer, and it would read the log as a whole.
+    - those at the base offset of a segment
+    - the two newest others: after a power cut the newest may be torn
+    - the newest one at or below the recovery point: a start after a crash begins to
+      read there. Without it, that start might have to read the whole log, because a
+      roll writes no snapshot in a process that does not know the producers' state.
     """
     offsets = base_offsets(directory, SNAPSHOT_SUFFIX)
     kept = {*segment_bases, *[o for o in offsets if o <= recovery_point][-1:]}

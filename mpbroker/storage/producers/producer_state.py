@@ -1,10 +1,11 @@
-"""What a partition knows of its producers: epochs, sequences, open transactions.
+"""ProducerState: the producers of a partition, their sequences and open transactions.
 
-All of it derives from the log. Each process keeps its own copy up to some offset and
-reads the headers of what others appended since; snapshots make the start short.
+All of it follows from the log. Each process has its own copy as of some offset, and
+reads the headers of the batches that other processes have appended since. Snapshots
+save a start from reading the whole log.
 
-A sequence is an int32 that wraps to 0 after 2147483647. The last five batches of a
-producer are kept, so that a resent batch is answered with its first offset.
+A sequence is an int32, and 0 follows 2147483647. The last five batches of a producer
+are kept, so that a retry gets the offset of the batch that is already in the log.
 
 Source: Kafka's ProducerStateManager and ProducerAppendInfo; KIP-98, KIP-360.
 """
@@ -24,7 +25,7 @@ COMMIT_MARKER: Final = 1
 
 
 class AppendedBatch(NamedTuple):
-    """One of the last batches of a producer."""
+    """The sequences and offsets of one of the last batches of a producer."""
 
     first_sequence: int
     last_sequence: int
@@ -34,7 +35,7 @@ class AppendedBatch(NamedTuple):
 
 
 class EndTransactionMarker(NamedTuple):
-    """The one record of a control batch that ends a transaction."""
+    """The record of a control batch that ends a transaction, with its offset."""
 
     control_type: int  # ABORT_MARKER or COMMIT_MARKER
     coordinator_epoch: int
@@ -69,37 +70,46 @@ class ProducerEntry:
         self.coordinator_epoch = coordinator_epoch
         self.last_timestamp = last_timestamp
         self.txn_first_offset = txn_first_offset  # -1: no transaction is open
-        self.seen_ms = 0  # when it wrote last, by our clock; not in snapshots
+        self.seen_ms = 0  # when it wrote last, by the broker's clock; not in snapshots
         self.batches: list[AppendedBatch] = []
-        self.is_from_snapshot = False  # the log may have more of its last batches
+        self.is_from_snapshot = False  # the log may have more of its last five batches
 
 
 def last_sequence_of(base_sequence: int, last_offset_delta: int) -> int:
-    """Return a batch's last sequence, wrapped."""
+    """Return a batch's last sequence; NO_SEQUENCE if the batch has no sequences."""
     if base_sequence < 0:
         return NO_SEQUENCE
     return (base_sequence + last_offset_delta) & SEQUENCE_MASK
 
 
 class ProducerState:
-    """The producers of one partition, as of ``end_offset``."""
+    """The producers of one partition, as of ``end_offset``.
+
+    Attributes:
+        end_offset: all batches below this offset are applied.
+        entries: the producers, by producer id.
+        ongoing: the producer id by the first offset of its open transaction.
+        now_ms: the wall clock when batches are applied.
+        aborted: if it is a list, each aborted transaction is added to it, to rebuild
+            the index of aborted transactions.
+    """
 
     __slots__ = ("aborted", "end_offset", "entries", "now_ms", "ongoing")
 
     def __init__(self, end_offset: int = 0) -> None:
         self.end_offset = end_offset
         self.entries: dict[int, ProducerEntry] = {}
-        self.ongoing: dict[int, int] = {}  # first offset of a transaction: producer
-        self.now_ms = 0  # what is applied was written by then
-        # What the markers that are applied abort, for who rebuilds the index of it.
+        self.ongoing: dict[int, int] = {}
+        self.now_ms = 0
         self.aborted: list[AbortedTransaction] | None = None
 
     @property
     def first_unstable_offset(self) -> int:
-        """Where the oldest open transaction starts; -1 if none is open."""
+        """The first offset of the oldest open transaction; -1 if none is open."""
         return min(self.ongoing) if self.ongoing else -1
 
     def add(self, entry: ProducerEntry) -> None:
+        """Add a producer, from a snapshot."""
         self.entries[entry.producer_id] = entry
         if entry.txn_first_offset >= 0:
             self.ongoing[entry.txn_first_offset] = entry.producer_id
@@ -112,18 +122,25 @@ class ProducerState:
         last_sequence: int,
         transactional: int,
     ) -> AppendedBatch | None:
-        """Judge a client's batch before it is appended.
+        """Check a client's batch before it is appended. The state is not changed.
+
+        Args:
+            producer_id: the producer of the batch.
+            epoch: its epoch.
+            base_sequence: the first sequence of the batch.
+            last_sequence: the last sequence of the batch.
+            transactional: not 0 if it is part of a transaction.
 
         Returns:
-            The batch already in the log, if this one repeats it.
+            The same batch in the log, if this one is a retry of it; else None.
 
         Raises:
             ApiError: INVALID_PRODUCER_EPOCH, OUT_OF_ORDER_SEQUENCE_NUMBER or
-                INVALID_TXN_STATE; nothing has changed.
+                INVALID_TXN_STATE.
         """
         entry = self.entries.get(producer_id)
-        # A producer we know nothing of may start anywhere: its records may have been
-        # deleted, or it may have been idle past producer.id.expiration.ms (KIP-360).
+        # An unknown producer may start at any sequence: its records may have been
+        # deleted, or it was idle longer than producer.id.expiration.ms (KIP-360).
         if entry is None or entry.epoch == NO_EPOCH:
             return None
         if epoch == entry.epoch:
@@ -160,7 +177,7 @@ class ProducerState:
     def check_marker(
         self, producer_id: int, epoch: int, coordinator_epoch: int
     ) -> None:
-        """Judge the coordinator's marker before it is appended.
+        """Check the coordinator's marker before it is appended.
 
         Raises:
             ApiError: INVALID_PRODUCER_EPOCH or TRANSACTION_COORDINATOR_FENCED.
@@ -181,7 +198,7 @@ class ProducerState:
             )
 
     def has_ended(self, producer_id: int, epoch: int) -> bool:
-        """Say whether a marker of this epoch would end nothing that is not ended."""
+        """Return whether the producer has this epoch, and no open transaction here."""
         entry = self.entries.get(producer_id)
         return entry is not None and entry.epoch == epoch and entry.txn_first_offset < 0
 
@@ -192,7 +209,7 @@ class ProducerState:
         batch: AppendedBatch,
         transactional: int,
     ) -> None:
-        """Take over a batch that is in the log."""
+        """Apply a committed batch; the caller moves ``end_offset``."""
         entry = self.entries.get(producer_id)
         if entry is None:
             entry = self.entries[producer_id] = ProducerEntry(producer_id, epoch)
@@ -212,7 +229,10 @@ class ProducerState:
     def ended_by(
         self, producer_id: int, marker: EndTransactionMarker
     ) -> AbortedTransaction | None:
-        """Return what an abort marker, not yet applied, makes invisible."""
+        """Return the transaction that a marker, not yet applied, would abort.
+
+        None: it is a commit marker, or the producer has no open transaction.
+        """
         entry = self.entries.get(producer_id)
         if entry is None or entry.txn_first_offset < 0:
             return None
@@ -225,13 +245,13 @@ class ProducerState:
         )
 
     def unstable_after(self, producer_id: int) -> int:
-        """Return ``first_unstable_offset`` as it will be after this producer's end."""
+        """Return ``first_unstable_offset`` without this producer's transaction."""
         return min((o for o, p in self.ongoing.items() if p != producer_id), default=-1)
 
     def apply_marker(
         self, producer_id: int, epoch: int, marker: EndTransactionMarker
     ) -> None:
-        """Take over an end-of-transaction marker that is in the log."""
+        """Apply a committed end-of-transaction marker."""
         if self.aborted is not None:
             aborted = self.ended_by(producer_id, marker)
             if aborted is not None:
@@ -250,10 +270,11 @@ class ProducerState:
         entry.seen_ms = self.now_ms
 
     def remove_expired(self, now_ms: int, expiration_ms: int) -> None:
-        """Forget producers that wrote nothing for so long and have nothing open.
+        """Forget producers that wrote nothing for this time and have no transaction.
 
-        By our clock too: what a producer writes may be dated long ago, and forgetting
-        it would append again what it sends again. Kafka forgets it.
+        The time of the last write by the broker's clock counts, too, because records
+        may have old timestamps: if such a producer were forgotten, its retry would be
+        appended twice. Kafka looks at timestamps only, and forgets it.
         """
         oldest = now_ms - expiration_ms
         expired = [
