@@ -1,8 +1,8 @@
-"""A directory of ``log.dirs``: who owns it, and what it knew when it was last closed.
+"""LogDirectory: a directory of ``log.dirs``, with its lock and its checkpoint files.
 
-Opened once, by the process that starts the broker, before anything else touches it. The
-lock is an flock, which forked children share: it is free again when the last process
-of the broker is gone, however it went.
+The process that starts the broker opens it once, before any other process uses it. The
+lock is an flock, which forked children share. The kernel releases it when the last
+process of the broker has ended, also if it was killed.
 
 Source: Kafka's LogManager; `.lock`, `.kafka_cleanshutdown` and the checkpoint files.
 """
@@ -57,11 +57,11 @@ logger = get_logger(__name__)
 
 
 class LogDirectory:
-    """One directory and its files that speak of many partitions.
+    """One directory, and its files that are about many partitions.
 
     Attributes:
-        path: absolute.
-        clean: the last broker that had it stopped cleanly.
+        path: the absolute path.
+        clean: the last broker that used it stopped cleanly.
     """
 
     def __init__(self, path: str) -> None:
@@ -72,15 +72,16 @@ class LogDirectory:
         self._start_offsets: dict[TopicPartition, int] = {}
         self._ends: dict[TopicPartition, int] = {}
         self._closed_ends: dict[TopicPartition, int] = {}
-        # Of whom all this speaks, by name; None: of whoever is there.
+        # The ids, by name, of the topics that the offsets above belong to. None: not
+        # known; use an offset for the topic that has the name.
         self._topic_ids: dict[str, str] | None = None
 
     def open(self) -> None:
-        """Make it if absent, lock it, and read what the last owner left.
+        """Create the directory if absent, lock it, and read its checkpoint files.
 
         Raises:
-            LogDirectoryLockedError: a live broker has it.
-            LogDirectoryError: it cannot be made or written.
+            LogDirectoryLockedError: a running broker has it.
+            LogDirectoryError: it cannot be created or written.
         """
         try:
             os.makedirs(self.path, _DIRECTORY_MODE, exist_ok=True)
@@ -91,7 +92,8 @@ class LogDirectory:
             self.clean = os.path.exists(marker)
             if self.clean:
                 self._closed_ends = dict(self._recovery_points)
-                # From here on, a crash means recovery.
+                # Remove the mark before any log is changed, and force that to disk: if
+                # the broker crashes from here on, the next start must recover the logs.
                 os.unlink(marker)
                 sync_directory(self.path)
         except OSError as error:
@@ -103,16 +105,17 @@ class LogDirectory:
 
     @property
     def lock_fd(self) -> int:
-        """The descriptor that holds the lock, for the program that comes after us."""
+        """The descriptor that holds the lock, to hand over to the next program."""
         return self._lock_fd
 
     @classmethod
     def taken_over(cls, path: str, lock_fd: int, *, clean: bool) -> "LogDirectory":
-        """The directory as a program before us had it, which this process was too.
+        """Return a directory that this process had open before it ran this program.
 
         Args:
-            lock_fd: holds the lock; ours to close.
-            clean: what that program found when it opened the directory.
+            path: the directory.
+            lock_fd: the descriptor that holds the lock; this object closes it.
+            clean: ``clean`` of the earlier program's LogDirectory.
         """
         directory = cls(path)
         directory._lock_fd = lock_fd
@@ -122,26 +125,32 @@ class LogDirectory:
         return directory
 
     def know_logs(self, logs: Iterable[tuple[str, int, int, int]]) -> None:
-        """Take note of logs as processes left them that this kernel has outlived.
+        """Use the last committed offsets of logs whose broker was killed.
+
+        The machine has kept running, so the logs are complete in the page cache.
 
         Args:
-            logs: topic, partition, log start, log end, as they were committed last.
+            logs: topic, partition, log start offset, log end offset.
         """
         for topic, partition, start, end in logs:
             name = f"{self.path}/{directory_name(topic, partition)}"
             if not os.path.isdir(name):
                 continue
             self._ends[topic, partition] = end
-            # As the checkpoint has it, which a topic that comes back must not find.
+            # As in the checkpoint, only a start offset above the first segment's base.
             if start > min(base_offsets(name, LOG_SUFFIX), default=0):
                 self._start_offsets[topic, partition] = start
-            else:  # what the checkpoint has may be of another topic of that name
+            else:  # the checkpoint may have that of an earlier topic of that name
                 self._start_offsets.pop((topic, partition), None)
 
     def know_topics(self, topic_ids: Mapping[str, bytes]) -> None:
-        """Take note of the topics there are at this start; the last of what is read.
+        """Forget the checkpointed offsets of topics that do not exist any more.
 
-        What the checkpoints say of another topic that had one's name is forgotten.
+        Called last, after ``open`` and ``know_logs``.
+
+        Args:
+            topic_ids: the id (16 bytes) of each topic at this start, by name. An offset
+                is kept only if it belongs to the topic of this id.
         """
         known = _texts(topic_ids)
         noted = self._read_topic_ids()
@@ -154,10 +163,13 @@ class LogDirectory:
         self._topic_ids = known
 
     def finish_removals(self, removed: Sequence[TopicImage]) -> None:
-        """Mark for removal what is left of topics that were deleted.
+        """Rename the directories that deleted topics have left.
 
-        The deletion is in the metadata log before a directory is renamed, and whoever
-        was at it may have died in between.
+        A deletion is committed in the metadata log before directories are renamed. A
+        process killed in between leaves directories of topics that do not exist.
+
+        Args:
+            removed: the deleted topics. Errors are logged.
         """
         try:
             names = set(os.listdir(self.path)) if removed else set()
@@ -193,7 +205,7 @@ class LogDirectory:
         try:
             return read_offsets(f"{self.path}/{name}")
         except CheckpointError as error:
-            # Safe to go without: everything is checked, from the first segment on.
+            # Without it all logs are checked from their first segment on.
             logger.warning("ignored: %s", error)
             return {}
 
@@ -210,10 +222,17 @@ class LogDirectory:
         topic_id: bytes,
         producer_id_expiration_ms: int,
     ) -> LoadHints:
-        """Return what is known of a partition from before this start."""
+        """Return the content of this directory's files that is about a partition.
+
+        Args:
+            partition: topic name and partition number.
+            topic_id: the topic's id; entries of another topic of that name are ignored.
+            producer_id_expiration_ms: the setting producer.id.expiration.ms.
+        """
         ids = self._topic_ids
         if ids is not None and ids.get(partition[0]) != encode_topic_id(topic_id):
-            # It came since; what is known is of one of that name that has gone.
+            # The topic was created after this start; the entries, if there are any, are
+            # those of a deleted topic of the same name.
             return LoadHints(
                 self.clean, producer_id_expiration_ms=producer_id_expiration_ms
             )
@@ -233,13 +252,22 @@ class LogDirectory:
         known: Collection[TopicPartition],
         topic_ids: Mapping[str, bytes],
     ) -> None:
-        """Write both checkpoints, and forget in all three the topics that have gone.
+        """Write recovery points and log start offsets; forget deleted topics.
+
+        Entries of deleted topics are removed from the cleaner's checkpoint, too.
 
         Args:
-            start_offsets: those that are not their first segment's base offset.
-            known: all partitions in here; those without a new recovery point were not
-                touched and keep what they had at start, others are forgotten.
-            topic_ids: of all topics, by name.
+            recovery_points: the new recovery points. The logs and indexes below them
+                are on disk.
+            start_offsets: the log start offsets that are above their first segment's
+                base offset.
+            known: all partitions in this directory. Those without a new recovery point
+                were not used, and keep their entries. Entries of other partitions are
+                removed.
+            topic_ids: the id (16 bytes) of each topic, by name.
+
+        Raises:
+            OSError: a file cannot be written; it has its old content.
         """
         ids, before = _texts(topic_ids), self._topic_ids
         same = set(ids) if before is None else _same(ids, before)
@@ -255,6 +283,9 @@ class LogDirectory:
         self._start_offsets = {**starts, **start_offsets}
         write_offsets(f"{self.path}/{RECOVERY_POINT}", self._recovery_points)
         write_offsets(f"{self.path}/{LOG_START_OFFSET}", self._start_offsets)
+        # The ids last. Killed before that, a new topic that has the name of a deleted
+        # one has new offsets and another id than the file: the next start ignores the
+        # offsets, and checks the topic's logs from the beginning.
         self._topic_ids = ids
         noted = self._read_topic_ids()
         cleaned = self.cleaner_offsets()
@@ -265,18 +296,26 @@ class LogDirectory:
             write_topic_ids(f"{self.path}/{TOPIC_IDS}", ids)
 
     def cleaner_offsets(self) -> dict[TopicPartition, int]:
+        """Read the offsets below which logs are compacted."""
         return self._read(CLEANER_OFFSET)
 
     def write_cleaner_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Replace the cleaner's checkpoint; raises OSError."""
         write_offsets(f"{self.path}/{CLEANER_OFFSET}", offsets)
 
     def mark_clean(self) -> None:
-        """Say that everything in here is on disk and consistent. The last write."""
+        """Write the mark of a clean stop. It must be the last write to the directory.
+
+        It promises that all logs, indexes and checkpoints are on disk and consistent.
+
+        Raises:
+            OSError: it cannot be written.
+        """
         content = b'{"version":0,"brokerEpoch":-1}'
         write_file(f"{self.path}/{CLEAN_SHUTDOWN_FILE}", content)
 
     def close(self) -> None:
-        """Give up the lock, unless a child still holds it."""
+        """Close the lock's descriptor; the lock stays while a child has it open."""
         fd, self._lock_fd = self._lock_fd, -1
         if fd >= 0:
             os.close(fd)
@@ -289,7 +328,7 @@ def _of(
 
 
 def _same(ids: Mapping[str, str], before: Mapping[str, str]) -> set[str]:
-    """Return the names that mean the same topic in both."""
+    """Return the names that have the same id in both."""
     return {name for name, topic_id in ids.items() if before.get(name) == topic_id}
 
 
@@ -298,11 +337,11 @@ def _texts(topic_ids: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def open_log_directories(paths: Sequence[str]) -> list[LogDirectory]:
-    """Open all directories of ``log.dirs``; those that cannot be used are left out.
+    """Open all directories of ``log.dirs``; log and leave out those that are unusable.
 
     Raises:
-        LogDirectoryLockedError: a live broker has one of them.
-        LogDirectoryError: none of them can be used.
+        LogDirectoryLockedError: a running broker has one of them.
+        LogDirectoryError: all of them are unusable.
     """
     opened: list[LogDirectory] = []
     failures: list[LogDirectoryError] = []
@@ -319,7 +358,7 @@ def open_log_directories(paths: Sequence[str]) -> list[LogDirectory]:
             continue
         opened.append(directory)
     if not opened:
-        # Only raised, so that whoever starts the broker reads one line and not two.
+        # Raised and not logged, so that the user reads one line and not two.
         if failures:
             raise failures[0]
         raise LogDirectoryError("log.dirs is empty: name a directory")
@@ -331,10 +370,12 @@ def open_log_directories(paths: Sequence[str]) -> list[LogDirectory]:
 def recover_metadata(
     directories: Sequence[LogDirectory], cell: LogCell, *, is_alone: bool
 ) -> None:
-    """Make the metadata log of the first directory ready, and the others agree with it.
+    """Recover the metadata log of the first directory; finish deletions in all.
 
     Args:
-        is_alone: no other program may go on with these directories as it knows them.
+        directories: all directories, open.
+        cell: the shared cell of the metadata log.
+        is_alone: no other program uses these directories, as one does in an upgrade.
 
     Raises:
         CorruptLogError, LogDirectoryError: as recover_metadata_log().

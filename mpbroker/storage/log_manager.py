@@ -1,6 +1,9 @@
-"""All partition logs of a broker, as one process reaches them.
+"""LogManager: find, create and remove the partition logs of a broker.
 
-Handlers call ``log``. The housekeeper also calls what lies in ``log_upkeep``.
+Each process has its own LogManager. Handlers call ``log``; the housekeeper's tasks are
+in log_upkeep.py.
+
+Source: Kafka's LogManager.
 """
 
 import errno
@@ -36,7 +39,7 @@ _PRODUCER_ID_EXPIRATION_MS = 86_400_000
 
 
 class TopicView(Protocol):
-    """What of a topic the logs need."""
+    """The part of a Topic that logs need."""
 
     @property
     def name(self) -> str: ...
@@ -46,30 +49,31 @@ class TopicView(Protocol):
 
     @property
     def partitions(self) -> Sequence[int]:
-        """Row indexes, by partition number."""
+        """The rows of the partitions, by partition number."""
 
     @property
     def config(self) -> LogConfig: ...
 
 
 class TopicSource(Protocol):
-    """Where topics are found: the registry."""
+    """The part of the TopicRegistry that finds topics by name."""
 
     def topic(self, name: str) -> TopicView | None: ...
 
 
 class LogManager:
-    """Finds, makes and removes the logs of partitions.
+    """The logs of all partitions, as one process uses them.
 
     Args:
-        directories: opened once by the process that all others are forked from.
+        directories: opened once, by the process that all others are forked from.
         table: the shared rows.
         topics: the registry of this process.
-        is_behind: says whether there are changes of topics that it does not know.
-        is_restored: says whether logs have all that their transactions wrote; until
-            then none is opened.
-        step: called at each log that is opened or deleted: whoever sees to many at a
-            time shows by it that it moves.
+        producer_id_expiration_ms: the setting producer.id.expiration.ms.
+        is_behind: returns whether the metadata log has records that the registry has
+            not replayed.
+        is_restored: returns whether the logs have the markers of all decided
+            transactions. No log is opened before that.
+        step: called at each log that is opened or deleted, as a sign of progress.
     """
 
     def __init__(
@@ -93,11 +97,18 @@ class LogManager:
         self._logs: dict[int, PartitionLog] = {}
 
     def log(self, topic: TopicView | str, partition: int) -> PartitionLog:
-        """Return a partition's log; its files are made or loaded when first touched.
+        """Return a partition's log. Its directory is created if it does not exist.
+
+        Its files are loaded or created by the first read or append, not here.
+
+        Args:
+            topic: the topic or its name.
+            partition: the partition number.
 
         Raises:
             ApiError: UNKNOWN_TOPIC_OR_PARTITION; KAFKA_STORAGE_ERROR if its directory
-                cannot be made; NOT_LEADER_OR_FOLLOWER while it may lack markers.
+                cannot be created; NOT_LEADER_OR_FOLLOWER while markers of transactions
+                may be missing.
         """
         found = self._topics.topic(topic) if isinstance(topic, str) else topic
         if found is None or not 0 <= partition < len(found.partitions):
@@ -113,10 +124,10 @@ class LogManager:
         return log
 
     def look(self, topic: TopicView, partition: int) -> LogLookup | EmptyLog:
-        """Return what answers questions about a partition's offsets.
+        """Return the lookup of a partition's offsets.
 
-        A partition that no process has touched yet gets no directory for that: a client
-        that asks for the offsets of 100,000 of them would make as many.
+        This creates no directory for a partition that was never used: otherwise a
+        client that asks for the offsets of 100,000 partitions would create 100,000.
 
         Raises:
             ApiError: as ``log``.
@@ -126,10 +137,10 @@ class LogManager:
         return self.log(topic, partition).lookup
 
     def place_and_size(self, topic: TopicView, partition: int) -> tuple[str, int]:
-        """Return which log directory a partition is in, and its log's bytes.
+        """Return the log directory that a partition is in, and its log's bytes.
 
-        A partition that no process has touched yet gets no directory for that; the
-        answer is an empty one in the first log directory.
+        This creates no directory for a partition that was never used; the answer is
+        then the first log directory and 0.
 
         Raises:
             ApiError: as ``log``.
@@ -147,9 +158,9 @@ class LogManager:
         )
 
     def is_untouched(self, topic: TopicView, partition: int) -> bool:
-        """Whether a partition is empty because nobody has made anything of it."""
-        # In this order: a directory that is not there after the row said so had not
-        # been appended to by then.
+        """Return whether a partition was never used, so that it has no directory."""
+        # The row first: if it is unloaded, and the directory does not exist afterwards,
+        # then no process had appended when the row was read.
         if self._table.status(topic.partitions[partition]) != RowStatus.UNLOADED:
             return False
         name = directory_name(topic.name, partition)
@@ -162,8 +173,9 @@ class LogManager:
         row = self._table.row(index)
         name = directory_name(topic.name, partition)
         if not self._is_restored():
-            # Who had read behind a marker that is lost would be out of range; and what
-            # came in its place would never be read by them.
+            # A consumer may have read past a marker that a power cut has taken. Its
+            # offset is now out of range; and if other records were appended first, it
+            # would miss those at the offsets that it has already passed.
             raise ApiError(
                 ErrorCode.NOT_LEADER_OR_FOLLOWER,
                 f"{name}: ends of transactions that a power cut took come first",
@@ -181,13 +193,14 @@ class LogManager:
     def _place(
         self, row: PartitionRow, name: str, topic_id: bytes, *, may_retry: bool = True
     ) -> LogDirectory:
-        """Return where a partition is, or now is.
+        """Return the log directory of a partition; create the partition's if needed.
 
         Raises:
             ApiError: as ``log``.
         """
         try:
-            # Under the lock: two processes must not make one partition in two places.
+            # Under the lock: otherwise two processes could create the partition in two
+            # log directories.
             with row.locked():
                 self._refuse_deleted(row, name)
                 parent = self._find(name, topic_id) or self._make(name)
@@ -203,27 +216,38 @@ class LogManager:
         return parent
 
     def _find(self, name: str, topic_id: bytes) -> LogDirectory | None:
-        """Return where a partition is."""
+        """Return the log directory that has a partition's directory; None: none has.
+
+        A directory of this name that belongs to another topic is renamed to `-stray`.
+        """
         for candidate in self.directories:
             directory = f"{candidate.path}/{name}"
             if not os.path.isdir(directory):
                 continue
             found_id = read_topic_id(directory)
             if found_id != topic_id and self._is_behind():
-                # Ours may be deleted, and this the directory of the next of that name.
+                # The registry is behind: perhaps this topic was deleted, and this is
+                # the directory of a newer topic of the same name.
                 raise ApiError(
-                    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{name} may be another's"
+                    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                    f"{name} may belong to another topic",
                 )
             if found_id is None or found_id == topic_id:
                 return candidate
             gone = rename_away(directory, STRAY_DIRECTORY_SUFFIX)
             logger.warning(
-                "%s is of another topic with that name; moved to %s", directory, gone
+                "%s belongs to another topic of that name; moved to %s", directory, gone
             )
         return None
 
     def _make(self, name: str) -> LogDirectory:
-        """Make a partition where there are fewest, or in the next that works."""
+        """Choose the log directory with the fewest partitions for a new one.
+
+        If a directory cannot be created there, it tries the others in order.
+
+        Raises:
+            OSError: it cannot be created in any of them.
+        """
         if len(self.directories) == 1:
             return self.directories[0]
         counted: list[tuple[int, int]] = []
@@ -249,9 +273,9 @@ class LogManager:
             raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{name} was deleted")
 
     def leader_epoch(self, topic: TopicView, partition: int) -> int:
-        """Return a partition's epoch, -1 if it cannot be read just now.
+        """Return a partition's leader epoch; -1 if it cannot be read at the moment.
 
-        Nothing is made or loaded for it.
+        The partition is neither created nor loaded.
         """
         log = self._logs.get(topic.partitions[partition])
         name = directory_name(topic.name, partition)
@@ -260,7 +284,7 @@ class LogManager:
                 if log is not None:
                     return log.view.leader_epoch
                 return self._read_leader_epoch(name, topic.topic_id)
-            except ApiError:  # the log has made room itself, if that was it
+            except ApiError:  # closing files, if that can help, was tried already
                 break
             except OSError as error:
                 if error.errno != errno.EMFILE:
@@ -272,23 +296,26 @@ class LogManager:
         for parent in self.directories:
             directory = f"{parent.path}/{name}"
             latest = read_leader_epochs(directory).latest
-            # What it is for nearly all of them needs no second look.
+            # Nearly all partitions have epoch 0; for these the id is not compared.
             if latest and read_topic_id(directory) in (None, topic_id):
                 return latest
         return 0
 
     def delete_topic(self, topic: TopicView) -> None:
-        """Take a topic's partitions off line and mark their directories for removal.
+        """Close a deleted topic's partitions, and mark their directories for removal.
 
-        Called once the metadata log says that the topic is gone; calling it again does
-        no harm. The bytes go when file.delete.delay.ms has passed.
+        Called after the deletion is committed in the metadata log; it may be repeated.
+        The housekeeper removes the directories after file.delete.delay.ms.
         """
         for partition, index in enumerate(topic.partitions):
             row = self._table.row(index)
             name = directory_name(topic.name, partition)
+            # The status first: from here on all processes refuse the partition. Killed
+            # before the rename, the housekeeper or the next start renames the
+            # directory: both see the deletion in the metadata log.
             with row.locked():
                 row.status = RowStatus.DELETED
-                row.structure_version += 2
+                row.structure_version += 2  # readers look again, and see the status
                 self._rename_deleted(name, topic.topic_id)
             log = self._logs.pop(index, None)
             if log is not None:

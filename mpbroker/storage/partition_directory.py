@@ -1,7 +1,7 @@
-"""The directory of one partition: its name, its identity, its making and removal.
+"""Name, create, identify and remove the directory of one partition.
 
-`partition.metadata` holds the topic's id, so that a directory left by a deleted topic
-is never taken for that of a new topic of the same name.
+The text file `partition.metadata` has the lines `version: 0` and `topic_id: ID`. So a
+directory that a deleted topic has left is not used for a new topic of the same name.
 
 Source: Kafka's PartitionMetadataFile; base64url is Kafka's text form of a UUID.
 """
@@ -34,11 +34,12 @@ DIRECTORY_MODE: Final = 0o755
 
 
 def directory_name(topic: str, partition: int) -> str:
+    """Return the name of a partition's directory."""
     return f"{topic}-{partition}"
 
 
 def parse_directory_name(name: str) -> tuple[str, int] | None:
-    """Return (topic, partition), or None if it is not a live partition's directory."""
+    """Return (topic, partition); None: not a directory of a partition that exists."""
     match = _NAME.fullmatch(name)
     if match is None or _GONE.fullmatch(name):
         return None
@@ -46,7 +47,11 @@ def parse_directory_name(name: str) -> tuple[str, int] | None:
 
 
 def partition_directories(log_directory: str) -> list[str]:
-    """Return the names of the live partitions' directories."""
+    """Return the names of the directories of all partitions that exist.
+
+    Raises:
+        OSError: the log directory cannot be read.
+    """
     with os.scandir(log_directory) as entries:
         return [
             entry.name
@@ -56,11 +61,19 @@ def partition_directories(log_directory: str) -> list[str]:
 
 
 def encode_topic_id(topic_id: bytes) -> str:
+    """Return Kafka's text of a 16-byte id: 22 characters of URL-safe base64."""
     return base64.urlsafe_b64encode(topic_id).rstrip(b"=").decode()
 
 
 def read_topic_id(directory: str) -> bytes | None:
-    """Return the topic id in a partition's directory, None if it does not say."""
+    """Return the topic id (16 bytes) of a partition's directory.
+
+    Returns:
+        None if the file is missing or malformed.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
     try:
         with open(f"{directory}/{PARTITION_METADATA}", encoding="ascii") as file:
             lines = dict(line.split(": ", 1) for line in file.read().splitlines())
@@ -78,10 +91,14 @@ def read_topic_id(directory: str) -> bytes | None:
 
 
 def complete_directory(directory: str, topic_id: bytes) -> None:
-    """Make a partition's directory, or what a killed maker left out of it.
+    """Create a partition's directory and its two files, as far as they are missing.
 
-    Not forced to disk: the first sync of the log forces the names, and what a power
-    cut takes before that is made again.
+    A process may be killed at any point in here: the next one creates the rest. Nothing
+    is forced to disk: the first sync of the log does so with the names, and files that
+    a power cut takes before that are created again.
+
+    Raises:
+        OSError: the directory or a file cannot be written.
     """
     try:
         os.mkdir(directory, DIRECTORY_MODE)
@@ -96,7 +113,11 @@ def complete_directory(directory: str, topic_id: bytes) -> None:
 
 
 def rename_away(directory: str, suffix: str) -> str:
-    """Rename a directory so that it is no partition any more; return the new path."""
+    """Rename a directory to `NAME.<32 hex digits><suffix>`; return the new path.
+
+    Raises:
+        OSError: it cannot be renamed.
+    """
     parent, name = os.path.split(directory)
     ending = f".{os.urandom(16).hex()}{suffix}"
     gone = f"{parent}/{name[: _MAX_NAME - len(ending)]}{ending}"
@@ -105,9 +126,16 @@ def rename_away(directory: str, suffix: str) -> str:
 
 
 def remove_deleted_directories(log_directory: str, before_s: float) -> int:
-    """Remove directories renamed for deletion before a time; return how many.
+    """Remove the `-delete` directories that were renamed before a time.
 
-    A rename changes a directory's ctime, so that needs no note of its own.
+    The time of the rename is the directory's ctime.
+
+    Args:
+        log_directory: a directory of ``log.dirs``.
+        before_s: the time, in seconds since 1970.
+
+    Returns:
+        How many directories were due.
     """
     removed = 0
     with os.scandir(log_directory) as entries:
@@ -120,7 +148,10 @@ def remove_deleted_directories(log_directory: str, before_s: float) -> int:
 
 
 def _remove_flat(directory: str) -> None:
-    """Remove a directory of files. Not by shutil, whose import costs a start 7 ms."""
+    """Remove a directory that has only files.
+
+    Without shutil, because importing it costs every start 7 ms.
+    """
     try:
         for name in os.listdir(directory):
             os.unlink(f"{directory}/{name}")
