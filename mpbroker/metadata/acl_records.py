@@ -1,9 +1,9 @@
-"""Access control entries in the metadata log, and how they are changed.
+"""AclImage: the access control entries of the metadata log, and changes of them.
 
-Each has an id of 16 random bytes, which the record that takes it away names.
+Each entry has an id of 16 random bytes. The record that removes an entry has this id.
 
-Source: Apache Kafka, AccessControlEntryRecord.json and its removal's;
-AclControlManager.
+Source: Apache Kafka, AccessControlEntryRecord.json, RemoveAccessControlEntryRecord.json
+and AclControlManager.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from mpbroker.protocol.acl import (
     ResourceType,
 )
 
-# A request that is executed again is so within seconds: so many others are known.
+# How many of the latest removing requests are known. A request is executed again, after
+# its process was killed, within seconds.
 _REQUESTS_KNOWN: Final = 16
 
 ENTRY_RECORD: Final = "AccessControlEntryRecord"
@@ -31,7 +32,7 @@ AclRecord = dict[str, Any]
 
 
 def access_control_entry_record(acl_id: bytes, acl: AclBinding) -> AclRecord:
-    """An entry is there from now on."""
+    """Make the record that adds an entry, with its id of 16 bytes."""
     return {
         "type": ENTRY_RECORD,
         "id": uuid_to_text(acl_id),
@@ -48,7 +49,12 @@ def access_control_entry_record(acl_id: bytes, acl: AclBinding) -> AclRecord:
 def remove_access_control_entry_record(
     acl_id: bytes, request_id: bytes | None = None
 ) -> AclRecord:
-    """The entry of that id is there no longer, at the wish of that request."""
+    """Make the record that removes an entry.
+
+    Args:
+        acl_id: the entry's id.
+        request_id: the request that removes it; see delete_acls(). A field of our own.
+    """
     record: AclRecord = {"type": REMOVAL_RECORD, "id": uuid_to_text(acl_id)}
     if request_id is not None:
         record["request"] = uuid_to_text(request_id)
@@ -56,10 +62,10 @@ def remove_access_control_entry_record(
 
 
 class AclImage:
-    """The entries that the log adds up to.
+    """The entries after the records that were replayed so far.
 
     Attributes:
-        version: changes with every change of them, and of nothing else.
+        version: the number of records of entries replayed; it changes with the entries.
     """
 
     def __init__(self) -> None:
@@ -72,25 +78,26 @@ class AclImage:
         return len(self._by_id)
 
     def __iter__(self) -> Iterator[AclBinding]:
-        """All entries, oldest first."""
+        """Iterate over all entries, oldest first."""
         return iter(self._by_id.values())
 
     def __contains__(self, acl: AclBinding) -> bool:
         return acl in self._ids
 
     def id_of(self, acl: AclBinding) -> bytes:
+        """Return an entry's id; raises KeyError if there is no such entry."""
         return self._ids[acl]
 
     def removed_by(self, request_id: bytes) -> list[AclBinding]:
-        """The entries that a request took away, oldest first; of the latest few."""
+        """Return the entries that a request, one of the latest 16, has removed."""
         return self._removed.get(uuid_to_text(request_id), [])
 
     def replay_entry(self, record: AclRecord) -> None:
         """Apply an AccessControlEntryRecord.
 
         Raises:
-            KeyError, TypeError, ValueError: it is not what it should be, or its id or
-                entry is there already.
+            KeyError, TypeError, ValueError: a field is missing or malformed, or there
+                is such an id or entry already.
         """
         acl_id = uuid_of_text(record["id"])
         acl = AclBinding(
@@ -120,7 +127,7 @@ class AclImage:
                 del self._removed[next(iter(self._removed))]
 
     def records(self) -> list[AclRecord]:
-        """Return records that replay to this."""
+        """Return records that replay to this image."""
         return [
             access_control_entry_record(acl_id, acl)
             for acl_id, acl in self._by_id.items()
@@ -146,7 +153,7 @@ class Metadata(Protocol):
 
 
 def create_acls(metadata: Metadata, acls: Iterable[AclBinding]) -> None:
-    """Add entries with one write to disk; those that are there already stay.
+    """Add entries with one write to disk; skip those that exist already.
 
     Raises:
         ApiError: KAFKA_STORAGE_ERROR; nothing was added.
@@ -164,13 +171,20 @@ def create_acls(metadata: Metadata, acls: Iterable[AclBinding]) -> None:
 def delete_acls(
     metadata: Metadata, filters: Sequence[AclFilter], request_id: bytes | None = None
 ) -> list[list[AclBinding]]:
-    """Take away with one write to disk what passes any filter; say what, for each.
+    """Remove, with one write to disk, the entries that match any of the filters.
 
     Args:
-        request_id: whoever calls again with it is told what was taken away already.
+        metadata: the registry.
+        filters: the filters.
+        request_id: 16 bytes that identify the request. If a process is killed after the
+            write, the request is executed again: the second call with the same id
+            removes nothing, and returns the entries that the first has removed.
+
+    Returns:
+        For each filter the entries that match it, oldest first.
 
     Raises:
-        ApiError: KAFKA_STORAGE_ERROR; nothing was taken away.
+        ApiError: KAFKA_STORAGE_ERROR; nothing was removed.
     """
     deleted: list[list[AclBinding]] = []
 
@@ -181,7 +195,7 @@ def delete_acls(
         if earlier:
             return []
         gone = {acl for acls in deleted for acl in acls}
-        # In the order in which they are there, and so will be told once more.
+        # In the order of the image, so that a second call returns the same order.
         return [
             remove_access_control_entry_record(image.acls.id_of(acl), request_id)
             for acl in image.acls
@@ -193,7 +207,7 @@ def delete_acls(
 
 
 class MetadataAcls:
-    """The entries in the metadata log, as a process's registry knows them."""
+    """The entries of the metadata log, read and changed through the registry."""
 
     def __init__(self, metadata: Metadata) -> None:
         self._metadata = metadata

@@ -148,8 +148,8 @@ def defaults_of_broker(
 
     Args:
         broker_values: the broker's values by key. A synonym whose value is None is
-            passed over: the next synonym supplies the default, and after the last one
-            Kafka's default counts.
+            skipped: the next synonym supplies the default, and after the last one
+            Kafka's default applies.
     """
     inherited: dict[str, ConfigValue] = {}
     for topic_name, synonyms in BROKER_SYNONYMS.items():

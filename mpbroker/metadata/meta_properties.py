@@ -1,6 +1,6 @@
-"""meta.properties: whose data a directory holds.
+"""Read and write meta.properties: the identity of a data directory.
 
-One small file in every directory of `log.dirs`, as Kafka writes it (version 1):
+The file is in every directory of `log.dirs`, as Kafka writes it (version 1):
 
     node.id=1
     version=1
@@ -25,7 +25,7 @@ _VERSION: Final = "1"
 
 
 class MetaProperties(NamedTuple):
-    """Identity of one data directory."""
+    """The identity of one data directory: its cluster, its node and its own id."""
 
     cluster_id: str
     node_id: int
@@ -33,9 +33,15 @@ class MetaProperties(NamedTuple):
 
 
 def random_uuid() -> bytes:
-    """Return 16 random bytes that are no id of Kafka's own (all zero, or just 1)."""
+    """Return 16 random bytes, as an id.
+
+    It is none of the ids that Kafka reserves (0 and 1), and its text does not begin
+    with "-".
+
+    Source: org.apache.kafka.common.Uuid.randomUuid.
+    """
     while True:
-        # A leading "-" in the text form confuses command lines; Kafka avoids it too.
+        # Command lines would take a text that begins with "-" for an option.
         uuid = os.urandom(16)
         if int.from_bytes(uuid) > 1 and not uuid_to_text(uuid).startswith("-"):
             return uuid
@@ -47,10 +53,10 @@ def uuid_to_text(uuid: bytes) -> str:
 
 
 def uuid_of_text(text: str) -> bytes:
-    """Return the 16 bytes behind uuid_to_text().
+    """Return the 16 bytes of a text that uuid_to_text() made.
 
     Raises:
-        ValueError: not 22 characters of URL-safe base64.
+        ValueError: the text is not 22 characters of URL-safe base64.
     """
     uuid = urlsafe_b64decode(text + "==")
     if len(uuid) != 16 or uuid_to_text(uuid) != text:
@@ -59,13 +65,18 @@ def uuid_of_text(text: str) -> bytes:
 
 
 def open_data_directories(log_dirs: Sequence[str], node_id: int) -> str:
-    """Make sure that all directories belong to this broker; return the cluster id.
+    """Check that all directories belong to this broker; return the cluster id.
 
-    New directories are created and get an identity: that of the others if there are
-    any, a random one if all are new.
+    New directories are created and get the cluster id of the others; if all are new,
+    they get a random one.
+
+    Args:
+        log_dirs: the directories of ``log.dirs``.
+        node_id: the setting node.id.
 
     Raises:
-        LogDirectoryError: one belongs to another node or cluster, or cannot be used.
+        LogDirectoryError: a directory belongs to another node or cluster, or cannot be
+            used.
     """
     known = {path: read_meta_properties(path) for path in log_dirs}
     cluster_id = None
@@ -97,7 +108,7 @@ def read_meta_properties(directory: str) -> MetaProperties | None:
     """Return a directory's identity, or None if it has none yet.
 
     Raises:
-        LogDirectoryError: unreadable, incomplete, or of another version.
+        LogDirectoryError: the file is unreadable, incomplete, or of another version.
     """
     path = os.path.join(directory, FILE_NAME)
     try:
@@ -130,7 +141,7 @@ def read_meta_properties(directory: str) -> MetaProperties | None:
 
 
 def write_meta_properties(directory: str, properties: MetaProperties) -> None:
-    """Create the directory if need be and write its identity, all or nothing.
+    """Create a directory if it does not exist, and write its identity to disk.
 
     Raises:
         LogDirectoryError: the directory cannot be created or written.
@@ -147,6 +158,7 @@ def write_meta_properties(directory: str, properties: MetaProperties) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
+        # Killed before the rename, the directory still has no identity, or the old one.
         os.replace(path + ".tmp", path)
         sync_directory(directory)
     except OSError as error:

@@ -1,11 +1,11 @@
-"""What the metadata log says, as plain values: topics, configs, producer ids.
+"""MetadataImage: the state that the records of the metadata log add up to.
 
-A record is a JSON object whose "type" is the name of one of Kafka's metadata records;
-its other members have the spelling of that record's fields. Ids are in their text
-form. Replaying all records in order gives the image; records() gives a shortest list
-that replays to the same.
+A record is a JSON object. Its "type" is the name of one of Kafka's metadata records,
+and its other members have the names of that record's fields. Ids are in their text
+form. Replaying all records in order gives the image; records() returns a shortest list
+of records that gives the same image.
 
-Source: Apache Kafka, metadata/src/main/resources/common/metadata/*.json.
+Source: Apache Kafka, metadata/src/main/resources/common/metadata/*.json; MetadataImage.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PRODUCER_ID_BLOCK: Final = 1000
 
 
 def feature_level_record() -> MetadataRecord:
-    """The first record of every log: which records may follow."""
+    """Make the first record of every log: the version of the records that follow."""
     return {
         "type": "FeatureLevelRecord",
         "name": FEATURE_NAME,
@@ -40,12 +40,12 @@ def feature_level_record() -> MetadataRecord:
 
 
 def topic_record(name: str, topic_id: bytes) -> MetadataRecord:
-    """A topic, as yet without partitions."""
+    """Make the record that creates a topic, without partitions."""
     return {"type": "TopicRecord", "name": name, "topicId": uuid_to_text(topic_id)}
 
 
 def partition_record(topic_id: bytes, partition: int, leader: int) -> MetadataRecord:
-    """The next partition of a topic."""
+    """Make the record that adds the next partition to a topic."""
     return {
         "type": "PartitionRecord",
         "partitionId": partition,
@@ -59,14 +59,21 @@ def partition_record(topic_id: bytes, partition: int, leader: int) -> MetadataRe
 
 
 def remove_topic_record(topic_id: bytes) -> MetadataRecord:
-    """The end of a topic, its partitions and its configs."""
+    """Make the record that deletes a topic, its partitions and its configs."""
     return {"type": "RemoveTopicRecord", "topicId": uuid_to_text(topic_id)}
 
 
 def config_record(
     resource_type: int, resource_name: str, name: str, value: str | None
 ) -> MetadataRecord:
-    """One config of a topic or broker; None takes it away."""
+    """Make the record that sets one config of a resource, or removes it.
+
+    Args:
+        resource_type: such as TOPIC_RESOURCE.
+        resource_name: the topic, the broker id ("": all brokers) or the group.
+        name: the config's key.
+        value: its text; None: remove the config.
+    """
     return {
         "type": "ConfigRecord",
         "resourceType": resource_type,
@@ -77,7 +84,7 @@ def config_record(
 
 
 def producer_ids_record(broker_id: int, next_producer_id: int) -> MetadataRecord:
-    """All producer ids below the given one are taken."""
+    """Make the record that reserves all producer ids below ``next_producer_id``."""
     return {
         "type": "ProducerIdsRecord",
         "brokerId": broker_id,
@@ -87,7 +94,7 @@ def producer_ids_record(broker_id: int, next_producer_id: int) -> MetadataRecord
 
 
 class TopicImage:
-    """One topic as the log describes it."""
+    """One topic: its name, id (16 bytes), number of partitions, and leader."""
 
     __slots__ = ("leader", "name", "partition_count", "topic_id")
 
@@ -99,16 +106,17 @@ class TopicImage:
 
 
 class MetadataImage:
-    """The state that the records replayed so far add up to.
+    """The state after the records that were replayed so far.
 
     Attributes:
-        topics: by name.
-        configs: texts by (resource type, resource name); only resources that have any.
-        acls: who may do what.
-        next_producer_id: the first that nobody was given.
-        client_quotas: of users, client ids and addresses.
-        scram: what is kept of users' passwords.
-        record_count: records replayed.
+        topics: the topics by name.
+        configs: texts by key, by (resource type, resource name); only resources that
+            have configs.
+        acls: the access control entries.
+        next_producer_id: the first producer id that is not reserved.
+        client_quotas: the quotas of users, client ids and IP addresses.
+        scram: the SCRAM credentials of users.
+        record_count: the number of records replayed.
     """
 
     def __init__(self) -> None:
@@ -125,8 +133,8 @@ class MetadataImage:
         """Apply one record.
 
         Raises:
-            CorruptLogError: of a type or shape that this release does not know, or in
-                contradiction to the records before it.
+            CorruptLogError: this release does not know its type or its fields, or it
+                contradicts the records before it.
         """
         try:
             replay = _REPLAY[record["type"]]
@@ -144,24 +152,27 @@ class MetadataImage:
         self.record_count += 1
 
     def topic_by_id(self, topic_id: bytes) -> TopicImage | None:
-        """Return the topic of that id, or None."""
+        """Return the topic with this id (16 bytes), or None."""
         return self._by_id.get(topic_id)
 
     def removed_by(self, record: MetadataRecord) -> TopicImage | None:
-        """Return the topic that a record, not replayed yet, removes; None: none."""
+        """Return the topic that a record, not replayed yet, will delete.
+
+        None: it is another record, or there is no such topic.
+        """
         if record.get("type") != "RemoveTopicRecord":
             return None
         try:
             return self._by_id.get(uuid_of_text(record["topicId"]))
         except (KeyError, TypeError, ValueError, AttributeError):
-            return None  # `replay` says what is wrong with it
+            return None  # `replay` raises the error
 
     def config(self, resource_type: int, resource_name: str) -> Mapping[str, str]:
         """Return the configs set on a resource."""
         return self.configs.get((resource_type, resource_name), {})
 
     def records(self) -> Iterator[list[MetadataRecord]]:
-        """Yield records that replay to this image, in groups that belong together."""
+        """Yield records that replay to this image, in groups: one batch each."""
         yield [
             feature_level_record(),
             *(

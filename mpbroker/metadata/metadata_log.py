@@ -1,16 +1,20 @@
-"""The metadata log: one file of record batches that all processes replay.
+"""MetadataLog: one file of record batches that all processes replay.
 
     <log.dir>/__cluster_metadata-0/00000000000000000000.log
 
-Any process may append, one at a time, under the mutex of a shared cell; the cell's
-`end` is how many bytes of the file are committed. Readers compare that one word with
-where they are and replay the difference. An append is: lock, catch up, validate,
-truncate what a dead writer left past `end`, write, fdatasync, set `end`, unlock.
-Whoever dies before `end` is set has changed nothing that anybody sees.
+The batches are Kafka's, and the value of each record is a JSON object (see
+metadata_image.py). Any process may append, one at a time, under the mutex of a shared
+cell. The cell's `end` is the number of committed bytes of the file. Readers compare
+this one word with their own position, and replay the bytes between.
 
-A broker that dies as a whole takes the cell with it. recover_metadata_log(), called
-once before any other process looks, takes every whole batch in the file as committed:
-at worst a request that nobody got an answer to was carried out.
+An append has these steps: lock, catch up, validate, cut off what a killed writer left
+past `end`, write, fdatasync, set `end`, unlock. If the process is killed before `end`
+is set, no other process sees a change.
+
+If all processes of a broker are killed, the cell is lost with its shared memory. So
+recover_metadata_log() is called once, before any other process reads the log. It takes
+every whole batch in the file as committed. The last one may be from a request that was
+never answered; then that request has been executed nevertheless.
 """
 
 from __future__ import annotations
@@ -44,37 +48,49 @@ from mpbroker.protocol.records.record_batch import (
 
 _LOG_NAME: Final = "00000000000000000000.log"
 _SWAP_SUFFIX: Final = ".swap"
-_MODE: Final = 0o600  # passwords that are configs are in it as they are
+_MODE: Final = 0o600  # configs in it may be passwords, which are not encrypted
 
-# Rewriting costs two fsyncs at the start; below this many records reading them is
-# cheaper than that, dead or not (1,000 take 15 ms).
+# Rewriting the log costs a start two fsyncs. With fewer records, to read them all is
+# cheaper, even if most have no effect any more (1,000 take 15 ms).
 _COMPACT_FROM_RECORDS: Final = 1000
 
 
 class LogCell(Protocol):
-    """The shared cell of a log: see mpbroker.ipc.tables.shared_log_cell."""
+    """The shared cell of a log: see mpbroker.ipc.tables.shared_log_cell.
+
+    Attributes:
+        end: the number of committed bytes of the file.
+    """
 
     end: int
 
     def locked(self) -> AbstractContextManager[None]:
-        """Hold the writers' mutex."""
+        """Hold the mutex that only one writer can have."""
 
 
 def metadata_log_path(log_dir: str) -> str:
-    """Return where the log of a data directory is."""
+    """Return the path of the log in a data directory."""
     return os.path.join(log_dir, f"{CLUSTER_METADATA_TOPIC}-0", _LOG_NAME)
 
 
 class MetadataLog:
-    """One process's place in the log. Not for several threads.
+    """The log as one process reads and appends to it. Not for several threads.
 
     Attributes:
-        position: bytes that this process has read; equal to the cell's end when it is
-            up to date.
+        position: bytes that this process has read; the same as the cell's end if this
+            process is up to date.
     """
 
     def __init__(self, log_dir: str, cell: LogCell) -> None:
-        """Open the log of a data directory that recover_metadata_log() has seen."""
+        """Open the log of a data directory, after recover_metadata_log().
+
+        Args:
+            log_dir: the first directory of ``log.dirs``.
+            cell: the shared cell.
+
+        Raises:
+            OSError: the file cannot be opened.
+        """
         self._path = metadata_log_path(log_dir)
         self._fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
         self._cell = cell
@@ -83,18 +99,18 @@ class MetadataLog:
 
     @property
     def has_news(self) -> bool:
-        """Whether there is something to read_new(): one comparison."""
+        """Whether read_new() would return records. It costs one comparison."""
         return self._cell.end != self.position
 
     def locked(self) -> AbstractContextManager[None]:
-        """Hold the writers' mutex; with it held, catch up before deciding anything."""
+        """Hold the writers' mutex. Then read_new() first, before any decision."""
         return self._cell.locked()
 
     def read_new(self) -> list[MetadataRecord]:
         """Return the committed records that were not returned before.
 
         Raises:
-            CorruptLogError: the file is not what its writers wrote.
+            CorruptLogError: the file is damaged, or shorter than the committed bytes.
         """
         end = self._cell.end
         if end == self.position:
@@ -106,18 +122,24 @@ class MetadataLog:
         return records
 
     def replay_new(self, replay: Callable[[MetadataRecord], None]) -> bool:
-        """Give ``replay`` what read_new() returns; return whether there was any.
+        """Call ``replay`` with each record that read_new() returns.
 
-        Whoever fails between two records knows a part of a change, and gives the next
-        partition a row that is another's in all other processes. Nothing may go on
-        with that, as it might after any other bug: so not even an error is answered.
+        If ``replay`` fails between two records, this process knows only a part of a
+        change. It would then give the next partition a row that is another partition's
+        in all other processes. So the process must end at once; it must not even
+        answer the request with an error.
+
+        Returns:
+            Whether there were records.
 
         Raises:
             CorruptLogError: as read_new().
-            SystemExit: ``replay`` has failed. If nothing was read before, what it
-                raises itself: there is nobody yet who could go on.
+            SystemExit: ``replay`` has failed. At the very first call this method raises
+                the error of ``replay`` itself, because the process serves nothing yet.
         """
         is_first = self.position == 0
+        # This moves ``position`` to the end before anything is replayed. A failure in
+        # the loop therefore cannot be repeated, which is why it ends the process.
         records = self.read_new()
         try:
             for record in records:
@@ -132,13 +154,18 @@ class MetadataLog:
         return bool(records)
 
     def append(self, records: Sequence[MetadataRecord], now_ms: int) -> None:
-        """Commit records as one batch: all or none. Durable when this returns.
+        """Commit records as one batch, all or none of them. They are on disk then.
 
-        The caller holds locked() and has read everything; read_new() will return these
-        records too.
+        The caller holds locked(), and has read all committed records. The next
+        read_new() returns these records, too.
+
+        Args:
+            records: JSON objects; see metadata_image.py.
+            now_ms: the wall clock, for the records' timestamps.
 
         Raises:
-            ApiError: KAFKA_STORAGE_ERROR; the disk refused and nothing is committed.
+            ApiError: KAFKA_STORAGE_ERROR: the file cannot be written; nothing is
+                committed.
         """
         end = self.position
         assert end == self._cell.end, "catch up before appending"
@@ -146,12 +173,14 @@ class MetadataLog:
         try:
             self._write(batch, end)
         except OSError as error:
-            # Safe to try again after a failed fdatasync, unlike in a partition's log:
-            # the next append truncates and writes all of these bytes anew.
+            # Another attempt is safe after a failed fdatasync, unlike in a partition's
+            # log: the next append cuts off these bytes, and writes its own.
             raise ApiError(
                 ErrorCode.KAFKA_STORAGE_ERROR,
                 f"cannot write {len(batch)} bytes to {self._path}: {error.strerror}",
             ) from None
+        # The batch is on disk before other processes see it. Killed in between, the
+        # next writer cuts it off; if all processes are killed, recovery keeps it.
         self._publish(end + len(batch))
 
     def close(self) -> None:
@@ -159,7 +188,8 @@ class MetadataLog:
         os.close(self._fd)
 
     def _write(self, batch: bytes, end: int) -> None:
-        # First: a dead writer's longer batch must not show its tail behind ours.
+        # Cut first: a killed writer may have left a longer batch here, and its last
+        # bytes must not follow this batch in the file.
         if os.fstat(self._fd).st_size != end:
             os.ftruncate(self._fd, end)
         written = 0
@@ -168,7 +198,7 @@ class MetadataLog:
         os.fdatasync(self._fd)
 
     def _publish(self, end: int) -> None:
-        # Last, and one store: until here no process reads these bytes.
+        # The commit: one store. Before it no other process reads these bytes.
         self._cell.end = end
 
 
@@ -180,15 +210,23 @@ def recover_metadata_log(
     may_rewrite: bool = True,
     see_off: Callable[[Sequence[TopicImage]], None] = lambda _: None,
 ) -> MetadataImage:
-    """Make the log ready for use and set the cell's end. Once, by the first process.
+    """Make the log ready for use, and set the cell's end. Once, by the first process.
 
-    Creates the log if there is none, truncates what a dead writer left half written,
-    and rewrites a log that mostly carries records without effect.
+    It creates the log if there is none, and cuts off a batch that is not whole. It
+    rewrites the log if more than half of 1,000 or more records have no effect any more.
 
     Args:
-        may_rewrite: nobody else's cell speaks of the file; its end would be wrong, and
-            the numbers of partitions' rows, which follow from dead records too.
-        see_off: told which topics were removed, before the file may forget them.
+        log_dir: the first directory of ``log.dirs``.
+        cell: the shared cell; its end is set last, when the file is ready.
+        now_ms: the wall clock, for the timestamps of new records.
+        may_rewrite: whether the log may be rewritten. It must not be while processes of
+            another program use the file with a cell of their own: their end would be
+            wrong, and so would the rows of partitions, which follow from all records.
+        see_off: called with the topics that were removed, before the log is rewritten
+            without them. It may be called again for the same topics.
+
+    Returns:
+        The state that the records give.
 
     Raises:
         CorruptLogError: a batch in the middle is damaged, or a record is unknown; the
@@ -209,7 +247,9 @@ def recover_metadata_log(
             if topic is not None:
                 removed.append(topic)
         if removed:
-            _sync(path)  # a dead one's last record may be in memory only
+            # ``see_off`` removes files. The records must be on disk before that: a
+            # killed writer may have written the last one without its fdatasync.
+            _sync(path)
             see_off(removed)
         dead = image.record_count - image.live_record_count()
         if (
@@ -233,19 +273,26 @@ def _read_or_create(path: str, now_ms: int) -> bytes:
         os.mkdir(directory)
         sync_directory(os.path.dirname(directory))
     if os.path.exists(path + _SWAP_SUFFIX):
+        # A process was killed while it rewrote the log; the old file is complete.
         os.unlink(path + _SWAP_SUFFIX)
     if not os.path.exists(path):
         _write_file(path, [[feature_level_record()]], now_ms)
     with open(path, "rb") as file:
-        with contextlib.suppress(PermissionError):  # it is another user's to change
-            os.fchmod(file.fileno(), _MODE)  # also of one that an older version made
+        with contextlib.suppress(PermissionError):  # another user owns the file
+            os.fchmod(file.fileno(), _MODE)  # an older version may have created it
         return file.read()
 
 
 def _write_file(
     path: str, groups: Iterable[Sequence[MetadataRecord]], now_ms: int
 ) -> int:
-    """Put a new log in the old one's place, all or nothing; return its length."""
+    """Replace the log by a new one; return its length in bytes.
+
+    Args:
+        path: the log.
+        groups: the records of each batch.
+        now_ms: the wall clock, for the records' timestamps.
+    """
     with open(path + _SWAP_SUFFIX, "wb") as file:
         os.fchmod(file.fileno(), _MODE)
         offset = 0
@@ -255,6 +302,8 @@ def _write_file(
         file.flush()
         os.fsync(file.fileno())
         length = file.tell()
+    # The new content is on disk before it gets the name. Killed before the rename, the
+    # old log is used again, and the next start removes the `.swap` file.
     os.replace(path + _SWAP_SUFFIX, path)
     sync_directory(os.path.dirname(path))
     return length
@@ -272,10 +321,11 @@ def _sync(path: str) -> None:
 
 
 def _whole_batches(data: bytes, path: str) -> int:
-    """Return how many bytes of the file are whole, undamaged batches.
+    """Return how many bytes, from the beginning on, are whole and undamaged batches.
 
     Raises:
-        CorruptLogError: damage that is not the torn end of the last write.
+        CorruptLogError: a whole batch follows the damage, so that it is not the torn
+            end of the last write.
     """
     end = 0
     view = memoryview(data)
@@ -285,7 +335,7 @@ def _whole_batches(data: bytes, path: str) -> int:
                 break
             end += len(batch)
     except RecordBatchError:
-        pass  # judged below: torn, or damaged
+        pass  # torn or damaged: decided below
     if _holds_a_whole_batch(view[end:]):
         raise CorruptLogError(
             f"{path}: the batch at byte {end} is damaged and good ones follow; restore"
@@ -296,10 +346,10 @@ def _whole_batches(data: bytes, path: str) -> int:
 
 
 def _holds_a_whole_batch(rest: memoryview) -> bool:
-    """Whether an undamaged batch lies anywhere in bytes that do not begin with one.
+    """Return whether bytes that do not begin with a whole batch have one further on.
 
-    If not, they are the last write, of which some never reached the disk; which part
-    of it is missing or reads as zeros says nothing.
+    If none is, these bytes are the last write, and a part of it never reached the disk.
+    Any part may be missing or read as zeros, so no other check is possible.
     """
     data = bytes(rest)
     magic = data.find(2, MAGIC_POSITION)
@@ -346,8 +396,8 @@ def _decode(data: bytes, path: str, position: int) -> list[MetadataRecord]:
 
 
 def _json_object(value: bytes | None) -> MetadataRecord:
-    # Not orjson, whose import (18 ms against 2) a start would pay for; and a start with
-    # an empty log pays for neither.
+    # Not orjson: its import takes 18 ms of a start, that of json 2 ms. It is imported
+    # here because a start with an empty log needs neither.
     import json
 
     record: Any = json.loads(value or b"")

@@ -1,7 +1,7 @@
-"""Client quotas as the metadata log has them: one record a value of an entity.
+"""ClientQuotasImage: client quotas, from one record for each value of an entity.
 
-An entity names a user, a client id, both, or an IP address; None instead of a name is
-the default for all that have no quota of their own.
+An entity is a user, a client id, a user with a client id, or an IP address. None in the
+place of a name is the default for all that have no quota of their own.
 
 Source: Apache Kafka, ClientQuotaRecord.json; KIP-546.
 """
@@ -15,19 +15,19 @@ USER: Final = "user"
 CLIENT_ID: Final = "client-id"
 IP: Final = "ip"
 
-# (type, name) pairs in the order of their types, which makes it one thing to look up.
+# (type, name) pairs, sorted by type, so that equal entities are equal keys.
 QuotaEntity = tuple[tuple[str, str | None], ...]
 
 
 def quota_entity(parts: Mapping[str, str | None]) -> QuotaEntity:
-    """Return the entity of these names by type; None is the default's name."""
+    """Return an entity from its names by type; None is the name of the default."""
     return tuple(sorted(parts.items()))
 
 
 def client_quota_record(
     entity: QuotaEntity, key: str, value: float | None
 ) -> dict[str, Any]:
-    """One quota of an entity; None takes it away."""
+    """Make the record that sets one quota of an entity; None removes the quota."""
     return {
         "type": "ClientQuotaRecord",
         "entity": [{"entityType": kind, "entityName": name} for kind, name in entity],
@@ -41,8 +41,8 @@ class ClientQuotasImage:
     """All quotas that are set.
 
     Attributes:
-        entities: values by key, by entity; only entities that have any.
-        changes: +1 with every record, for whoever keeps what follows from them.
+        entities: values by key, by entity; only entities that have quotas.
+        changes: the number of records replayed, so that caches see a change.
     """
 
     def __init__(self) -> None:
@@ -50,15 +50,21 @@ class ClientQuotasImage:
         self.changes = 0
 
     def __len__(self) -> int:
-        """How many values there are."""
+        """Return the number of values of all entities."""
         return sum(len(values) for values in self.entities.values())
 
     def values(self, parts: Mapping[str, str | None]) -> Mapping[str, float]:
-        """Return what is set on exactly this entity."""
+        """Return the values by key that are set on exactly this entity."""
         return self.entities.get(quota_entity(parts), {})
 
     def by_name(self, kind: str, key: str) -> dict[str | None, float]:
-        """Return one key's values of the entities that are of one type and no other."""
+        """Return one key's values by name, for entities of this type alone.
+
+        Args:
+            kind: the type, such as "user". An entity of a user and a client id is left
+                out.
+            key: the quota's key, such as "producer_byte_rate".
+        """
         return {
             entity[0][1]: values[key]
             for entity, values in self.entities.items()
@@ -69,7 +75,7 @@ class ClientQuotasImage:
         """Apply one record.
 
         Raises:
-            KeyError, TypeError, ValueError: it has not the shape of one.
+            KeyError, TypeError, ValueError: a field is missing or malformed.
         """
         entity = quota_entity(
             {
@@ -97,7 +103,7 @@ class ClientQuotasImage:
 
 
 def described(entity: Iterable[tuple[str, str | None]]) -> str:
-    """Name an entity for people."""
+    """Return an entity as text for people, such as "user alice, client-id app"."""
     return ", ".join(
         f"{kind} {'<default>' if name is None else name}" for kind, name in entity
     )

@@ -1,7 +1,7 @@
-"""SCRAM users: what the metadata log keeps of their passwords, and who may read it.
+"""ScramCredentials: the SCRAM credentials of users, from the metadata log.
 
-Kept are the salt and the two keys that RFC 5802 derives from a password, never the
-password: neither the log nor whoever reads it can log in with them.
+The log has a salt, a number of iterations and the two keys that RFC 5802 derives from a
+password. It does not have the password, and its content is not enough to log in.
 
 Source: RFC 5802 section 3; KIP-554; Kafka's UserScramCredentialRecord and
 RemoveUserScramCredentialRecord.
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from enum import IntEnum
 from typing import Any, Final, NamedTuple, Protocol
 
-# Kafka's limits for what a client may ask for.
+# Kafka's limits of the iterations that a client may set.
 MIN_ITERATIONS: Final = 4096
 MAX_ITERATIONS: Final = 16384
 
@@ -23,28 +23,36 @@ _REMOVE: Final = "RemoveUserScramCredentialRecord"
 
 
 class ScramMechanism(IntEnum):
-    """Numbers as in Kafka's APIs and records."""
+    """A SCRAM mechanism, with its number in Kafka's APIs and records."""
 
     SCRAM_SHA_256 = 1
     SCRAM_SHA_512 = 2
 
     @property
     def mechanism_name(self) -> str:
-        """As SASL spells it."""
+        """The name in SASL, such as SCRAM-SHA-256."""
         return self.name.replace("_", "-")
 
     @property
     def hash_name(self) -> str:
-        """As hashlib spells it."""
+        """The name of its hash in hashlib, such as sha256."""
         return "sha256" if self is ScramMechanism.SCRAM_SHA_256 else "sha512"
 
     @property
     def key_bytes(self) -> int:
+        """The length of its keys in bytes."""
         return 32 if self is ScramMechanism.SCRAM_SHA_256 else 64
 
 
 class ScramCredential(NamedTuple):
-    """What a server must know to check a password and to prove itself."""
+    """The values by which a server checks a password, and proves that it knows it.
+
+    Attributes:
+        salt: random bytes.
+        stored_key: the hash of the client key; key_bytes long.
+        server_key: key_bytes long.
+        iterations: how often the password is hashed.
+    """
 
     salt: bytes
     stored_key: bytes
@@ -55,8 +63,15 @@ class ScramCredential(NamedTuple):
 def credential_of_salted_password(
     mechanism: ScramMechanism, salted: bytes, salt: bytes, iterations: int
 ) -> ScramCredential:
-    """Derive a credential from what AlterUserScramCredentials brings."""
-    # Imported here: OpenSSL's hashes are for brokers that have such users.
+    """Derive a credential from the fields of an AlterUserScramCredentials request.
+
+    Args:
+        mechanism: the mechanism.
+        salted: the salted password, which the client has computed.
+        salt: the salt.
+        iterations: how often the client has hashed the password.
+    """
+    # Imported here: only brokers with SCRAM users need OpenSSL's hashes.
     import hashlib
     import hmac
 
@@ -72,7 +87,7 @@ def credential_of_salted_password(
 def scram_credential_record(
     name: str, mechanism: ScramMechanism, credential: ScramCredential
 ) -> dict[str, Any]:
-    """A user's credential, new or instead of an older one."""
+    """Make the record that sets or replaces a user's credential for a mechanism."""
     return {
         "type": _PUT,
         "name": name,
@@ -87,33 +102,39 @@ def scram_credential_record(
 def remove_scram_credential_record(
     name: str, mechanism: ScramMechanism
 ) -> dict[str, Any]:
+    """Make the record that removes a user's credential for a mechanism."""
     return {"type": _REMOVE, "name": name, "mechanism": int(mechanism)}
 
 
 class ScramCredentials:
-    """The credentials that the records replayed so far add up to."""
+    """The credentials after the records that were replayed so far."""
 
     def __init__(self) -> None:
         self._by_user: dict[str, dict[ScramMechanism, ScramCredential]] = {}
 
     def of(self, name: str) -> dict[ScramMechanism, ScramCredential]:
-        """Return a user's credentials; none: there is no such user."""
+        """Return a user's credentials by mechanism; empty: there is no such user."""
         return self._by_user.get(name, {})
 
     def users(self) -> list[str]:
+        """Return the names of all users."""
         return list(self._by_user)
 
     def __len__(self) -> int:
         return sum(map(len, self._by_user.values()))
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Records that replay to these."""
+        """Yield records that replay to these credentials."""
         for name, credentials in self._by_user.items():
             for mechanism, credential in credentials.items():
                 yield scram_credential_record(name, mechanism, credential)
 
     def replay(self, record: dict[str, Any]) -> None:
-        """Apply a record of either type."""
+        """Apply a record of either type.
+
+        Raises:
+            KeyError, TypeError, ValueError: a field is missing or malformed.
+        """
         REPLAY[record["type"]](self, record)
 
     def put(self, record: dict[str, Any]) -> None:
@@ -148,13 +169,15 @@ class RecordReader(Protocol):
 
 
 class ScramCredentialReader:
-    """A processor's view of the credentials: it reads nothing else in the log.
+    """The credentials as a processor reads them; it ignores all other records.
 
-    The log is opened at the first login, so whoever uses no SCRAM reads nothing.
+    The log is opened at the first login, so a processor without SCRAM never reads it.
+
+    Args:
+        open_log: opens the metadata log for this process.
     """
 
     def __init__(self, open_log: Callable[[], RecordReader]) -> None:
-        """Take what opens this process's view of the metadata log."""
         self._open_log = open_log
         self._log: RecordReader | None = None
         self._credentials = ScramCredentials()
@@ -162,7 +185,14 @@ class ScramCredentialReader:
     def credential(
         self, name: str, mechanism: ScramMechanism
     ) -> ScramCredential | None:
-        """Return what is committed now; None: no such user, or not with that."""
+        """Return a user's committed credential.
+
+        Returns:
+            None if there is no such user, or no credential for this mechanism.
+
+        Raises:
+            CorruptLogError: the log is damaged.
+        """
         if self._log is None:
             self._log = self._open_log()
         for record in self._log.read_new():

@@ -1,6 +1,6 @@
-"""Which topic names are legal, and which of them are internal.
+"""Check names of topics, and list those of internal topics.
 
-Source: org.apache.kafka.common.internals.Topic, for rules and wording.
+Source: org.apache.kafka.common.internals.Topic, for rules and messages.
 """
 
 from __future__ import annotations
@@ -22,7 +22,11 @@ _LEGAL: Final = frozenset(
 
 
 def check_topic_name(name: str) -> None:
-    """Raise ApiError INVALID_TOPIC_EXCEPTION unless the name is a legal one."""
+    """Check that a topic may have a name.
+
+    Raises:
+        ApiError: INVALID_TOPIC_EXCEPTION, with Kafka's message.
+    """
     complaint = _complaint(name)
     if complaint is not None:
         raise ApiError(
@@ -31,12 +35,15 @@ def check_topic_name(name: str) -> None:
 
 
 def is_legal_topic_name(name: str) -> bool:
-    """Whether a topic may have that name."""
+    """Return whether a topic may have a name."""
     return _complaint(name) is None
 
 
 def collision_key(name: str) -> str:
-    """Return what two names share if they would share a metric's name in Kafka."""
+    """Return a key that is equal for names that would collide in Kafka's metrics.
+
+    Names of metrics have "_" in the place of ".".
+    """
     return name.replace(".", "_")
 
 

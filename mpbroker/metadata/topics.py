@@ -1,13 +1,19 @@
-"""TopicRegistry: the topics, as one process knows them, and how they are changed.
+"""TopicRegistry: the topics as one process knows them, and changes of the metadata.
 
-Every process has its own registry over the same metadata log. A call to catch_up()
-compares one shared word and, only if it moved, replays what others appended. Changes
-take the log's mutex, catch up, decide, append, and are then replayed like everybody
-else's: no process sees its own changes earlier or differently.
+Each process has its own registry, which replays the same metadata log. A call to
+catch_up() compares one shared word. Only if it has moved, the call replays the records
+that other processes have appended.
 
-Row numbers of the shared partition table follow from the log alone: the n-th partition
-created since the log's beginning has row n, in every process, and keeps it until the
-broker stops. Rows of deleted topics are not used again before that.
+A change has these steps: take the log's mutex, catch up, decide, append, and replay the
+new records as all other processes do. So a process does not see its own changes earlier
+or differently.
+
+Row numbers in the shared partition table follow from the log alone: the n-th partition
+that the log creates has row n in every process, and keeps it until the broker stops.
+Rows of deleted topics are not used again before that.
+
+Source: Kafka's ReplicationControlManager and ConfigurationControlManager, for errors
+and their messages.
 """
 
 from __future__ import annotations
@@ -44,15 +50,19 @@ from mpbroker.metadata.topic_names import (
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 
-# From the current overrides of a resource to the wanted ones; may raise ApiError.
+# Given the current overrides of a resource, returns the new ones; may raise ApiError.
 ConfigChange = Callable[[dict[str, str]], Mapping[str, str]]
 
 
 class Topic:
-    """One topic. The registry keeps it current: partitions grow, config is replaced.
+    """One topic. The registry adds to ``partitions``, and replaces ``config``.
 
     Attributes:
-        partitions: row of each partition in the shared partition table, by index.
+        name: the name.
+        topic_id: the id, 16 bytes.
+        is_internal: whether it is one of INTERNAL_TOPICS.
+        partitions: the row of each partition in the shared partition table, by number.
+        config: the settings, with the broker's defaults.
     """
 
     __slots__ = ("config", "is_internal", "name", "partitions", "topic_id")
@@ -92,14 +102,14 @@ class RegistryHooks(NamedTuple):
     """What a registry calls as it replays the log.
 
     Attributes:
-        on_removed: called with every topic that catch_up() finds deleted, after it is
-            gone from the registry; not for what was deleted before the registry was
-            made.
-        on_broker_config: called by catch_up() when broker configs or quotas are new.
-        initialise_row: makes a row of the partition table usable. Called before the
-            partition that gets the row can be found.
-        step: called at each record replayed and at each row made usable, to show that
-            a long replay makes progress.
+        on_removed: called for every topic that catch_up() finds deleted, after it is
+            removed from the registry; not called for topics that were deleted before
+            the registry was made.
+        on_broker_config: called when catch_up() finds changed broker configs or quotas.
+        initialise_row: makes a row of the partition table usable. It is called before
+            the record that creates the partition is committed.
+        step: called for each record replayed and each row made usable, as a sign of
+            progress.
     """
 
     on_removed: Callable[[Topic], None] | None = None
@@ -124,12 +134,16 @@ class TopicRegistry:
         """Replay the log so far.
 
         Args:
-            log: this process's view of the metadata log.
+            log: the metadata log, as this process has it open.
             broker_id: node.id; the leader of every partition.
-            capacity: rows of the shared partition table.
-            broker_values: static values of the broker by key, of which topics inherit.
-            now_ms: the clock, for the timestamps in the log.
+            capacity: the number of rows of the shared partition table.
+            broker_values: the broker's static values by key; some are the defaults of
+                topics.
+            now_ms: returns the wall clock, for the timestamps in the log.
             hooks: called as the log is replayed.
+
+        Raises:
+            CorruptLogError: the log cannot be read or replayed.
         """
         self._step = hooks.step
         self._initialise_row = hooks.initialise_row
@@ -155,24 +169,27 @@ class TopicRegistry:
 
     @property
     def version(self) -> int:
-        """A number that changes with every change; for caches of what was read here."""
+        """A number that changes with every change, so that caches see it."""
         return self._log.position
 
     def catch_up(self) -> bool:
-        """Replay what was committed since the last call; return whether there was any.
+        """Replay the records committed since the last call.
+
+        Returns:
+            Whether there were any.
 
         Raises:
             CorruptLogError: the log cannot be read.
-            SystemExit: it cannot be replayed; this process must not go on.
+            SystemExit: a record cannot be replayed; this process must end.
         """
         return self._log.has_news and self._log.replay_new(self._replay)
 
     def topic(self, name: str) -> Topic | None:
-        """Return the topic of that name, or None."""
+        """Return the topic with this name, or None."""
         return self._topics.get(name)
 
     def topic_by_id(self, topic_id: bytes) -> Topic | None:
-        """Return the topic of that id (16 bytes), or None."""
+        """Return the topic with this id (16 bytes), or None."""
         return self._by_id.get(topic_id)
 
     def topics(self) -> list[Topic]:
@@ -187,7 +204,7 @@ class TopicRegistry:
         return self._rows[topic.partitions[index]]
 
     def partition_by_row(self, row: int) -> Partition | None:
-        """Return the live partition of a row, or None if it has none (any more)."""
+        """Return the partition of a row; None: there is none, or it was deleted."""
         if not 0 <= row < len(self._rows):
             return None
         partition = self._rows[row]
@@ -196,11 +213,11 @@ class TopicRegistry:
 
     @property
     def row_count(self) -> int:
-        """How many rows have been given to partitions, of dead topics too."""
+        """The number of rows in use, those of deleted topics included."""
         return len(self._rows)
 
     def broker_overrides(self, resource_name: str) -> Mapping[str, str]:
-        """Return dynamic broker configs: of one broker by id, or of all by ""."""
+        """Return the dynamic configs of a broker by its id, or of all brokers by ""."""
         return self._image.config(BROKER_RESOURCE, resource_name)
 
     def group_overrides(self, group_id: str) -> Mapping[str, str]:
@@ -208,16 +225,17 @@ class TopicRegistry:
         return self._image.config(GROUP_RESOURCE, group_id)
 
     def configured_groups(self) -> list[str]:
+        """Return the ids of the groups that have configs."""
         return [name for kind, name in self._image.configs if kind == GROUP_RESOURCE]
 
     @property
     def scram_credentials(self) -> ScramCredentials:
-        """What is kept of SCRAM users' passwords."""
+        """The SCRAM credentials of users."""
         return self._image.scram
 
     @property
     def client_quotas(self) -> ClientQuotasImage:
-        """The quotas of users, client ids and addresses."""
+        """The quotas of users, client ids and IP addresses."""
         return self._image.client_quotas
 
     # -- changing topics --------------------------------------------------------------
@@ -225,10 +243,10 @@ class TopicRegistry:
     def create_topic(
         self, name: str, num_partitions: int, overrides: Mapping[str, str] | None = None
     ) -> Topic:
-        """Create a topic; durable when this returns.
+        """Create a topic. It is on disk when this returns.
 
         Raises:
-            ApiError: as create_topics() reports it.
+            ApiError: as create_topics().
         """
         (created,) = self.create_topics(
             [NewTopic(name, num_partitions, overrides or {})]
@@ -244,12 +262,18 @@ class TopicRegistry:
         validate_only: bool = False,
         about_to: Callable[[list[Topic | ApiError]], None] = lambda _: None,
     ) -> list[Topic | ApiError]:
-        """Create topics with one write to disk; answer each in its place.
+        """Create topics with one write to disk.
 
-        An ApiError instead of a topic is INVALID_TOPIC_EXCEPTION (illegal name, or one
-        that collides with another's), TOPIC_ALREADY_EXISTS, INVALID_PARTITIONS (fewer
-        than 1, or no room in the partition table) or INVALID_CONFIG. ``about_to`` is
-        told before anything is written; with ``validate_only`` nothing is.
+        Args:
+            wanted: the topics to create.
+            validate_only: check the topics, and write nothing.
+            about_to: called with the results before anything is written.
+
+        Returns:
+            For each of ``wanted`` the new topic, or an ApiError: INVALID_REQUEST (the
+            metadata log's name), INVALID_TOPIC_EXCEPTION (an illegal name, or one that
+            collides with another), TOPIC_ALREADY_EXISTS, INVALID_PARTITIONS (less than
+            1, or no room in the partition table) or INVALID_CONFIG.
 
         Raises:
             ApiError: KAFKA_STORAGE_ERROR; nothing was created.
@@ -268,9 +292,11 @@ class TopicRegistry:
             ]
 
     def delete_topics(self, topics: Iterable[Topic]) -> list[ApiError | None]:
-        """Delete topics with one write to disk; answer each in its place.
+        """Delete topics with one write to disk.
 
-        An ApiError is UNKNOWN_TOPIC_OR_PARTITION: somebody else was faster.
+        Returns:
+            For each topic None, or an ApiError: UNKNOWN_TOPIC_OR_PARTITION if another
+            request has deleted it first.
 
         Raises:
             ApiError: KAFKA_STORAGE_ERROR; nothing was deleted.
@@ -289,7 +315,7 @@ class TopicRegistry:
             return results
 
     def delete_topic(self, name: str) -> Topic:
-        """Delete a topic; return what it was.
+        """Delete a topic; return its last state.
 
         Raises:
             ApiError: UNKNOWN_TOPIC_OR_PARTITION or KAFKA_STORAGE_ERROR.
@@ -309,8 +335,9 @@ class TopicRegistry:
         """Raise a topic's number of partitions to ``count``.
 
         Raises:
-            ApiError: UNKNOWN_TOPIC_OR_PARTITION, INVALID_PARTITIONS (not more than
-                there are, or no room in the partition table) or KAFKA_STORAGE_ERROR.
+            ApiError: UNKNOWN_TOPIC_OR_PARTITION, INVALID_PARTITIONS (``count`` is not
+                above the present number, or there is no room in the partition table)
+                or KAFKA_STORAGE_ERROR.
         """
         with self._log.locked():
             self.catch_up()
@@ -336,11 +363,16 @@ class TopicRegistry:
     def alter_topic_config(
         self, name: str, change: ConfigChange, *, validate_only: bool = False
     ) -> None:
-        """Replace the configs set on a topic by what ``change`` makes of them.
+        """Replace the configs set on a topic.
+
+        Args:
+            name: the topic.
+            change: returns the new configs, given the present ones.
+            validate_only: check the new configs, and write nothing.
 
         Raises:
             ApiError: UNKNOWN_TOPIC_OR_PARTITION, INVALID_CONFIG, KAFKA_STORAGE_ERROR,
-                or what ``change`` raises.
+                or an error of ``change``.
         """
         with self._log.locked():
             self.catch_up()
@@ -355,11 +387,16 @@ class TopicRegistry:
     def alter_broker_config(
         self, resource_name: str, change: ConfigChange, *, validate_only: bool = False
     ) -> None:
-        """Replace dynamic configs of a broker ("": of all) by what ``change`` makes.
+        """Replace the dynamic configs of a broker, or of all brokers.
+
+        Args:
+            resource_name: the broker's id; "": all brokers.
+            change: returns the new configs, given the present ones. It also checks
+                keys and values.
+            validate_only: call ``change``, and write nothing.
 
         Raises:
-            ApiError: KAFKA_STORAGE_ERROR, or what ``change`` raises; the caller's
-                ``change`` decides which keys and values are good.
+            ApiError: KAFKA_STORAGE_ERROR, or an error of ``change``.
         """
         with self._log.locked():
             self.catch_up()
@@ -371,7 +408,10 @@ class TopicRegistry:
     def alter_group_config(
         self, group_id: str, change: ConfigChange, *, validate_only: bool = False
     ) -> None:
-        """Replace the configs set on a group, there or yet to come; as of a broker."""
+        """Replace the configs set on a group, as alter_broker_config() does.
+
+        The group need not exist.
+        """
         with self._log.locked():
             self.catch_up()
             before = dict(self._image.config(GROUP_RESOURCE, group_id))
@@ -383,16 +423,19 @@ class TopicRegistry:
 
     @property
     def image(self) -> MetadataImage:
-        """All that the log adds up to, as of the last catch_up()."""
+        """The state of the whole log, as of the last catch_up()."""
         return self._image
 
     def change(
         self, decide: Callable[[MetadataImage], Sequence[MetadataRecord]]
     ) -> None:
-        """Commit the records that ``decide`` finds right for what there is by then.
+        """Commit the records that ``decide`` returns for the current image.
+
+        ``decide`` is called with the log's mutex held, so no other process changes the
+        metadata between the decision and the commit.
 
         Raises:
-            ApiError: KAFKA_STORAGE_ERROR, or what ``decide`` raises.
+            ApiError: KAFKA_STORAGE_ERROR, or an error of ``decide``.
         """
         with self._log.locked():
             self.catch_up()
@@ -403,10 +446,10 @@ class TopicRegistry:
     # -- producer ids -----------------------------------------------------------------
 
     def allocate_producer_id(self) -> int:
-        """Return a producer id that nobody was or will be given.
+        """Return a producer id that is never returned again, by any process.
 
-        Taken from a block of 1,000 that this process reserved durably; what it leaves
-        of a block when it dies is never used.
+        This process reserves blocks of 1,000 ids in the log, and takes ids from its
+        block. If it dies, the rest of its block is never used.
 
         Raises:
             ApiError: KAFKA_STORAGE_ERROR.
@@ -424,6 +467,8 @@ class TopicRegistry:
     # -- replay -----------------------------------------------------------------------
 
     def _commit(self, records: Sequence[MetadataRecord]) -> None:
+        # Rows before the commit: from then on other processes use them. Killed in
+        # between, the next creation of partitions makes the same rows usable again.
         if self._initialise_row is not None:
             created = sum(record["type"] == "PartitionRecord" for record in records)
             for row in range(len(self._rows), len(self._rows) + created):
@@ -461,7 +506,7 @@ class TopicRegistry:
         elif kind == "ConfigRecord":
             self._replay_config(record["resourceType"], record["resourceName"])
         elif kind == "ClientQuotaRecord" and self._on_broker_config is not None:
-            self._on_broker_config()  # addresses' are the acceptors'
+            self._on_broker_config()  # acceptors apply the quotas of IP addresses
         elif removed is not None:
             self._replay_removal(removed)
 
@@ -517,7 +562,7 @@ class TopicRegistry:
     def _resolve(self, name: str) -> LogConfig:
         overrides = self._image.config(TOPIC_RESOURCE, name)
         if not overrides:
-            return self.default_config  # one object for the many plain topics
+            return self.default_config  # one object for all topics without settings
         return LogConfig.from_accepted(self._defaults, overrides)
 
     def _check_room(self, wanted: int, drafted: int) -> None:
@@ -534,7 +579,7 @@ class TopicRegistry:
 
 
 class _Draft:
-    """Topics about to be created together; each must see those before it."""
+    """Topics that are created together; each is checked against those before it."""
 
     def __init__(self, registry: TopicRegistry) -> None:
         self._registry = registry
