@@ -1,1 +1,1 @@
-"""One module an API: its messages as tables of fields."""
+"""The messages of each API, as tables of fields; one module for each API."""

@@ -1,4 +1,4 @@
-"""AddOffsetsToTxn: a transaction is about to commit a group's offsets.
+"""AddOffsetsToTxn: announce that a transaction will commit a group's offsets.
 
 Source: Kafka protocol guide, "AddOffsetsToTxn".
 """

@@ -1,6 +1,6 @@
-"""AddPartitionsToTxn: partitions that a transaction is about to write to.
+"""AddPartitionsToTxn: announce the partitions that a transaction will write to.
 
-Versions 4 and above are spoken between brokers, for several transactions at once.
+Versions 4 and above are for brokers, and for several transactions at once.
 
 Source: Kafka protocol guide, "AddPartitionsToTxn".
 """

@@ -1,7 +1,7 @@
 """AlterClientQuotas: set or remove quota values of entities.
 
-The protocol calls an entry EntryData in both directions; the response's is EntryResult
-here.
+The protocol has the name EntryData for an entry of the request and for one of the
+response; here the response's is EntryResult.
 
 Source: Kafka protocol guide, "AlterClientQuotas".
 """

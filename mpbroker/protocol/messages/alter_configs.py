@@ -1,4 +1,4 @@
-"""AlterConfigs: replace all configs of a resource; what is not named is reset.
+"""AlterConfigs: replace all configs of a resource; reset those that are not named.
 
 Source: Kafka protocol guide, "AlterConfigs".
 """

@@ -33,7 +33,7 @@ class ScramCredentialUpsertion(Struct):
     salted_password: Buffer = field(BYTES)
 
 
-# librdkafka puts a byte too many at the end, which Kafka does not look at.
+# librdkafka writes one byte too many at the end, which Kafka ignores.
 class AlterUserScramCredentialsRequest(
     Message,
     api_key=ApiKey.ALTER_USER_SCRAM_CREDENTIALS,

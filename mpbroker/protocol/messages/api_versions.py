@@ -1,6 +1,7 @@
-"""ApiVersions: which APIs, in which versions, the broker serves; a connection's first.
+"""ApiVersions: the APIs and versions that the broker serves; a client's first request.
 
-The response to a version above ours is written in version 0, which all clients read.
+If the broker does not know the request's version, the response has version 0, which
+all clients can read.
 
 Source: Kafka protocol guide, "ApiVersions"; KIP-511 for client software and features.
 """

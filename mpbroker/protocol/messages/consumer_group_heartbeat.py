@@ -1,7 +1,7 @@
-"""ConsumerGroupHeartbeat: a member joins, stays, changes or leaves, all in one.
+"""ConsumerGroupHeartbeat: a member joins a group, stays in it, or leaves it.
 
-What is null has not changed since the member's last heartbeat. An epoch of 0 joins,
--1 leaves, -2 leaves for a while (a static member).
+A field that is null has not changed since the member's last heartbeat. With the member
+epoch 0 a member joins, with -1 it leaves, with -2 a static member leaves for a while.
 
 Source: Kafka protocol guide, "ConsumerGroupHeartbeat"; KIP-848.
 """

@@ -1,7 +1,8 @@
-"""CreateTopics: topics with their partitions, replicas and configs.
+"""CreateTopics: create topics with their partitions, replicas and configs.
 
-A count or factor of -1 asks for the broker's default, from version 4. The response
-tells the configs of what it created from version 5, the topic id from version 7.
+From version 4, a number of partitions or a replication factor of -1 stands for the
+broker's default. The response has the topic's configs from version 5, and its id from
+version 7.
 
 Source: Kafka protocol guide, "CreateTopics".
 """

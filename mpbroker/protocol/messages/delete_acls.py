@@ -1,4 +1,4 @@
-"""DeleteAcls: take away the access control entries that pass filters.
+"""DeleteAcls: delete the access control entries that match filters.
 
 Source: Kafka protocol guide, "DeleteAcls".
 """

@@ -1,4 +1,4 @@
-"""DeleteGroups: forget empty groups and their offsets.
+"""DeleteGroups: delete empty groups and their offsets.
 
 Source: Kafka protocol guide, "DeleteGroups".
 """

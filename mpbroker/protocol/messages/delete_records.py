@@ -1,6 +1,6 @@
-"""DeleteRecords: move the start of partitions up to an offset.
+"""DeleteRecords: delete the records of partitions below an offset.
 
-Offset -1 means the high watermark.
+The offset -1 stands for the high watermark.
 
 Source: Kafka protocol guide, "DeleteRecords".
 """

@@ -1,4 +1,4 @@
-"""DeleteTopics: by name, and from version 6 by name or id.
+"""DeleteTopics: delete topics by name, and from version 6 by name or id.
 
 Source: Kafka protocol guide, "DeleteTopics".
 """

@@ -1,4 +1,4 @@
-"""DescribeAcls: the access control entries that pass a filter.
+"""DescribeAcls: list the access control entries that match a filter.
 
 Source: Kafka protocol guide, "DescribeAcls".
 """

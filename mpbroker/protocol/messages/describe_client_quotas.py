@@ -1,4 +1,4 @@
-"""DescribeClientQuotas: quota values of the entities that match a filter.
+"""DescribeClientQuotas: list the quotas of the entities that match a filter.
 
 Source: Kafka protocol guide, "DescribeClientQuotas".
 """

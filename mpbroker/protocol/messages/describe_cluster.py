@@ -1,7 +1,7 @@
 """DescribeCluster: cluster id, controller and brokers.
 
-Endpoint types, from version 1: 1 brokers, 2 controllers. Fenced brokers may be asked
-for from version 2.
+From version 1 a request has an endpoint type: 1 brokers, 2 controllers. From version 2
+it may ask for fenced brokers, too.
 
 Source: Kafka protocol guide, "DescribeCluster".
 """

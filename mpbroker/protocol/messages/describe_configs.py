@@ -1,6 +1,6 @@
-"""DescribeConfigs: configs of brokers, topics and others, and where they came from.
+"""DescribeConfigs: the configs of brokers, topics and others, and where they were set.
 
-Null configuration keys ask for all.
+If the configuration keys are null, all configs are returned.
 
 Source: Kafka protocol guide, "DescribeConfigs".
 """

@@ -1,4 +1,4 @@
-"""DescribeGroups: state, members and assignments of groups.
+"""DescribeGroups: the state, members and assignments of groups.
 
 Source: Kafka protocol guide, "DescribeGroups".
 """

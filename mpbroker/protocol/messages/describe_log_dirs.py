@@ -1,6 +1,6 @@
-"""DescribeLogDirs: the log directories of a broker and what lies in them.
+"""DescribeLogDirs: the log directories of a broker, and the partitions in them.
 
-Null topics ask for all. Volume sizes came in version 4.
+If the topics are null, all are returned. Version 4 added the sizes of volumes.
 
 Source: Kafka protocol guide, "DescribeLogDirs".
 """

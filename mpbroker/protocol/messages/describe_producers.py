@@ -1,4 +1,4 @@
-"""DescribeProducers: the producers that a partition remembers.
+"""DescribeProducers: the active producers of partitions.
 
 Source: Kafka protocol guide, "DescribeProducers".
 """

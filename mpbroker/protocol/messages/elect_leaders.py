@@ -1,4 +1,6 @@
-"""ElectLeaders: preferred or unclean elections; null partitions mean all.
+"""ElectLeaders: elect preferred or unclean leaders.
+
+If the partitions are null, leaders of all partitions are elected.
 
 Source: Kafka protocol guide, "ElectLeaders".
 """

@@ -1,6 +1,6 @@
 """EndTxn: commit or abort a transaction.
 
-From version 5 the answer brings the producer's next id and epoch.
+From version 5 the response has the producer's next id and epoch.
 
 Source: Kafka protocol guide, "EndTxn"; KIP-890.
 """

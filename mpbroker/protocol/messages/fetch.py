@@ -1,8 +1,8 @@
-"""Fetch: read record batches of partitions, waiting for them if asked to.
+"""Fetch: read record batches of partitions, or wait for them.
 
-Version 7 brought sessions, in which only what changed is named; version 13 names topics
-by id. The records of a response may be a region of a log file: see
-`Message.encode_parts`.
+Version 7 added sessions: a request then names only the partitions that have changed.
+From version 13 topics are named by id. The records of a response may be a region of a
+log file: see `Message.encode_parts`.
 
 Source: Kafka protocol guide, "Fetch"; KIP-227 for sessions, KIP-516 for topic ids,
 KIP-951 for the current leader of a partition.

@@ -1,6 +1,7 @@
-"""FindCoordinator: which broker owns a group, a transaction or a share group.
+"""FindCoordinator: find the broker that coordinates a group or a transactional id.
 
-Key types are 0, 1 and 2 in that order. From version 4 a request holds several keys.
+Key types are 0 group, 1 transactional id, 2 share group. From version 4 a request has
+several keys.
 
 Source: Kafka protocol guide, "FindCoordinator".
 """

@@ -1,4 +1,4 @@
-"""GetTelemetrySubscriptions: which of its metrics a client shall push, and how often.
+"""GetTelemetrySubscriptions: the metrics that a client is to push, and how often.
 
 Source: KIP-714; Kafka protocol guide, "GetTelemetrySubscriptions".
 """

@@ -1,4 +1,4 @@
-"""Heartbeat: a member is alive, and hears whether its group rebalances.
+"""Heartbeat: keep a member in its group, and learn whether the group rebalances.
 
 Source: Kafka protocol guide, "Heartbeat".
 """

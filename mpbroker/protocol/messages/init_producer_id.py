@@ -1,6 +1,7 @@
-"""InitProducerId: an id and epoch for an idempotent or transactional producer.
+"""InitProducerId: get an id and epoch for an idempotent or transactional producer.
 
-Versions 3 and above may carry the id and epoch that the producer has, to bump them.
+From version 3 a request may have the producer's present id and epoch, to increase the
+epoch.
 
 Source: Kafka protocol guide, "InitProducerId".
 """

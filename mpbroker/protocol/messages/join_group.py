@@ -1,6 +1,6 @@
-"""JoinGroup: enter a group and take part in its next rebalance.
+"""JoinGroup: join a group, and take part in its next rebalance.
 
-The bytes of protocols and members are the clients' own business.
+Only clients read the metadata of protocols and members; to the broker these are bytes.
 
 Source: Kafka protocol guide, "JoinGroup".
 """

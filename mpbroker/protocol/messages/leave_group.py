@@ -1,4 +1,4 @@
-"""LeaveGroup: members leave at once instead of by timeout; several from version 3.
+"""LeaveGroup: remove a member, or from version 3 several members, from a group.
 
 Source: Kafka protocol guide, "LeaveGroup".
 """

@@ -1,4 +1,6 @@
-"""ListConfigResources: what has configs; in version 0 client metrics alone (KIP-1142).
+"""ListConfigResources: list the resources that have configs (KIP-1142).
+
+Version 0 lists only the resources of client metrics.
 
 Source: Kafka protocol guide, "ListConfigResources".
 """

@@ -1,4 +1,4 @@
-"""ListGroups: groups, filtered by state (version 4) and type (version 5).
+"""ListGroups: list groups, with a filter by state (version 4) and type (version 5).
 
 Source: Kafka protocol guide, "ListGroups".
 """

@@ -1,7 +1,8 @@
-"""ListOffsets: the offset of a timestamp, or of the start or end of partitions.
+"""ListOffsets: find offsets by timestamp, or the start or end of partitions.
 
-Negative timestamps are questions: -1 latest, -2 earliest, -3 that of the greatest
-timestamp, -4 earliest local, -5 latest tiered, -6 earliest pending upload.
+Negative timestamps have these meanings: -1 latest offset, -2 earliest offset, -3 offset
+of the largest timestamp, -4 earliest local, -5 latest tiered, -6 earliest pending
+upload.
 
 Source: Kafka protocol guide, "ListOffsets".
 """

@@ -1,4 +1,6 @@
-"""ListPartitionReassignments: moves of partitions under way; null topics mean all.
+"""ListPartitionReassignments: list the reassignments of partitions in progress.
+
+If the topics are null, those of all topics are listed.
 
 Source: Kafka protocol guide, "ListPartitionReassignments".
 """

@@ -1,7 +1,7 @@
-"""ListTransactions: transactional ids, filtered.
+"""ListTransactions: list transactional ids that match filters.
 
-By state and producer id; from version 1 by how long a transaction runs, from version 2
-by a regular expression.
+The filters are state and producer id; from version 1 the duration of the transaction,
+from version 2 a regular expression.
 
 Source: Kafka protocol guide, "ListTransactions"; KIP-994, KIP-1152.
 """

@@ -1,7 +1,7 @@
-"""Metadata: brokers, topics and who leads their partitions.
+"""Metadata: brokers, topics, and the leaders of their partitions.
 
-Null topics mean all topics, and so does an empty list in version 0. Topic ids join
-topic names in version 10 and may stand for them from version 12.
+Null topics stand for all topics, and so does an empty list in version 0. Topic ids are
+in the response from version 10, and may replace names in the request from version 12.
 
 Source: Kafka protocol guide, "Metadata"; KIP-516 for topic ids.
 """
@@ -27,8 +27,8 @@ class MetadataRequestTopic(Struct):
     name: str | None = field(STRING, nullable="10+")
 
 
-# librdkafka (2.16) asks for all topics in flexible versions with a null array of one
-# byte and three more that it forgets to take back, so the message ends early.
+# To ask for all topics in a flexible version, librdkafka (2.16) writes a null array of
+# one byte, but reserves four. So the message ends three bytes before the frame.
 class MetadataRequest(
     Message,
     api_key=ApiKey.METADATA,

@@ -1,4 +1,4 @@
-"""OffsetCommit: store a group's positions. Version 10 names topics by id.
+"""OffsetCommit: store a group's offsets. From version 10 topics are named by id.
 
 Source: Kafka protocol guide, "OffsetCommit".
 """

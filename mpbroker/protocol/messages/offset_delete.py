@@ -1,4 +1,4 @@
-"""OffsetDelete: forget a group's positions in some partitions.
+"""OffsetDelete: delete a group's offsets in some partitions.
 
 Source: Kafka protocol guide, "OffsetDelete"; KIP-496.
 """

@@ -1,6 +1,6 @@
-"""OffsetFetch: a group's stored positions, for several groups from version 8.
+"""OffsetFetch: read the stored offsets of a group; from version 8 of several groups.
 
-Null topics ask for all. Version 10 names topics by id.
+If the topics are null, all are returned. From version 10 topics are named by id.
 
 Source: Kafka protocol guide, "OffsetFetch".
 """

@@ -1,4 +1,6 @@
-"""OffsetForLeaderEpoch: where a leader's epoch ended, for clients that validate theirs.
+"""OffsetForLeaderEpoch: find the end offset of a leader epoch.
+
+Clients use it to find out whether the log was truncated below their position.
 
 Source: Kafka protocol guide, "OffsetForLeaderEpoch".
 """

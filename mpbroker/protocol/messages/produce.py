@@ -1,7 +1,7 @@
 """Produce: append record batches to partitions.
 
-Version 13 names topics by id. Versions below 3 carried older record formats and have
-no codec; they are advertised all the same, for librdkafka's sake.
+From version 13 topics are named by id. Versions below 3 have older record formats and
+cannot be read; ApiVersions lists them nevertheless, because librdkafka needs that.
 
 Source: Kafka protocol guide, "Produce"; KIP-951 for the current leader of a partition.
 """

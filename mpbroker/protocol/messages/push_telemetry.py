@@ -1,4 +1,4 @@
-"""PushTelemetry: a client's metrics, in OpenTelemetry's MetricsData.
+"""PushTelemetry: push a client's metrics, as OpenTelemetry's MetricsData.
 
 Source: KIP-714; Kafka protocol guide, "PushTelemetry".
 """

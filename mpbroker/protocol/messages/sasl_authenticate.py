@@ -1,4 +1,4 @@
-"""SaslAuthenticate: one token of the chosen mechanism, each way.
+"""SaslAuthenticate: exchange one token of the SASL mechanism in each direction.
 
 Source: Kafka protocol guide, "SaslAuthenticate".
 """

@@ -1,6 +1,7 @@
-"""SaslHandshake: choose a mechanism.
+"""SaslHandshake: choose a SASL mechanism.
 
-After version 0 the tokens travel as bare frames, after version 1 as SaslAuthenticate.
+After a handshake of version 0 the tokens are sent as frames without a header; after
+version 1 in SaslAuthenticate requests.
 
 Source: Kafka protocol guide, "SaslHandshake".
 """

@@ -1,4 +1,4 @@
-"""SyncGroup: the leader hands in assignments, every member gets its own.
+"""SyncGroup: the leader sends all assignments, and each member receives its own.
 
 Source: Kafka protocol guide, "SyncGroup".
 """

@@ -1,4 +1,4 @@
-"""TxnOffsetCommit: a group's positions, stored if the transaction commits.
+"""TxnOffsetCommit: store a group's offsets, if the transaction commits.
 
 Source: Kafka protocol guide, "TxnOffsetCommit".
 """

@@ -1,4 +1,4 @@
-"""WriteTxnMarkers: end transactions in partitions; between brokers, and for admins.
+"""WriteTxnMarkers: append the markers that end transactions, for brokers and admins.
 
 Source: Kafka protocol guide, "WriteTxnMarkers"; KIP-664, KIP-1228.
 """
