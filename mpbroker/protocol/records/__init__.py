@@ -1,1 +1,1 @@
-"""Record batches: read, checked, written, compressed."""
+"""Read, check, write and compress record batches."""

@@ -1,16 +1,16 @@
-"""The four codecs of a record batch's payload, every inflation bounded.
+"""Compress and decompress the records of a batch with its four codecs, within limits.
 
-64 MiB of zeros are 2 KB of zstd, so no decompression here is asked for "all of it":
-each is given the room that is left, plus one byte to learn that there was more.
-Libraries are imported on first use; a broker whose clients send plain batches never
-loads them.
+64 MiB of zeros are 2 KB of zstd. So every decompression here has a limit: the number of
+bytes that are still allowed, and one more, which shows that there are too many.
+Libraries are imported when they are first used; a broker whose clients do not compress
+never imports them.
 
-Framing, as Kafka's clients read and write it:
+The formats are those of Kafka's clients:
 
 - gzip: RFC 1952, any number of members.
-- snappy: what Java's snappy stream writes (16 bytes of header, then blocks of an int32
-  length and raw snappy); read also raw, as librdkafka sends it.
-- lz4: the frame format, independent blocks.
+- snappy: the format of Java's snappy stream: 16 bytes of header, then blocks of an
+  int32 length and raw snappy. Raw snappy, which librdkafka sends, is read, too.
+- lz4: the frame format, with independent blocks.
 - zstd: any number of frames, with or without a content size.
 
 Source: KIP-57 (lz4 framing), KIP-110 (zstd), KIP-390 (levels); snappy's
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Codec(IntEnum):
-    """The low three bits of a batch's attributes; names as ``compression.type`` has."""
+    """The low three bits of a batch's attributes; names as in compression.type."""
 
     NONE = 0
     GZIP = 1
@@ -43,34 +43,40 @@ class Codec(IntEnum):
 
     @classmethod
     def from_name(cls, name: str) -> Codec:
-        """Return the codec Kafka calls ``name``: none, gzip, snappy, lz4 or zstd.
+        """Return the codec with a name: none, gzip, snappy, lz4 or zstd.
 
         Raises:
-            ValueError: no codec is called that.
+            ValueError: there is no codec with this name.
         """
         try:
             return _CODECS_BY_NAME[name]
         except KeyError:
             known = ", ".join(_CODECS_BY_NAME)
-            raise ValueError(f"codec {name!r} is none of {known}") from None
+            raise ValueError(f"codec {name!r} is not one of {known}") from None
 
 
 _CODECS_BY_NAME: Final = {codec.name.lower(): codec for codec in Codec}
 
 
 class DecompressionError(ProtocolError):
-    """Compressed bytes that are not what their codec writes."""
+    """Compressed bytes are malformed."""
 
 
 class DecompressionLimitError(DecompressionError):
-    """Compressed bytes that would inflate beyond the room given for them."""
+    """Compressed bytes would decompress to more bytes than are allowed."""
 
 
 def compress(codec: int, data: Buffer, level: int | None = None) -> bytes:
-    """Return ``data`` compressed; ``level`` has Kafka's ranges, None its default.
+    """Return ``data`` compressed.
 
-    Source: KIP-390. gzip -1 or 1-9, lz4 1-17 (9, the default, is lz4's fast mode, as in
-    Kafka's Java code; others its high compression), zstd -131072-22; snappy has none.
+    Args:
+        codec: the codec.
+        data: the bytes.
+        level: with gzip -1 or 1 to 9; with lz4 1 to 17, where 9 is the fast mode, as in
+            Kafka's Java code, and the others are high compression; with zstd -131072 to
+            22; snappy has no levels. None: Kafka's default.
+
+    Source: KIP-390.
     """
     return _COMPRESSORS[codec](data, level)
 
@@ -81,13 +87,16 @@ def decompress(
     """Return ``data`` decompressed.
 
     Args:
-        max_bytes: of output. Memory stays below this plus one block of the codec.
-        strict: also refuse what Kafka's Java client cannot read: lz4 frames with linked
-            blocks or a dictionary, and a second lz4 frame.
+        codec: the codec.
+        data: the compressed bytes.
+        max_bytes: the largest number of bytes to return. The memory in use stays below
+            this plus one block of the codec.
+        strict: also refuse data that Kafka's Java client cannot read: lz4 frames with
+            linked blocks or a dictionary, and a second lz4 frame.
 
     Raises:
-        DecompressionLimitError: there are more than ``max_bytes``.
-        DecompressionError: these bytes were not written by this codec, or are cut off.
+        DecompressionLimitError: there are more than ``max_bytes`` bytes.
+        DecompressionError: the data is malformed or cut off.
     """
     if codec == Codec.LZ4 and strict:
         _check_lz4_for_java(data)
@@ -102,8 +111,8 @@ def _limit_error(codec: str, size: int, max_bytes: int) -> DecompressionLimitErr
 
 # -- codecs that consist of members (frames) one after the other -----------------------
 
-# Nobody writes more than a few; a million empty ones, each with its decoder, are an
-# attack.
+# Clients write a few members at most. A million empty ones, each with a decoder of its
+# own, are an attack.
 _MAX_MEMBERS: Final = 1000
 _FIRST_STEP: Final = 4096
 
@@ -135,8 +144,9 @@ def _inflate_members(
             parts.append(part)
             position += len(chunk)
             step *= 2
-        # A decoder copies what follows its member. The first is offered everything, as
-        # there are hardly ever two; later ones a window, or n members cost n * n bytes.
+        # A decoder copies the bytes behind its member. The first decoder gets all
+        # bytes, because there is hardly ever a second member. Later ones get a small
+        # part at a time: otherwise n members would copy n * n bytes.
         position -= len(decoder.unused_data or b"")
         if position == len(view):
             return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -187,7 +197,7 @@ _LZ4_HIGHEST_LEVEL: Final = 12
 
 
 class _Lz4Decoder:
-    """lz4's decoder, asked for little at a time: it allocates all it is allowed."""
+    """An lz4 decoder with small limits, because it allocates as much as its limit."""
 
     __slots__ = ("_decoder",)
 
@@ -237,10 +247,15 @@ def _lz4_decompress(data: Buffer, max_bytes: int) -> bytes:
 
 
 def _check_lz4_for_java(data: Buffer) -> None:
-    """Refuse frames that liblz4 reads and Kafka's Java reader does not.
+    """Refuse frames that liblz4 can read, but Kafka's Java client cannot.
 
-    Source: Lz4BlockInputStream: version 1, independent blocks, reserved bits zero, and
-    nothing is read after the end mark of the first frame.
+    It needs version 1, independent blocks and reserved bits of 0, and it reads no bytes
+    after the end mark of the first frame.
+
+    Source: Kafka's Lz4BlockInputStream.
+
+    Raises:
+        DecompressionError: it is such a frame.
     """
     if len(data) < 11 or bytes(data[:4]) != _LZ4_MAGIC:
         raise DecompressionError(f"{len(data)} bytes are not an lz4 frame")
@@ -272,7 +287,7 @@ _XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
 _XERIAL_HEADER: Final = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
 _XERIAL_BLOCK_BYTES: Final = 32 * 1024  # snappy-java's default
 _INT32: Final = struct.Struct(">i")
-# A copy element of three bytes yields 64 at most, so a larger claim is a lie.
+# Three bytes of a copy element give 64 bytes at most, so a larger stated size is wrong.
 _SNAPPY_MAX_RATIO: Final = 22
 
 
@@ -299,7 +314,7 @@ def _snappy_decompress(data: Buffer, max_bytes: int) -> bytes:
             raise DecompressionError(f"{len(view)} bytes of snappy are cut off")
         (size,) = _INT32.unpack_from(view, position)
         if size < 0 and bytes(view[position : position + 8]) == _XERIAL_MAGIC:
-            position += len(_XERIAL_HEADER)  # a stream put after another
+            position += len(_XERIAL_HEADER)  # another stream follows the first
             continue
         position += 4
         if not 0 < size <= len(view) - position:

@@ -1,9 +1,10 @@
-"""Control batches: the markers in a partition that end a producer's transaction.
+"""Build and read control batches: the markers that end a transaction in a partition.
 
-Key: version int16, type int16. Value of types 0 (abort) and 1 (commit): version int16,
-coordinator epoch int32. Later versions only add to the end.
+A control batch has one record. Its key is an int16 version and an int16 type. The value
+of the types 0 (abort) and 1 (commit) is an int16 version and an int32 coordinator
+epoch. Later versions add fields only at the end.
 
-Source: KIP-98.
+Source: KIP-98; Kafka's EndTransactionMarker.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from mpbroker.protocol.records.record_batch import Record
 
 _CONTROL_KEY: Final = Struct(">hh")
 _END_TRANSACTION_VALUE: Final = Struct(">hi")
-# A marker as a whole; see batch_header, and record_batch: one record of 16 bytes, whose
-# key has 4 and whose value 6, and no headers. Both are of version 0.
+# A whole marker, see batch_header and record_batch: one record of 16 bytes, with a key
+# of 4 bytes, a value of 6 bytes and no headers. Key and value have version 0.
 _MARKER_FRONT: Final = Struct(">qiibI")
 _MARKER_CHECKED: Final = Struct(">hiqqqhiib3xb2xhb2xix")
 _MARKER_LENGTH: Final = 5 + 4 + _MARKER_CHECKED.size
@@ -36,7 +37,7 @@ COMMIT: Final = 1
 
 
 class EndTransactionMarker(NamedTuple):
-    """How a transaction ended: the one record of a control batch of type 0 or 1."""
+    """The end of a transaction: the record of a control batch of type 0 or 1."""
 
     commit: bool
     coordinator_epoch: int
@@ -48,7 +49,14 @@ def build_end_transaction_marker(
     marker: EndTransactionMarker,
     timestamp: int,
 ) -> bytes:
-    """Return the control batch that ends a producer's transaction in a partition."""
+    """Return the control batch that ends a producer's transaction in a partition.
+
+    Args:
+        producer_id: the producer.
+        producer_epoch: its epoch.
+        marker: whether it commits, and the coordinator's epoch.
+        timestamp: the record's timestamp, in ms.
+    """
     checked = _MARKER_CHECKED.pack(
         TRANSACTIONAL_FLAG | CONTROL_FLAG,
         0,
@@ -70,7 +78,7 @@ def build_end_transaction_marker(
 
 
 def parse_control_type(record: Record) -> int:
-    """Return a control record's type: 0 abort, 1 commit, others to be skipped.
+    """Return a control record's type: 0 abort, 1 commit; skip records of other types.
 
     Raises:
         RecordBatchError: its key is not a control record's.

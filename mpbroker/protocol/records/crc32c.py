@@ -1,9 +1,9 @@
-"""CRC-32C (Castagnoli) over any buffer, without the price of its package's import.
+"""Compute CRC-32C (Castagnoli) with the package crc32c, without its slow import.
 
-``import crc32c`` runs ``importlib.metadata`` to learn its own version number, which
-pulls in email, zipfile and socket: 80 ms of a broker that shall answer 250 ms after
-exec. The extension module inside needs none of that and loads in 1 ms, so it is loaded
-by itself; wherever it is not found under its name, the package is imported as usual.
+``import crc32c`` imports ``importlib.metadata`` for the package's version number, and
+with it email, zipfile and socket. That takes 80 ms, and a broker should answer 250 ms
+after exec. The extension module in the package needs none of these and loads in 1 ms,
+so it is loaded by itself. If it is not found, the package is imported as usual.
 """
 
 from __future__ import annotations

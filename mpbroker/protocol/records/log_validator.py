@@ -1,15 +1,15 @@
-"""May this batch be appended? All that it claims, held against its bytes.
+"""Validate a batch before it is appended: compare its header with its bytes.
 
-What is appended is read by consumers for as long as it is kept, so a batch that lies (a
-count, a length, an offset, a checksum) is refused here or breaks them for ever.
+Consumers read a batch as long as it is kept. A batch with a wrong count, length, offset
+or checksum that is not refused here would break them each time.
 
-The order is Kafka's: one whole batch of format 2; its size; its CRC; what its header
-says (counts, control, sequence, codec); then its records. Kafka is followed in what is
-mended rather than refused (a header's wrong max_timestamp), and left where it accepts
-what it cannot mean: bytes after the batch, offset deltas in uncompressed batches,
-lengths below -1, a client's LogAppendTime. A base offset other than 0 is accepted,
-unlike there: a request that is executed again after a crash may carry the offset that
-its batch was given the first time.
+The checks have Kafka's order: one whole batch of format 2; its size; its CRC; the
+fields of its header (counts, control, sequence, codec); then its records. As in Kafka,
+a wrong max_timestamp is corrected and not refused. Unlike Kafka, these are refused:
+bytes after the batch, wrong offset deltas in uncompressed batches, lengths below -1,
+and LogAppendTime from a client. Unlike in Kafka, a base offset other than 0 is
+accepted: a request that is executed again after a crash may have the offset that its
+batch got the first time.
 
 Source: Kafka's LogValidator, ProduceRequest.validateRecords and
 UnifiedLog.analyzeAndValidateRecords (3.9); KIP-32, KIP-937 for timestamps.
@@ -64,19 +64,20 @@ _new_tuple = tuple.__new__
 
 
 class ValidationPolicy(NamedTuple):
-    """What a topic accepts; attributes are its configs, defaults Kafka's.
+    """The settings of a topic that decide which batches it accepts.
 
-    Args:
+    Attributes:
+        max_message_bytes: max.message.bytes.
         timestamp_type: message.timestamp.type, CreateTime or LogAppendTime.
         before_max_ms: message.timestamp.before.max.ms.
         after_max_ms: message.timestamp.after.max.ms.
         compression_type: compression.type: producer, uncompressed or a codec's name.
-        compression_level: of that codec, None for its default.
-        compacted: cleanup.policy includes compact, so records need keys.
-        max_decompressed_bytes: what a batch's records may inflate to.
-        allow_control: the batch comes from the broker's own coordinator.
-        allow_zstd: False for Produce below version 7.
-        verify_records: False believes the header about its records.
+        compression_level: the level of that codec; None: its default.
+        compacted: cleanup.policy contains compact, so that records need keys.
+        max_decompressed_bytes: the limit of a batch's records when decompressed.
+        allow_control: accept control batches, from the broker's own coordinator.
+        allow_zstd: accept zstd; False for Produce below version 7.
+        verify_records: check the records; False: trust the header.
     """
 
     max_message_bytes: int = 1_048_588
@@ -95,10 +96,15 @@ class ValidationPolicy(NamedTuple):
 class ValidatedBatch(NamedTuple):
     """A batch that may be appended, once its offset is set.
 
-    ``data`` is the input itself, or writable bytes of our own where the header or the
-    codec had to change; ``header`` is always that of ``data``. The offset of the newest
-    timestamp is relative to the base offset, 0 where no record has a timestamp or all
-    have the time of append.
+    Attributes:
+        header: the header of ``data``.
+        offset_of_max_timestamp: the offset of the largest timestamp, less the base
+            offset; 0 if no record has a timestamp, or all have the time of append.
+        max_timestamp: the largest timestamp in ms; -1: there is none.
+        record_count: the number of records.
+        last_offset_delta: the last offset, less the base offset.
+        data: the input; or a writable copy, if the header or the codec had to change.
+        log_append_time_ms: the time of append; -1: the records have their own.
     """
 
     header: BatchHeader
@@ -111,7 +117,11 @@ class ValidatedBatch(NamedTuple):
 
 
 class RecordError(ApiError):
-    """A batch refused because of one of its records: ``batch_index``, from 0."""
+    """A batch is refused because of one of its records.
+
+    Attributes:
+        batch_index: the index of the record in the batch, from 0.
+    """
 
     def __init__(self, error_code: ErrorCode, message: str, batch_index: int) -> None:
         super().__init__(error_code, message)
@@ -124,14 +134,20 @@ class RecordError(ApiError):
 def validate_produce(
     records: Buffer, policy: ValidationPolicy, now_ms: int
 ) -> ValidatedBatch:
-    """Judge the records field of one partition in a Produce request.
+    """Validate the records field of one partition in a Produce request.
 
-    The input is never written, and its base offset and leader epoch are not looked at,
-    so a request that is executed again is judged the same.
+    The input is not changed, and its base offset and leader epoch are ignored. So the
+    result is the same if the request is executed again.
+
+    Args:
+        records: the bytes of the field: one batch.
+        policy: the settings of the topic.
+        now_ms: the wall clock.
 
     Raises:
         ApiError: CORRUPT_MESSAGE, INVALID_RECORD, MESSAGE_TOO_LARGE, INVALID_TIMESTAMP
-            or UNSUPPORTED_COMPRESSION_TYPE; `RecordError` if one record is to blame.
+            or UNSUPPORTED_COMPRESSION_TYPE. It is a `RecordError` if one record is the
+            reason.
     """
     view = memoryview(records)
     header = _check_batch(view, policy)
@@ -154,7 +170,7 @@ def validate_produce(
         header, view = _rewrite(header, view, payload, max_timestamp, policy)
     elif max_timestamp != header.max_timestamp or policy.compression_type != "producer":
         header, view = _rewrite(header, view, payload, max_timestamp, policy)
-    # The constructor does this too, in 0.35 us instead of 0.15.
+    # The constructor does the same in 0.35 us; this takes 0.15 us.
     return _new_tuple(
         ValidatedBatch,
         (
@@ -170,7 +186,7 @@ def validate_produce(
 
 
 def _check_batch(view: memoryview, policy: ValidationPolicy) -> BatchHeader:
-    """Check the batch as a whole, and what its header says; return the header."""
+    """Check the batch as a whole and the fields of its header; return the header."""
     size = len(view)
     try:
         header = parse_batch_header(view)
@@ -198,7 +214,7 @@ def _check_batch(view: memoryview, policy: ValidationPolicy) -> BatchHeader:
 
 
 def _check_header(header: BatchHeader, policy: ValidationPolicy) -> None:
-    """Look closely at a header that is not the plainest kind."""
+    """Check a header that has a codec, flags, or counts that may be wrong."""
     codec = header.attributes & CODEC_MASK
     if codec > Codec.ZSTD:
         raise ApiError(
@@ -241,7 +257,15 @@ def _check_records(
     policy: ValidationPolicy,
     now_ms: int,
 ) -> tuple[int, int]:
-    """Check the records; return their newest timestamp and its offset delta."""
+    """Check the records; return their largest timestamp and its offset delta.
+
+    Args:
+        header: the header of the batch.
+        data: the records, decompressed.
+        start: where they begin in ``data``.
+        policy: the settings of the topic.
+        now_ms: the wall clock.
+    """
     base_timestamp = header.base_timestamp
     fault, index, max_delta, max_index, min_delta, first_keyless = walk_records(
         data, start, header.record_count, NO_TIMESTAMP - base_timestamp
@@ -288,7 +312,7 @@ def _decompress(
     try:
         return decompress(codec, stored, policy.max_decompressed_bytes, strict=True)
     except DecompressionLimitError as error:
-        # Kafka's producers split a batch that is too large, which is the cure here too.
+        # At this error Kafka's producers split the batch, which helps here, too.
         raise ApiError(ErrorCode.MESSAGE_TOO_LARGE, str(error)) from error
     except DecompressionError as error:
         raise ApiError(ErrorCode.INVALID_RECORD, str(error)) from error
@@ -301,16 +325,17 @@ def _rewrite(
     max_timestamp: int,
     policy: ValidationPolicy,
 ) -> tuple[BatchHeader, memoryview]:
-    """Return the batch as the topic wants it: a copy, or itself if nothing changes.
+    """Return the batch with the topic's codec and timestamps.
 
-    A copy, because the input is the request's own bytes: they must be the same when the
-    request is executed again.
+    The input is not changed, because it is the request's own bytes, which are needed if
+    the request is executed again. So this is a copy, if anything differs.
     """
     attributes = header.attributes
     codec = attributes & CODEC_MASK
     stored: Buffer = view[BATCH_HEADER_SIZE:]
     target = _TARGET_CODECS.get(policy.compression_type, codec)
-    # Records' bytes do not depend on the codec, so only their wrapping is changed.
+    # The bytes of records do not depend on the codec, so they are compressed again as
+    # they are.
     if target != codec and not attributes & CONTROL_FLAG:
         if codec and payload is None:
             payload = _decompress(header, view, policy)
@@ -334,7 +359,7 @@ def _refuse_header(view: memoryview, error: RecordBatchError) -> NoReturn:
             ErrorCode.INVALID_RECORD,
             f"message format {error.magic}; Produce version 3 and later carry format 2",
         )
-    # With fewer bytes than these there is no length or magic to be wrong.
+    # With so few bytes there is no length and no magic that could be wrong.
     if len(view) <= MAGIC_POSITION:
         raise ApiError(
             ErrorCode.INVALID_RECORD,

@@ -1,14 +1,15 @@
-"""Record batches, format version 2: the records in them, read and built.
+"""Read and build the records in batches of format version 2.
 
-What is read here raises `RecordBatchError` when it is wrong. Whether a batch may be
-appended is a stricter question, answered by `log_validator`. The batch's header is in
-`batch_header`, and everything of it can be imported from here.
+Reading raises `RecordBatchError` at malformed bytes. The stricter checks of a batch
+that is to be appended are in `log_validator`. The batch's header is in `batch_header`;
+its names can be imported from here, too.
 
     record := length varint, attributes int8, timestamp delta varlong,
               offset delta varint, key length varint, key, value length varint, value,
               header count varint, {key length varint, key, value length varint, value}
 
-Varints are zig-zag; a length of -1 is null; length counts the bytes that follow it.
+Varints are zig-zag encoded. A length of -1 is null. The record's length counts the
+bytes behind it.
 
 Source: Kafka documentation, "Message Format"; KIP-98, KIP-82.
 """
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 
     Buffer = bytes | bytearray | memoryview
     Header = tuple[str, bytes | None]
-    # Where a record ends; its deltas of time and offset; key, value, headers.
+    # The end of a record, its timestamp delta and offset delta, key, value, headers.
     _Fields = tuple[int, int, int, bytes | None, bytes | None, Sequence[Header]]
 
 __all__ = [
@@ -80,17 +81,23 @@ __all__ = [
     "set_base_offset",
 ]
 
-# What a batch may inflate to unless the caller knows better: as much as the largest
-# request (socket.request.max.bytes) could have brought uncompressed.
+# The default limit of a batch's records when decompressed: the size of the largest
+# request (socket.request.max.bytes).
 DEFAULT_MAX_DECOMPRESSED_BYTES: Final = 104_857_600
 
-_new_tuple = tuple.__new__  # a NamedTuple's constructor takes thrice as long
+_new_tuple = tuple.__new__  # a NamedTuple's constructor takes three times as long
 
 
 class Record(NamedTuple):
-    """One record. Its timestamp is the batch's if the broker set that (LogAppendTime).
+    """One record.
 
-    Header keys that are not UTF-8 come as surrogate escapes, and go back the same way.
+    Attributes:
+        offset: its offset.
+        timestamp: in ms; with LogAppendTime it is the batch's, which the broker set.
+        key: its key; None: null.
+        value: its value; None: null.
+        headers: (name, value) pairs. Bytes of a name that are not UTF-8 are surrogate
+            escapes, and are written back as the same bytes.
     """
 
     offset: int
@@ -108,11 +115,11 @@ def records_payload(
     batch: Buffer,
     max_decompressed_bytes: int = DEFAULT_MAX_DECOMPRESSED_BYTES,
 ) -> bytes:
-    """Return a batch's records as one string of bytes, decompressed.
+    """Return the bytes of a batch's records, decompressed.
 
     Raises:
         DecompressionError: see `compression.decompress`.
-        RecordBatchError: unknown codec.
+        RecordBatchError: the codec is unknown.
     """
     payload = memoryview(batch)[BATCH_HEADER_SIZE : header.size_in_bytes]
     if not header.attributes & CODEC_MASK:
@@ -125,10 +132,11 @@ def iter_records(
 ) -> Iterator[Record]:
     """Yield the records of the batch at the start of ``batch``, in order.
 
-    Offsets need not be without gaps: compaction leaves some. The CRC is not looked at.
+    There may be gaps between offsets, because compaction removes records. The CRC is
+    not checked.
 
     Raises:
-        RecordBatchError: the batch is not whole, or a length or count in it is a lie.
+        RecordBatchError: the batch is not whole, or a length or count in it is wrong.
         DecompressionError: see `compression.decompress`.
     """
     header = parse_batch_header(batch)
@@ -154,12 +162,17 @@ def iter_payload(
     base_timestamp: int,
     append_time: int | None,
 ) -> Iterator[Record]:
-    """Yield the records that fill ``data``, a batch's payload.
-
-    Raises as `iter_records`.
+    """Yield the records in ``data``, a batch's decompressed payload.
 
     Args:
-        append_time: the timestamp of all, if the broker set it.
+        data: the payload.
+        record_count: the number of records in it.
+        base_offset: the batch's base offset.
+        base_timestamp: the batch's base timestamp, in ms.
+        append_time: the timestamp of all records, if the broker set it; else None.
+
+    Raises:
+        RecordBatchError: as `iter_records`.
     """
     pos, index = 0, -1
     try:
@@ -181,8 +194,9 @@ def iter_payload(
 def _read_usual_record(data: bytes, pos: int) -> _Fields | None:
     """Read a record if its varints have one or two bytes and it has no headers.
 
-    Half the time of `_read_record`, because it calls nothing. It reads on past a lie,
-    harmlessly: a record that does not end where its length says is not usual.
+    It takes half the time of `_read_record`, because it calls no function. It does not
+    check each length. But a wrong one leads to another end than the record's length
+    says, and then this returns None.
     """
     try:
         length = data[pos]
@@ -238,8 +252,8 @@ def _read_record(data: bytes, pos: int) -> _Fields:
     """Read any record.
 
     Raises:
-        RecordBatchError: a length or count in it is a lie.
-        IndexError: ``data`` ends inside.
+        RecordBatchError: a length or count in it is wrong.
+        IndexError: ``data`` ends in the record.
     """
     length, pos = read_varint(data, pos)
     end = pos + length
@@ -291,9 +305,19 @@ def _read_headers(data: bytes, pos: int, end: int) -> tuple[Sequence[Header], in
 
 
 class RecordBatchBuilder:
-    """Collect records; `build` returns them as one batch.
+    """Collects records; `build` returns them as one batch.
 
-    The first record's timestamp becomes base_timestamp; timestamps are milliseconds.
+    The base timestamp is that of the first record. Timestamps are in ms.
+
+    Args:
+        codec: the codec of the records.
+        level: its level; see `compression.compress`.
+        timestamp_type: CREATE_TIME or LOG_APPEND_TIME.
+        producer_id: the producer; NO_PRODUCER_ID: none.
+        producer_epoch: its epoch.
+        base_sequence: the sequence of the first record.
+        transactional: the batch is part of a transaction.
+        control: it is a control batch.
     """
 
     __slots__ = (
@@ -336,7 +360,7 @@ class RecordBatchBuilder:
 
     @property
     def size_in_bytes(self) -> int:
-        """What the batch would take now, uncompressed."""
+        """The size of the batch with the records so far, uncompressed."""
         return BATCH_HEADER_SIZE + len(self._records)
 
     def append(
@@ -351,8 +375,12 @@ class RecordBatchBuilder:
         """Add one record.
 
         Args:
-            offset_delta: from the batch's base offset; the next one if None. Gaps are
-                what compaction leaves; a producer has none.
+            timestamp: in ms.
+            key: its key; None: null.
+            value: its value; None: null.
+            headers: (name, value) pairs.
+            offset_delta: its offset, less the batch's base offset; None: the next one.
+                Only compaction leaves gaps.
         """
         if not self.record_count:
             self._base_timestamp = timestamp
@@ -387,8 +415,12 @@ class RecordBatchBuilder:
         """Return the batch.
 
         Args:
-            last_offset_delta: the last record's if None; compaction keeps the old one.
-            max_timestamp: the records' if None; with LogAppendTime, the time of append.
+            base_offset: the batch's base offset.
+            partition_leader_epoch: the leader epoch.
+            last_offset_delta: the last offset, less the base offset; None: that of the
+                last record. Compaction keeps the one that the batch had.
+            max_timestamp: the largest timestamp; None: that of the records. With
+                LogAppendTime it is the time of append.
         """
         payload = bytes(self._records)
         if self._codec:

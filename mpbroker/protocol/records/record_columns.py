@@ -1,7 +1,7 @@
-"""A batch's records as columns: buffers in Arrow's layout, ready to be wrapped.
+"""Read a batch's records as columns: buffers in Arrow's layout.
 
-For readers that want a million rows rather than records: with the compiled twin of
-``_columns.c`` no Python object is made for a field.
+This is for readers of millions of rows: the compiled function (``_columns.c``) makes no
+Python object for a field.
 
     BinaryColumn := validity bitmap or None (no nulls), int32 offsets (n + 1), bytes
 
@@ -26,18 +26,27 @@ if TYPE_CHECKING:
 
     Buffer = bytes | bytearray | memoryview
     BinaryColumn = tuple[bytes | None, bytes, bytes]
-    # Offsets into the headers by row; their keys; their values.
+    # For each row the index of its first header (int32, n + 1); all keys; all values.
     HeaderColumns = tuple[bytes, BinaryColumn, BinaryColumn]
 
 _MAX_COLUMN_BYTES: Final = 0x7FFF_FFFF
 
 
 class RecordColumns(NamedTuple):
-    """The kept records of one batch; a column has ``rows`` entries."""
+    """Records of one batch. Integers are native-endian.
+
+    Attributes:
+        rows: the number of records, which is the length of each column.
+        offsets: int64 each.
+        timestamps: int64 each, in ms.
+        keys: the keys.
+        values: the values.
+        headers: the headers; None: they were not read.
+    """
 
     rows: int
-    offsets: bytes  # int64
-    timestamps: bytes  # int64, ms
+    offsets: bytes
+    timestamps: bytes
     keys: BinaryColumn
     values: BinaryColumn
     headers: HeaderColumns | None
@@ -53,12 +62,19 @@ def read_columns(
 ) -> RecordColumns:
     """Return the records of a batch that are at or after ``first_offset``.
 
-    The CRC is not looked at. Integers are native-endian.
+    The CRC is not checked.
+
+    Args:
+        header: the header of the batch.
+        batch: all of its bytes.
+        first_offset: records below it are left out.
+        with_headers: whether to read the headers of records.
+        max_decompressed_bytes: the limit of the records when decompressed.
 
     Raises:
-        RecordBatchError: a length or count in it is a lie.
+        RecordBatchError: a length or count in it is wrong.
         DecompressionError: see `compression.decompress`.
-        OverflowError: 2 GiB or more in one column.
+        OverflowError: one column has 2 GiB or more.
     """
     payload = records_payload(header, batch, max_decompressed_bytes)
     appended = bool(header.timestamp_type)
@@ -87,15 +103,24 @@ def read_columns_in_python(
 ) -> tuple[int, int, bytes, bytes, BinaryColumn, BinaryColumn, HeaderColumns | None]:
     """Read ``record_count`` records, which must fill ``payload`` exactly.
 
+    The compiled function in ``_columns.c`` must return the same values.
+
     Args:
-        first_delta: offset delta of the first record to be kept.
-        base_timestamp: what deltas count from, or every record's if ``appended``.
+        payload: the decompressed records.
+        record_count: their number.
+        first_delta: the smallest offset delta of a record to keep.
+        base_offset: the batch's base offset.
+        base_timestamp: the timestamp that deltas are added to; with ``appended`` that
+            of all records.
+        appended: the broker set the timestamp (LogAppendTime).
+        with_headers: whether to read the headers of records.
 
     Returns:
-        A fault (see record_walk; here always none) and the fields of RecordColumns.
+        NO_FAULT and the fields of RecordColumns. The compiled function returns other
+        faults of record_walk, too, with the index of the record.
 
     Raises:
-        RecordBatchError: instead of the compiled twin's fault and index.
+        RecordBatchError: a length or count is wrong.
     """
     offsets, timestamps = array("q"), array("q")
     keys: list[bytes | None] = []

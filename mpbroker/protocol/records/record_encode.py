@@ -1,9 +1,8 @@
-"""Records to bytes, a whole batch at once: the hot loop of a producer.
+"""Encode the records of a whole batch: the most expensive loop of a producer.
 
-`encode_records` and `encode_batch` are the compiled loop of ``_records.c`` where that
-was built, else its Python twins below, which are the specification: the same bytes for
-the same records (tests/protocol/test_record_encode.py holds all to
-`RecordBatchBuilder`).
+`encode_records` and `encode_batch` are the compiled functions of ``_records.c``, if it
+was built; else the Python functions below. Both must return the same bytes:
+tests/protocol/test_record_encode.py compares them with `RecordBatchBuilder`.
 
 Source: Kafka documentation, "Message Format", "Record".
 """
@@ -19,19 +18,19 @@ from mpbroker.protocol.records.batch_header import BATCH_HEADER_SIZE
 
 RawHeaders = Sequence[tuple[bytes, bytes | None]]
 RawRecord = tuple[int, bytes | None, bytes | None, RawHeaders]
-"""Timestamp in ms, key, value, headers (names in UTF-8). Nothing but real `bytes`."""
+"""Timestamp in ms, key, value, headers (names in UTF-8); all of them real `bytes`."""
 
 _EncodeFunction = Callable[[list[RawRecord]], tuple[bytes, int, int]]
 _EncodeBatchFunction = Callable[[list[RawRecord]], tuple[bytearray, int, int]]
 
-_TABLE_SIZE: Final = 8192  # what a zig-zag varint of two bytes can hold
+_TABLE_SIZE: Final = 8192  # smaller numbers have zig-zag varints of two bytes at most
 _NULL: Final = b"\x01"  # -1
 _END: Final = b"\0"  # no headers
 
 
 @cache
 def _varints() -> list[bytes]:
-    """Return the varint of every number below _TABLE_SIZE; built on first use."""
+    """Return the varints of all numbers below _TABLE_SIZE; made when first used."""
     return [_varint(number) for number in range(_TABLE_SIZE)]
 
 
@@ -45,8 +44,8 @@ def encode_records_in_python(records: list[RawRecord]) -> tuple[bytes, int, int]
     """Encode records with the offset deltas 0, 1, 2, ...
 
     Returns:
-        The bytes, the first record's timestamp (that deltas are taken from), and the
-        highest timestamp; both -1 if there are no records.
+        The bytes, the first record's timestamp (the base timestamp), and the largest
+        timestamp; both are -1 if there are no records.
     """
     if not records:
         return b"", -1, -1
@@ -54,8 +53,8 @@ def encode_records_in_python(records: list[RawRecord]) -> tuple[bytes, int, int]
     parts: list[bytes] = []
     base_timestamp = max_timestamp = timestamp = records[0][0]
     prefix = b"\0\0"  # attributes, and a timestamp delta of 0
-    # What stands before the offset delta and after it, for a keyless record as long as
-    # the one before: records of one kind often are, and then nothing is computed.
+    # The bytes before and after the offset delta of the last record without a key.
+    # Neighbouring records often have the same length, and then these are used again.
     last_size = -1
     before = after = b""
     for index, (time, key, value, headers) in enumerate(records):
@@ -93,7 +92,7 @@ def encode_records_in_python(records: list[RawRecord]) -> tuple[bytes, int, int]
 def encode_batch_in_python(records: list[RawRecord]) -> tuple[bytearray, int, int]:
     """Encode the records behind 61 zero bytes.
 
-    The caller overwrites them with the batch header.
+    The caller overwrites the zero bytes with the batch header.
     """
     payload, base_timestamp, max_timestamp = encode_records_in_python(records)
     return bytearray(BATCH_HEADER_SIZE) + payload, base_timestamp, max_timestamp
@@ -106,7 +105,7 @@ def _encode_long_way(
     value: bytes | None,
     headers: RawHeaders,
 ) -> bytes:
-    """Encode a record whatever it holds."""
+    """Encode any record, with headers, nulls or large fields, too."""
     body = bytearray(prefix)
     write_varint(body, index)
     _write_nullable(body, key)
@@ -131,7 +130,7 @@ try:
 
     encode_records: _EncodeFunction = _records.encode_records
     encode_batch: _EncodeBatchFunction = _records.encode_batch
-except (ImportError, AttributeError):  # not built, or built before this was in it
+except (ImportError, AttributeError):  # not built, or built before it had these
     IS_COMPILED = False
     encode_records = encode_records_in_python
     encode_batch = encode_batch_in_python

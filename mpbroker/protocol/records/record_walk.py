@@ -1,8 +1,8 @@
-"""Every record of a batch, visited once: are its lengths true, and what is its time?
+"""Check the lengths of all records in a batch, and find their timestamps.
 
-This is the only cost that a record has of its own on its way into the log.
-`walk_records` is the compiled walk of ``_records.c`` where that was built, else its
-Python twin below, which is the specification: the same answer for the same bytes.
+This is the only work of an append that grows with the number of records.
+`walk_records` is the compiled function of ``_records.c``, if it was built; else the
+Python function below. Both must return the same values for the same bytes.
 """
 
 from __future__ import annotations
@@ -50,23 +50,31 @@ _MIN_RECORD_LENGTH: Final = 6
 
 
 class Walk(NamedTuple):
-    """What a walk found; a plain tuple where the compiled one made it.
+    """The result of a walk; the compiled function returns a plain tuple.
 
-    Deltas are to the batch's base_timestamp. Of records without a timestamp they do not
-    count, so ``max_index`` is -1 if none has one.
+    Deltas are timestamps, less the batch's base_timestamp. Records without a timestamp
+    do not count for them.
+
+    Attributes:
+        fault: NO_FAULT, or the first fault.
+        walked: the index of the record with the fault; without one, their number.
+        max_delta: the largest delta.
+        max_index: the index of the first record with it; -1: no record has a timestamp.
+        min_delta: the smallest delta.
+        first_keyless: the index of the first record without a key; -1: all have keys.
     """
 
     fault: int
-    walked: int  # index of the record at fault; without one, how many there are
+    walked: int
     max_delta: int
-    max_index: int  # the first record of that timestamp
+    max_index: int
     min_delta: int
-    first_keyless: int  # -1: all have keys
+    first_keyless: int
 
 
 @cache
 def small_varints() -> list[bytes]:
-    """Return the varints of small numbers, by number; built on first use."""
+    """Return the varints of numbers below 32,768, by number; made when first used."""
     return [write_unsigned_varint(number) for number in range(1 << 15)]
 
 
@@ -76,19 +84,23 @@ class _Fault(Exception):
 
 
 class _Unusual(Exception):
-    """A record for the long way."""
+    """A record that `_read_record` has to read."""
 
 
 def walk_records_in_python(
     data: Buffer, start: int, record_count: int, no_timestamp_delta: int
 ) -> Walk:
-    """Visit ``record_count`` records, which must fill ``data`` from ``start`` exactly.
+    """Check ``record_count`` records, which must fill ``data`` from ``start`` exactly.
 
     Args:
-        no_timestamp_delta: the delta that makes a timestamp of -1 (none).
+        data: the records, decompressed.
+        start: where they begin.
+        record_count: their number.
+        no_timestamp_delta: the delta of a record without a timestamp, that is, -1 less
+            the batch's base_timestamp.
 
     Raises:
-        ValueError: ``start`` lies outside ``data``.
+        ValueError: ``start`` is outside ``data``.
     """
     if not 0 <= start <= len(data):
         raise ValueError("start lies outside the data")
@@ -114,19 +126,25 @@ def walk_records_in_python(
 
 
 def _visit(buf: bytes, count: int, deltas: list[int], keyless: list[int]) -> int:
-    """Check each record; note its timestamp delta, and the index of a keyless one.
+    """Check each record; collect timestamp deltas, and indexes of records without keys.
+
+    Args:
+        buf: the records.
+        count: their number.
+        deltas: the delta of each record is added to it.
+        keyless: the index of each record without a key is added to it.
 
     Returns:
         The position behind the last record.
 
     Raises:
-        _Fault: the first fault; the lists have what comes before it.
+        _Fault: the first fault; the lists have the records before it.
     """
     offset_deltas = small_varints()
     pos = 0
     for index in range(count):
-        # The usual record, without a call: one would cost a third of the time.
-        # Everything else, and whatever is wrong, takes the long way.
+        # The usual record is read without a call, which would cost a third of the time.
+        # All others, malformed ones included, are left to _read_record().
         try:
             length = buf[pos]
             at = pos + 1
@@ -181,7 +199,7 @@ def _read_record(buf: bytes, pos: int, index: int) -> tuple[int, int, bool]:
     """Return the record's end, its timestamp delta, and whether it has no key.
 
     Raises:
-        _Fault: with the first of its faults.
+        _Fault: the first of its faults.
     """
     if pos == len(buf):
         raise _Fault(TOO_FEW_RECORDS)
