@@ -1,1 +1,1 @@
-"""The bytes of Kafka's protocol: requests, responses, records."""
+"""Kafka's wire protocol as bytes: requests, responses and record batches."""

@@ -1,7 +1,7 @@
-"""The words of access control: resources, operations, entries and filters of them.
+"""AclBinding and AclFilter: access control entries, filters of them, and their codes.
 
 Numbers are Kafka's codes, on the wire and in the metadata log. A number that this
-release does not know becomes UNKNOWN, which matches nothing and may not be stored.
+release does not know becomes UNKNOWN, which matches nothing and is never stored.
 
 Source: Kafka's AclOperation, AclPermissionType, ResourceType, PatternType, AclBinding
 and their filters; KIP-290 for prefixed patterns.
@@ -13,15 +13,15 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import Final, NamedTuple, Self
 
-WILDCARD: Final = "*"  # the name or host that stands for all
-CLUSTER_NAME: Final = "kafka-cluster"  # the only name of the only CLUSTER resource
+WILDCARD: Final = "*"  # as a name or host: all of them
+CLUSTER_NAME: Final = "kafka-cluster"  # the name of the one CLUSTER resource
 ANYBODY: Final = "User:*"
 
 
 class _Code(IntEnum):
     @classmethod
     def of(cls, number: int) -> Self:
-        """Return the member of a number; UNKNOWN (0) if there is none."""
+        """Return the member with a number; UNKNOWN (0) if there is none."""
         try:
             return cls(number)
         except ValueError:
@@ -29,7 +29,7 @@ class _Code(IntEnum):
 
 
 class ResourceType(_Code):
-    """What kind of thing is protected."""
+    """The type of the resource that an entry protects."""
 
     UNKNOWN = 0
     ANY = 1
@@ -42,17 +42,17 @@ class ResourceType(_Code):
 
 
 class PatternType(_Code):
-    """How an entry's resource name is meant."""
+    """How an entry's resource name is compared with the name of a resource."""
 
     UNKNOWN = 0
     ANY = 1
-    MATCH = 2  # in filters: all that concerns the named resource
+    MATCH = 2  # in filters: all entries that apply to the named resource
     LITERAL = 3
     PREFIXED = 4
 
 
 class AclOperation(_Code):
-    """What somebody wants to do."""
+    """An operation on a resource."""
 
     UNKNOWN = 0
     ANY = 1
@@ -73,7 +73,7 @@ class AclOperation(_Code):
 
 
 class AclPermissionType(_Code):
-    """What an entry says about it."""
+    """Whether an entry allows or denies the operation."""
 
     UNKNOWN = 0
     ANY = 1
@@ -83,7 +83,7 @@ class AclPermissionType(_Code):
 
 _O = AclOperation
 
-# Operations that there are on each kind of resource: AclEntry.supportedOperations.
+# The operations of each type of resource: AclEntry.supportedOperations.
 OPERATIONS: Final[Mapping[ResourceType, tuple[AclOperation, ...]]] = {
     ResourceType.TOPIC: (
         _O.READ,
@@ -118,12 +118,22 @@ OPERATIONS: Final[Mapping[ResourceType, tuple[AclOperation, ...]]] = {
 
 
 def shown(code: IntEnum) -> str:
-    """Kafka's spelling for people: AlterConfigs, TransactionalId."""
+    """Return a code as text for people, as Kafka spells it, such as AlterConfigs."""
     return code.name.title().replace("_", "")
 
 
 class AclBinding(NamedTuple):
-    """One entry: on what, who, from where, what, and whether."""
+    """One entry: a principal, from a host, may or may not do an operation on resources.
+
+    Attributes:
+        resource_type: the type of the resources.
+        resource_name: a name, a prefix of names, or "*".
+        pattern_type: LITERAL or PREFIXED.
+        principal: such as "User:alice"; "User:*" is all users.
+        host: an IP address; "*" is all hosts.
+        operation: the operation; ALL is all of them.
+        permission_type: ALLOW or DENY.
+    """
 
     resource_type: ResourceType
     resource_name: str
@@ -135,7 +145,7 @@ class AclBinding(NamedTuple):
 
 
 class AclFilter(NamedTuple):
-    """Which entries are meant; None, and ANY, let all pass."""
+    """A filter of entries. A field that is None or ANY matches all entries."""
 
     resource_type: ResourceType = ResourceType.ANY
     resource_name: str | None = None
@@ -147,7 +157,7 @@ class AclFilter(NamedTuple):
 
     @property
     def is_unknown(self) -> bool:
-        """Whether it asks for something that this release does not know."""
+        """Whether a field has a code that this release does not know."""
         return 0 in (
             self.resource_type,
             self.pattern_type,
@@ -156,7 +166,7 @@ class AclFilter(NamedTuple):
         )
 
     def matches(self, acl: AclBinding) -> bool:
-        """Whether an entry is among those that are meant."""
+        """Return whether an entry matches the filter."""
         return (
             self.resource_type in (ResourceType.ANY, acl.resource_type)
             and self.principal in (None, acl.principal)

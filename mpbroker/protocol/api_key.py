@@ -1,4 +1,4 @@
-"""The API keys of Kafka's protocol.
+"""ApiKey: the numbers of the APIs in Kafka's protocol.
 
 Source: Kafka protocol guide, "Api Keys"; names are those of Kafka's ApiKeys.
 """
@@ -7,10 +7,10 @@ from enum import IntEnum
 
 
 class ApiKey(IntEnum):
-    """Which request a frame holds; the first int16 of its header.
+    """The number of a request's API: the first int16 of the request header.
 
-    All keys Kafka has assigned, whether this broker serves them or not: logs and
-    metrics name what was asked for.
+    These are all keys that Kafka has assigned, also those that this broker does not
+    serve, so that logs and metrics can name them.
     """
 
     PRODUCE = 0

@@ -1,8 +1,9 @@
-"""From tables to functions: writes Python source and compiles it, on first use.
+"""Generate decoding and encoding functions from the tables of messages.
 
-The source is straight-line: nested structs are written out in place, runs of
-fixed-size fields become one `struct` call, and what a version lacks costs nothing.
-An error names the field that was wrong: see `source_writer`.
+Each function is Python source that is written and compiled when it is first used.
+Nested structs are written out in place, neighbouring fields of fixed size become one
+`struct` call, and fields that a version does not have cost nothing. An error names the
+field that was wrong: see `source_writer`.
 
 Source: Kafka protocol guide, "Protocol Primitive Types"; KIP-482 for compact lengths
 and tagged fields.
@@ -26,10 +27,10 @@ def compile_decoder(
     """Return `decode(buffer, offset) -> message` for one version.
 
     Args:
-        message: the class to be made; its fields say what each version has.
-        version: of the API.
+        message: the class of the message, with its table of fields.
+        version: the version of the API.
         flexible: whether the version has compact lengths and tagged fields.
-        ignores_rest: pass over bytes behind the message instead of refusing them.
+        ignores_rest: ignore bytes behind the message instead of refusing them.
     """
     from mpbroker.protocol.codec_decode import write_decoder
 
@@ -53,7 +54,10 @@ def compile_decoder(
 def compile_encoder(
     message: type[Struct], version: int, *, flexible: bool
 ) -> Encoder[Any]:
-    """Return `encode(message) -> parts` for one version; see compile_decoder()."""
+    """Return `encode(message) -> parts` for one version; see compile_decoder().
+
+    The parts are a list of bytes to be joined; records may be other objects.
+    """
     from mpbroker.protocol.codec_encode import write_encoder
 
     source = write_encoder(message, version, flexible)
@@ -71,7 +75,8 @@ def compile_encoder(
 
 
 def _raising_line(traceback: TracebackType | None) -> int:
-    # The first entry is the generated function itself, whatever it called.
+    # The first entry is a line of the generated function; functions that it called are
+    # further down.
     return traceback.tb_lineno if traceback else 0
 
 

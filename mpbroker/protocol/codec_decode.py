@@ -1,13 +1,17 @@
-"""Writes decoding functions. Nothing here sees a peer's bytes; what is written does.
+"""Write the source of decoding functions.
 
-What the written source keeps to, because its input is hostile:
+The generated functions read bytes of a peer, which may be hostile. So they have these
+rules:
 
-- A count or length is compared with the bytes that are left before anything is made
-  or looped over; an element's least size makes the bound tighter.
-- A position only grows, and a slice is taken only after its end was compared: Python
-  would silently shorten it.
-- Reads beyond the end raise `struct.error` or `IndexError`, which the function turns
-  into `ProtocolError`.
+- A count or length is compared with the number of bytes left before an object is made
+  or a loop begins. A count is multiplied by the smallest size of an element first.
+- A position only grows. The end of a slice is compared with the end of the buffer
+  first, because Python would silently return a shorter slice.
+- A read beyond the end raises `struct.error` or `IndexError`, and the function raises
+  `ProtocolError` instead.
+
+Source: Kafka protocol guide, "Protocol Primitive Types"; KIP-482 for compact lengths
+and tagged fields.
 """
 
 from __future__ import annotations
@@ -29,14 +33,24 @@ from mpbroker.protocol.primitives import (
 )
 from mpbroker.protocol.source_writer import Handled, SourceWriter
 
-# For short loops: a range() and its iterator take 0.1 us, these are only looked up.
+# For short loops: to make a range() and its iterator takes 0.1 us, to look up one of
+# these tuples takes less.
 _ROUNDS: Final = tuple((None,) * count for count in range(9))
-# For short arrays of numbers: a format of their length need not be looked up.
+# Arrays of fewer numbers than this have a prepared `struct` format for their length.
 _SHORT_ARRAY: Final = 16
 
 
 def read_long_varint(buffer: Buffer, position: int, first: int) -> tuple[int, int]:
-    """Read the rest of a varint whose first byte, before the position, says "more"."""
+    """Read the rest of an unsigned varint of two bytes or more.
+
+    Args:
+        buffer: the bytes.
+        position: where its second byte is.
+        first: its first byte, 0x80 or above.
+
+    Returns:
+        The value, and the position behind it.
+    """
     second = buffer[position]
     if second < 0x80:
         return first - 0x80 + (second << 7), position + 1
@@ -54,13 +68,20 @@ def skip_tags(buffer: Buffer, position: int) -> int:
 def write_decoder(
     message: type[Struct], version: int, flexible: bool, ignores_rest: bool
 ) -> SourceWriter:
-    """Write `decode(b, p)`, which returns the message and needs all bytes of b."""
+    """Write the source of `decode(b, p)`, which reads a message from p to the end of b.
+
+    The arguments are those of compile_decoder().
+    """
     return _DecodeWriter(message, version, flexible, ignores_rest).write()
 
 
 class _DecodeWriter:
-    """Variables of the source: b buffer, v view of it, p position, end, n count or
-    length, q end of a slice, t number of tagged fields; o1, a1, ... numbered."""
+    """Writes the source of one decoding function.
+
+    The variables in the source are: b, the buffer; v, a memoryview of it; p, the
+    position; end, the length of the buffer; n, a count or length; q, the end of a
+    slice; t, the number of tagged fields; o1, o2, ..., structs; a1, a2, ..., arrays.
+    """
 
     def __init__(
         self, message: type[Struct], version: int, flexible: bool, ignores_rest: bool
@@ -77,7 +98,7 @@ class _DecodeWriter:
 
     def write(self) -> SourceWriter:
         source = self._source
-        # Where lengths are compact, n is one more than the length.
+        # In flexible versions lengths are compact: n is one more than the length.
         rounds = ((), *_ROUNDS) if self._flexible else _ROUNDS
         text = (None, *SHORT_TEXT) if self._flexible else SHORT_TEXT
         names = {
@@ -97,7 +118,7 @@ class _DecodeWriter:
             self._line("end = len(b)")
             if self._viewed:
                 self._line("v = b if type(b) is memoryview else memoryview(b)")
-            else:  # a copy of bytes is cheap, and then its strings are cheaper
+            else:  # one copy as bytes makes every slice for a string cheaper
                 self._line("if type(b) is not bytes:")
                 self._line(" b = b.tobytes() if type(b) is memoryview else bytes(b)")
             self._line("try:")
@@ -125,7 +146,7 @@ class _DecodeWriter:
     # -- runs of fixed size ------------------------------------------------------
 
     def _flush(self) -> None:
-        """Write the waiting fixed-size reads as one."""
+        """Write the pending reads of fixed size as one `struct` call."""
         if not self._run:
             return
         run, self._run = self._run, []
@@ -230,7 +251,7 @@ class _DecodeWriter:
             self._flush()
             self._line(f"{target} = {inner}")
             return
-        # A nullable struct is led by an int8: -1 for null, 1 for present.
+        # An int8 precedes a nullable struct: -1 if it is null, 1 if it is present.
         self._run.append(("b", "n", path))
         self._flush()
         self._line("if n < 0:")
@@ -242,9 +263,9 @@ class _DecodeWriter:
             self._line(f"{target} = {inner}")
 
     def _length(self, code: str, path: str) -> None:
-        """Write the read of a length or count into n.
+        """Write the lines that read a length or count into n.
 
-        Where lengths are compact, n is one more than the length, and 0 is null.
+        In flexible versions n is one more than the length, and 0 stands for null.
         """
         if not self._flexible:
             self._run.append((code, "n", path))
@@ -338,7 +359,7 @@ class _DecodeWriter:
         self._line("p = q")
 
     def _least_size(self, row: Field) -> int:
-        """Return the fewest bytes one element of an array can take."""
+        """Return the smallest number of bytes that an element of an array can take."""
         if row.struct is None:
             code = row.code
             return calcsize(">" + code) if code else self._least_length(row)

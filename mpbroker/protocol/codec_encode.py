@@ -1,7 +1,10 @@
-"""Writes encoding functions, which return the message as a list of bytes to be joined.
+"""Write the source of encoding functions, which return a list of bytes to be joined.
 
-Neighbouring fixed-size fields become one `struct` call, and an empty tagged-field
-section is a pad byte of it; neighbouring pieces reach the list in one step.
+Neighbouring fields of fixed size become one `struct` call; an empty section of tagged
+fields is a pad byte in it. Neighbouring pieces are added to the list in one step.
+
+Source: Kafka protocol guide, "Protocol Primitive Types"; KIP-482 for compact lengths
+and tagged fields.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from mpbroker.protocol.fields import RECORDS, STRING, Field, Struct
 from mpbroker.protocol.primitives import write_unsigned_varint
 from mpbroker.protocol.source_writer import Handled, SourceWriter
 
-# For short arrays of numbers: a format of their length need not be looked up.
+# Arrays of fewer numbers than this have a prepared `struct` format for their length.
 _SHORT_ARRAY: Final = 16
 _ONE_BYTE: Final = tuple(bytes((value,)) for value in range(0x80))
 _pack_two = Layout(">BB").pack
@@ -26,7 +29,7 @@ _pack_three = Layout(">BBB").pack
 
 
 def varint(value: int) -> bytes:
-    """Return an unsigned varint, fast where lengths and counts mostly are."""
+    """Return an unsigned varint; fastest for values of one to three bytes."""
     if value < 0x80:
         return _ONE_BYTE[value]
     if value < 0x4000:
@@ -37,7 +40,7 @@ def varint(value: int) -> bytes:
 
 
 def size_of_region(value: Any) -> int:
-    """Return the size of records that are not simply bytes."""
+    """Return the size of records, which are bytes or an object with a size_in_bytes."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         return len(value)
     size: int = value.size_in_bytes
@@ -45,13 +48,20 @@ def size_of_region(value: Any) -> int:
 
 
 def write_encoder(message: type[Struct], version: int, flexible: bool) -> SourceWriter:
-    """Write `encode(o)`, which returns the parts of the message."""
+    """Write the source of `encode(o)`, which returns the parts of the message.
+
+    The arguments are those of compile_encoder().
+    """
     return _EncodeWriter(message, version, flexible).write()
 
 
 class _EncodeWriter:
-    """Pieces wait in three stages: fixed-size values for one `struct` call, then
-    expressions for one step onto the list, then lines of source."""
+    """Writes the source of one encoding function.
+
+    A value passes three stages: pending values of fixed size, which become one `struct`
+    call; pending expressions, which are added to the list in one step; and lines of
+    source.
+    """
 
     def __init__(self, message: type[Struct], version: int, flexible: bool) -> None:
         self._message = message
@@ -59,9 +69,9 @@ class _EncodeWriter:
         self._flexible = flexible
         self._source = SourceWriter()
         self._line = self._source.line
-        # code and value of fixed-size fields not yet in an expression
+        # Code and value of fields of fixed size that are in no expression yet.
         self._run: list[tuple[str, Handled]] = []
-        # expressions not yet on the list
+        # Expressions that are in no line of source yet.
         self._pieces: list[str] = []
         self._handled: list[Handled] = []
 
@@ -99,9 +109,9 @@ class _EncodeWriter:
         self._run.append((code, Handled(path, value, code)))
 
     def _end_run(self, varint: str = "") -> None:
-        """Make one expression of the waiting values, and of a varint after them.
+        """Make one expression of the pending values, and of a varint after them.
 
-        A varint below 128 is one more byte of the same call, which is most of them.
+        Most varints are below 128: then they are one more byte of the same call.
         """
         run, self._run = self._run, []
         self._handled += [handled for code, handled in run if code != "x"]
@@ -132,7 +142,7 @@ class _EncodeWriter:
         self._handled.append(handled)
 
     def _flush(self) -> None:
-        """Write what waits, as one step onto the list."""
+        """Write a line that adds all pending values and expressions to the list."""
         if self._run:
             self._end_run()
         pieces, self._pieces = self._pieces, []
@@ -169,7 +179,7 @@ class _EncodeWriter:
         )
 
     def _differs(self, row: Field, value: str) -> str:
-        """Return the condition that a value is not the field's default."""
+        """Return an expression: whether a value differs from the field's default."""
         if row.fresh_default == "list":
             return f"{value} != []" if row.is_nullable else value
         if row.struct is not None and not row.is_array:
@@ -207,7 +217,7 @@ class _EncodeWriter:
 
     @contextmanager
     def _apart(self) -> Iterator[None]:
-        """Write to another list for a while; what waits for this one stays."""
+        """Let lines within the context use another list; keep the pending values."""
         waiting = self._run, self._pieces, self._handled
         self._run, self._pieces, self._handled = [], [], []
         outer = self._source.variable("parts")
@@ -241,7 +251,7 @@ class _EncodeWriter:
             self._line(f"{inner} = {value}")
             self._struct(cls, inner, path + ".")
             return
-        # A nullable struct is led by an int8: -1 for null, 1 for present.
+        # An int8 precedes a nullable struct: -1 if it is null, 1 if it is present.
         self._flush()
         self._line(f"{inner} = {value}")
         self._line(f"if {inner} is None:")

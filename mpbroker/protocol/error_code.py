@@ -1,4 +1,4 @@
-"""The error codes of Kafka's protocol.
+"""ErrorCode: the error codes of Kafka's protocol.
 
 Source: Kafka protocol guide, "Error Codes".
 """
@@ -8,7 +8,7 @@ from typing import Final
 
 
 class ErrorCode(IntEnum):
-    """The int16 in an answer that says how a request, or a part of it, ended."""
+    """The int16 in a response that is the result of a request, or of a part of it."""
 
     UNKNOWN_SERVER_ERROR = -1
     NONE = 0
@@ -148,7 +148,7 @@ class ErrorCode(IntEnum):
 
     @property
     def retriable(self) -> bool:
-        """Whether a client may send the same request again and hope for better."""
+        """Whether the same request may succeed if a client sends it again."""
         return self in _RETRIABLE
 
 

@@ -1,8 +1,7 @@
-"""Errors of the wire: what a peer sent, and what we refuse.
+"""ProtocolError and ApiError: the errors of requests and responses.
 
-The class says who must act. `ProtocolError` is the peer's fault and ends its
-connection; `ApiError` was understood and refused, and becomes an error code in the
-answer.
+A `ProtocolError` is about malformed bytes: the connection is closed. An `ApiError` is
+about a request that was understood and refused: the response has its error code.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class ProtocolError(MpbrokerError):
-    """Bytes that are not the protocol: close that connection, log one line.
+    """The bytes are not Kafka's protocol: close the connection and log one line.
 
-    Also raised when a message of ours cannot be put on the wire in the asked version;
-    then the caller chose the wrong version or value.
+    It is also raised when a message cannot be encoded, because the caller has chosen a
+    version that lacks a field, or a value that does not fit.
     """
 
 
@@ -31,10 +30,14 @@ class FrameLengthError(ProtocolError):
 
 
 class ApiError(MpbrokerError):
-    """A request that was understood and refused.
+    """A request was understood and refused.
 
-    The dispatcher turns it into its error code; the message is for the log, and for
-    answers that have an error message field.
+    The dispatcher answers with the error code. The message is for the log, and for
+    responses that have a field for it.
+
+    Args:
+        error_code: the code for the response.
+        message: a text for people; by default the name of the code.
     """
 
     def __init__(self, error_code: ErrorCode, message: str = "") -> None:

@@ -1,7 +1,8 @@
-"""The tables of messages: kinds of values, fields, and the structs made of them.
+"""Struct, field() and array(): the tables of which messages are made.
 
-A struct's class body lists its fields as rows; one constructor a class is generated
-when it is first called. See `message` for what is generated from the rows.
+The body of a struct's class lists its fields, as rows of a table. Its constructor is
+generated when it is first called. See `message` for the functions that are generated
+from the rows.
 
 Source: Kafka's message definition format for the words "versions", "nullable", "tag",
 "ignorable" and "default".
@@ -30,18 +31,18 @@ S = TypeVar("S", bound="Struct")
 Decoder = Callable[[Buffer, int], T]
 Encoder = Callable[[T], list[Any]]
 
-FOREVER: Final = 0x7FFF  # the end of "9+"
-UNSET: Final = object()  # an argument that was not given, where None means null
+FOREVER: Final = 0x7FFF  # the last version of "9+"
+UNSET: Final = object()  # an argument that was not given; None means null
 
 
 class Kind(Generic[T]):
-    """A primitive type of the protocol; T is what it is in Python."""
+    """A primitive type of the protocol; T is its type in Python."""
 
     __slots__ = ("code", "default", "name")
 
     def __init__(self, name: str, code: str, default: T) -> None:
         self.name = name
-        self.code = code  # of `struct`, if the size is fixed; else ""
+        self.code = code  # its code in the module `struct`; "": its size is not fixed
         self.default = default
 
 
@@ -60,7 +61,7 @@ RECORDS: Final[Kind[Any]] = Kind("records", "", None)
 
 
 class Field:
-    """One row of a table."""
+    """One row of a table; see `field` for its columns."""
 
     __slots__ = (
         "_default",
@@ -93,14 +94,16 @@ class Field:
         self.ignorable = ignorable
 
     def present_in(self, version: int) -> bool:
+        """Return whether a version has the field."""
         return _includes(self._versions, version)
 
     def nullable_in(self, version: int) -> bool:
+        """Return whether the field may be null in a version."""
         return self._nullable is not None and _includes(self._nullable, version)
 
     @property
     def is_nullable(self) -> bool:
-        """Whether any version may say null."""
+        """Whether the field may be null in any version."""
         return self._nullable is not None
 
     @property
@@ -110,7 +113,7 @@ class Field:
 
     @property
     def code(self) -> str:
-        """The code of `struct`, or "" if the size of a value is not fixed."""
+        """The code in the module `struct`; "" if the size of a value is not fixed."""
         return "" if isinstance(self.kind, type) else self.kind.code
 
     @property
@@ -119,13 +122,17 @@ class Field:
         if self._default is not UNSET or self.is_array:
             return self._default
         if isinstance(self.kind, type):
-            # A tagged struct is mostly absent, and a response may hold thousands.
+            # None costs less: a tagged struct is mostly absent, and a response may have
+            # thousands of them.
             return None if self.tag is not None else UNSET
         return self.kind.default
 
     @property
     def fresh_default(self) -> str | None:
-        """What makes a default that must not be shared: "list", "struct" or None."""
+        """The type of a default that is made anew each time: "list" or "struct".
+
+        None: the default is an immutable value, which is shared.
+        """
         if self.default is not UNSET:
             return None
         return "list" if self.is_array else "struct"
@@ -144,9 +151,9 @@ def parse_versions(text: str) -> tuple[int, int]:
     return int(first), int(last if dash else first)
 
 
-# The return types of these two are what a field holds in a message, not what they
-# return; that is how type checkers come to know the attributes. `MessageMeta` takes
-# the returned rows out of the class body again.
+# Type checkers learn the types of attributes from the return types of these two
+# functions. At run time they return rows instead, which `MessageMeta` removes from the
+# class body.
 @overload
 def field(
     kind: Kind[T] | type[T],
@@ -179,12 +186,13 @@ def field(
 
     Args:
         kind: a `Kind`, or a `Struct` class.
-        versions: those that have the field: "3+", "0-12" or "4".
-        nullable: the versions that may say null, which is None.
-        default: the value when absent; by default the kind's zero. A tagged struct is
-            None when absent.
+        versions: the versions that have the field: "3+", "0-12" or "4".
+        nullable: the versions in which it may be null, which is None in Python.
+        default: its value if it is absent; by default the kind's zero. A tagged struct
+            is None if it is absent.
         tag: the number of a tagged field.
-        ignorable: a value that a version cannot carry is dropped, not refused.
+        ignorable: if a version does not have the field, its value is dropped; by
+            default a value other than the default is refused.
     """
     return Field(kind, False, versions, nullable, default, tag, ignorable)
 
@@ -241,8 +249,8 @@ class MessageMeta(type):
 class Struct(metaclass=MessageMeta):
     """A group of fields: an element of an array, or a whole message.
 
-    Attributes are the protocol's field names. The constructor takes them by keyword;
-    what is not given has the protocol's default.
+    Its attributes have the protocol's field names. The constructor takes them by
+    keyword; the others get the protocol's defaults.
     """
 
     __fields__: ClassVar[tuple[Field, ...]]
@@ -302,5 +310,5 @@ def compile_constructor(cls: type[Struct]) -> Callable[..., None]:
 
 
 def _class_of(source: SourceWriter, cls: type[Struct] | None) -> str:
-    assert cls is not None  # only structs have a fresh default besides lists
+    assert cls is not None  # a fresh default is a list or a struct
     return source.use_class(cls)

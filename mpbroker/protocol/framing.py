@@ -1,6 +1,7 @@
-"""Size-delimited framing: a big-endian int32 length N, then N bytes of payload.
+"""FrameDecoder and encode_frame(): frames of an int32 length N and N bytes of payload.
 
-For clients and tests; the broker's processors frame inside shared memory.
+The length is big-endian. This is for clients and tests; the broker's processors read
+frames into shared memory with code of their own.
 
 Source: Kafka protocol guide, "Common Request and Response Structure".
 """
@@ -16,15 +17,19 @@ from mpbroker.protocol.primitives import Buffer
 SIZE_BYTES: Final = 4
 DEFAULT_MAX_FRAME_BYTES: Final = 100 * 1024 * 1024  # Kafka's socket.request.max.bytes
 
-# Drop consumed bytes only when they outweigh this: moving the rest down for every
-# small frame would make a stream of them quadratic.
+# Remove consumed bytes from the buffer only when there are more than this: moving the
+# rest for every small frame would take quadratic time.
 _COMPACT_BYTES: Final = 64 * 1024
-# A part of a frame that is smaller costs less to copy than to send by itself.
+# To copy a smaller part of a frame costs less than to send it by itself.
 _WORTH_A_PART: Final = 2048
 
 
 def encode_frame(payload: Buffer | Iterable[Buffer]) -> bytes:
-    """Return the payload, given whole or in parts, behind its length."""
+    """Return a frame: the length of the payload, then the payload.
+
+    Args:
+        payload: the bytes, or an iterable of their parts.
+    """
     if isinstance(payload, (bytes, bytearray, memoryview)):
         return b"".join((len(payload).to_bytes(SIZE_BYTES, "big"), payload))
     parts = list(payload)
@@ -33,11 +38,11 @@ def encode_frame(payload: Buffer | Iterable[Buffer]) -> bytes:
 
 
 def encode_frame_parts(payload: Sequence[Buffer]) -> list[Buffer]:
-    """Return the payload behind its length, large parts without a copy of them."""
+    """Return a frame as a list of parts. Parts of 2 KiB or more are not copied."""
     size = sum(map(len, payload))
     pieces = [size.to_bytes(SIZE_BYTES, "big"), *payload]
     parts: list[Buffer] = []
-    start = 0  # of small pieces that are not in a part yet
+    start = 0  # index of the first small piece that is not in a part yet
     for index, piece in enumerate(pieces):
         if len(piece) >= _WORTH_A_PART:
             if index > start:
@@ -50,7 +55,11 @@ def encode_frame_parts(payload: Sequence[Buffer]) -> list[Buffer]:
 
 
 class FrameDecoder:
-    """Cut a byte stream into payloads, wherever its chunks were cut."""
+    """Split a byte stream into payloads; its chunks may be cut at any byte.
+
+    Args:
+        max_frame_bytes: the largest length of a payload.
+    """
 
     def __init__(self, max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES) -> None:
         self._max_frame_bytes = max_frame_bytes
@@ -59,7 +68,10 @@ class FrameDecoder:
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes fed and not returned; above 0 at the end of a stream: a cut frame."""
+        """Bytes fed and not returned yet.
+
+        If it is above 0 at the end of a stream, the last frame is cut off.
+        """
         return len(self._received) - self._position
 
     def feed(self, data: Buffer) -> None:
@@ -81,8 +93,8 @@ class FrameDecoder:
         if start > len(received):
             return None
         length = int.from_bytes(received[self._position : start], "big", signed=True)
-        # Judged before the payload arrives: four bytes from a hostile peer must not
-        # make us wait for, or hold, 2 GiB.
+        # Check it before the payload arrives: four bytes from a hostile peer must not
+        # make this process wait for 2 GiB, or keep them in memory.
         if not 0 <= length <= self._max_frame_bytes:
             raise FrameLengthError(
                 f"frame length {length} is not in 0..{self._max_frame_bytes} bytes"

@@ -1,4 +1,4 @@
-"""Messages as tables: every API's module lists fields, types and versions as data.
+"""Message: a request or response, defined by a table of fields, types and versions.
 
     class DeleteRecordsTopic(Struct):
         name: str = field(STRING)
@@ -10,10 +10,10 @@
         topics: list[DeleteRecordsTopic] = array(DeleteRecordsTopic)
         timeout_ms: int = field(INT32)
 
-From a table one decoding and one encoding function are generated per version, when
-that version is first seen (`codec_decode`, `codec_encode`), and one constructor per
-class, when it is first called. A function takes 1-3 ms to write and compile; importing
-a message module compiles nothing and takes less than 1 ms.
+For each version a decoding and an encoding function are generated from the table, when
+they are first used (`codec_decode`, `codec_encode`). The constructor of a class is
+generated when it is first called. To generate and compile a function takes 1-3 ms; to
+import a module of messages compiles nothing, and takes less than 1 ms.
 
 Source: Kafka protocol guide; Kafka's message definition format for the words
 "versions", "nullable", "tag", "ignorable" and "default".
@@ -35,14 +35,14 @@ MessageT = TypeVar("MessageT", bound="Message")
 
 
 class SizedRegion(Protocol):
-    """Bytes that are elsewhere, such as in a log file; see `Message.encode_parts`."""
+    """Bytes that are not in memory, but in a log file; see `Message.encode_parts`."""
 
     @property
     def size_in_bytes(self) -> int: ...
 
 
 class _Compiled(dict[int, T]):
-    """The functions of one class by version, compiled when first asked for."""
+    """The functions of one class by version, compiled when they are first used."""
 
     def __init__(self, message: type[Message]) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class _Decoders(_Compiled[Decoder[Any]]):
     def _compile(
         self, message: type[Message], version: int, flexible: bool
     ) -> Decoder[Any]:
-        # Imported here: a start compiles nothing before the first request.
+        # Imported here: a start needs no codec before the first request.
         from mpbroker.protocol.codec import compile_decoder
 
         return compile_decoder(
@@ -85,7 +85,7 @@ class _Encoders(_Compiled[Encoder[Any]]):
 
 
 class Message(Struct):
-    """A request or a response, header not included."""
+    """A request or a response, without its header."""
 
     api_key: ClassVar[ApiKey]
     valid_versions: ClassVar[range]
@@ -93,7 +93,7 @@ class Message(Struct):
     flexible_from: ClassVar[int]
     """The first version with compact lengths and tagged fields."""
     ignores_rest: ClassVar[bool]
-    """Whether bytes after the message are passed over, as Kafka does for every one."""
+    """Whether bytes after the message are ignored, as Kafka does for all messages."""
     decoders: ClassVar[_Decoders]
     encoders: ClassVar[_Encoders]
 
@@ -116,28 +116,29 @@ class Message(Struct):
 
     @classmethod
     def decode(cls, version: int, buffer: Buffer, offset: int = 0) -> Self:
-        """Read the message that fills a buffer from an offset to its end.
+        """Read a message from a buffer, from an offset to its end.
 
-        Strings are copied; bytes and records are views of the buffer, which must live
-        as long as they do. Fields that the version lacks have their defaults.
+        Strings are copied. Bytes and records are views of the buffer, which must not
+        change as long as they are used. Fields that the version does not have get their
+        defaults.
 
         Raises:
-            ProtocolError: the bytes are not that message, the version has no codec, or
-                bytes are left over (unless the message `ignores_rest`).
+            ProtocolError: the bytes are malformed, the version is not valid, or bytes
+                are left over (unless the message `ignores_rest`).
         """
         return cls.decoders[version](buffer, offset)  # type: ignore[no-any-return]
 
     @classmethod
     def decoder(cls, version: int) -> Decoder[Self]:
-        """Return the function behind `decode`, to be kept where calls are many."""
+        """Return the function that `decode` calls, for callers that use it often."""
         return cls.decoders[version]
 
     def encode(self, version: int) -> bytes:
         """Return the message as bytes.
 
         Raises:
-            ProtocolError: the version has no codec; a value does not fit its field; or
-                the version lacks a field that is set and must not be ignored.
+            ProtocolError: the version is not valid; a value does not fit its field; or
+                the version lacks a field that is set and is not ignorable.
         """
         parts = self.encoders[version](self)
         try:
@@ -149,10 +150,10 @@ class Message(Struct):
             ) from None
 
     def encode_parts(self, version: int) -> list[bytes | SizedRegion]:
-        """Return the message as bytes and, between them, regions kept elsewhere.
+        """Return the message as bytes, with regions of files between them.
 
-        Records may be any object with a `size_in_bytes`; such an object comes back in
-        its place in the list, and the length before it is its size.
+        Records may be any object with a `size_in_bytes`. The object itself is in the
+        list, at the place of its bytes; the length field before it has its size.
 
         Raises:
             ProtocolError: as `encode`.

@@ -1,7 +1,7 @@
-"""OpenTelemetry's metrics, as clients push them: plain values made protobuf.
+"""Encode metrics as OpenTelemetry's protobuf, as clients push them.
 
-The few messages that are needed here: sums, gauges and histograms of doubles with
-attributes of text. `otlp_metrics` reads them.
+Only sums, gauges and histograms of doubles, with attributes of text, are encoded.
+`otlp_metrics` reads them.
 
 Source: opentelemetry-proto 1.x, metrics.proto, common.proto, resource.proto; protobuf's
 encoding guide.
@@ -23,17 +23,19 @@ _UINT64: Final = Struct("<Q")
 _GAUGE: Final = 5  # fields of Metric
 _SUM: Final = 7
 _HISTOGRAM: Final = 9
-_DELTA: Final = b"\x10\x01"  # of a Sum: aggregation_temporality, field 2
+_DELTA: Final = b"\x10\x01"  # Sum.aggregation_temporality, field 2
 _CUMULATIVE: Final = b"\x10\x02"
-_MONOTONIC: Final = b"\x18\x01"  # field 3
+_MONOTONIC: Final = b"\x18\x01"  # Sum.is_monotonic, field 3
 
 
 class Point(NamedTuple):
     """A value of a metric.
 
     Attributes:
-        start_ns: since 1970, from when on a sum was added up; 0 for gauges.
-        time_ns: when the value was so.
+        value: the value.
+        start_ns: the time at which a sum began, in ns since 1970; 0 for gauges.
+        time_ns: the time of the value, in ns since 1970.
+        attributes: the point's attributes.
     """
 
     value: float
@@ -43,22 +45,36 @@ class Point(NamedTuple):
 
 
 class Metric(NamedTuple):
-    """Points of one name; ``is_sum``: monotonic, else a gauge."""
+    """A metric and its points.
+
+    Attributes:
+        name: its name.
+        is_sum: it is a monotonic sum; else it is a gauge.
+        is_delta: a sum counts from the last push on; else from its start.
+        points: its points.
+        unit: its unit, as in UCUM.
+        description: its meaning.
+    """
 
     name: str
     is_sum: bool
     is_delta: bool
     points: list[Point]
-    unit: str = ""  # UCUM's
+    unit: str = ""
     description: str = ""
 
 
 class HistogramPoint(NamedTuple):
-    """How values were distributed.
+    """A point of a histogram.
 
     Attributes:
-        number: how many values there were.
-        counts: of each bucket, one more than there are bounds; empty: not known.
+        number: the number of values.
+        total: their sum.
+        counts: the number of values in each bucket, one more than there are bounds;
+            empty: not known.
+        start_ns: the time at which counting began, in ns since 1970.
+        time_ns: the time of the point, in ns since 1970.
+        attributes: the point's attributes.
     """
 
     number: int
@@ -70,8 +86,15 @@ class HistogramPoint(NamedTuple):
 
 
 class Distribution(NamedTuple):
-    """Cumulative histograms of one name; ``bounds``: where buckets end, the last but
-    one: upwards of it there is one more."""
+    """A cumulative histogram and its points.
+
+    Attributes:
+        name: its name.
+        bounds: the upper bounds of all buckets but the last, which has none.
+        points: its points.
+        unit: its unit, as in UCUM.
+        description: its meaning.
+    """
 
     name: str
     bounds: Sequence[float]
@@ -83,7 +106,15 @@ class Distribution(NamedTuple):
 def encode_metrics(
     resource: Mapping[str, str], metrics: Iterable[Metric | Distribution]
 ) -> bytes:
-    """Return a MetricsData of one resource, with these attributes; empty for none."""
+    """Return a MetricsData of one resource.
+
+    Args:
+        resource: the resource's attributes.
+        metrics: its metrics.
+
+    Returns:
+        The protobuf; empty bytes if there are no metrics.
+    """
     scope = b"".join(_sized(2, _metric(metric)) for metric in metrics)
     if not scope:
         return b""
@@ -150,5 +181,5 @@ def _fixed(field: int, data: bytes) -> bytes:
 
 
 def _sized(field: int, data: bytes) -> bytes:
-    """A field of a length and bytes; its number is below 16, so that its key fits."""
+    """Return a field with a length; its number is below 16, so its key is one byte."""
     return bytes((field << 3 | _BYTES,)) + write_unsigned_varint(len(data)) + data

@@ -1,14 +1,14 @@
-"""OpenTelemetry's metrics, as clients push them: protobuf read into plain values.
+"""Read OpenTelemetry's protobuf metrics, as clients push them, into plain values.
 
-Of MetricsData what tells something: names, units, points with their attributes and
-values. A histogram's point is its count and its sum; points of summaries and of
+From MetricsData these are read: names, units, and points with their attributes and
+values. From a histogram's point only count and sum are read. Points of summaries and of
 exponential histograms are left out.
 
-Fields of a message are a key (number << 3 | wire type) and a value each; those unknown
-are skipped. Every length is bounded by the message it is in, the number of resources,
-metrics and points by MAX_POINTS, and that of fields by MAX_FIELDS: a megabyte of empty
-ones is a hundred bytes when it comes, compressed, and would be a hundred times as much
-here, or seconds of work.
+A field is a key (number << 3 | wire type) and a value; unknown fields are skipped. A
+length must fit into its message. MAX_POINTS limits the number of resources, metrics
+and points, and MAX_FIELDS the number of fields: a compressed request of a hundred bytes
+may have a megabyte of empty fields, which would take a hundred megabytes here, or
+seconds of work.
 
 Source: opentelemetry-proto 1.x, metrics.proto, common.proto, resource.proto; protobuf's
 encoding guide.
@@ -24,7 +24,7 @@ from mpbroker.protocol.errors import ProtocolError
 from mpbroker.protocol.primitives import read_unsigned_varint
 
 MAX_POINTS: Final = 10_000
-# A point with three attributes has some twenty.
+# A point with three attributes has about twenty fields.
 MAX_FIELDS: Final = 25 * MAX_POINTS
 _MAX_ATTRIBUTES: Final = 64
 _MAX_TEXT: Final = 1024
@@ -38,22 +38,26 @@ _DOUBLE: Final = Struct("<d")
 _INT64: Final = Struct("<q")
 _UINT64: Final = Struct("<Q")
 
-# Fields of Metric that hold points, by number: their kind.
+# The type of a metric, by the number of the field of Metric that has its points.
 _KINDS: Final = {5: "gauge", 7: "sum", 9: "histogram"}
-# Of a point: the number of its attributes' field.
+# The number of the field that has the attributes of a point.
 _NUMBER_ATTRIBUTES: Final = 7
 _HISTOGRAM_ATTRIBUTES: Final = 9
 _DELTA: Final = 1
 
-Value = Any  # of a field: an int for a varint, else a memoryview
+Value = Any  # a field's value: an int for a varint, else a memoryview
 
 
 def read_metrics(data: bytes) -> list[dict[str, Any]]:
-    """Read a MetricsData: a resource a dictionary, with its attributes and metrics.
+    """Read a MetricsData.
+
+    Returns:
+        A dictionary for each resource: "attributes", and "metrics", which is a list of
+        dictionaries with "name", "unit", "type" and "points". Times are ns since 1970.
 
     Raises:
-        ProtocolError: it is not one, or has more than MAX_POINTS points or MAX_FIELDS
-            fields.
+        ProtocolError: the bytes are malformed, or have more than MAX_POINTS points or
+            MAX_FIELDS fields.
     """
     reader = _Reader()
     return [
@@ -64,7 +68,7 @@ def read_metrics(data: bytes) -> list[dict[str, Any]]:
 
 
 class _Reader:
-    """Reads one MetricsData, and counts what it is made of."""
+    """Reads one MetricsData, and counts its points and fields."""
 
     def __init__(self) -> None:
         self._left = MAX_POINTS
@@ -150,7 +154,7 @@ class _Reader:
         return found
 
     def _any_value(self, view: memoryview) -> Any:
-        """A text, a number or a truth; None for what is made of several."""
+        """Return a text, a number or a boolean; None for arrays and maps."""
         for number, value in self._fields(view):
             if number == 1 and isinstance(value, memoryview):
                 return _text(value)
@@ -163,7 +167,7 @@ class _Reader:
         return None
 
     def messages(self, view: memoryview) -> Iterator[tuple[int, memoryview]]:
-        """The fields that are no varints: messages and texts, if all is well."""
+        """Yield number and bytes of the fields that are not varints."""
         for number, value in self._fields(view):
             if isinstance(value, memoryview):
                 yield number, value
@@ -175,7 +179,7 @@ class _Reader:
             if self._fields_left < 0:
                 raise ProtocolError(f"more than {MAX_FIELDS} fields")
             key = view[position]
-            if key & 0x87 == _BYTES and position + 1 < end:  # most are: no two calls
+            if key & 0x87 == _BYTES and position + 1 < end:  # most: saves two calls
                 size = view[position + 1]
                 if size < 0x80 and position + 2 + size <= end:
                     position += 2 + size

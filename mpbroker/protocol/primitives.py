@@ -1,11 +1,11 @@
-"""The protocol's primitive types that `struct` does not know.
+"""Read and write the primitive types of the protocol that are not in `struct`: varints.
 
-Readers take a buffer and a position and return the value and the position behind it.
-They raise `ProtocolError` on bytes that are no such value, and never `IndexError`.
+Readers take a buffer and a position, and return the value and the position behind it.
+They raise `ProtocolError` on malformed bytes, and never `IndexError`.
 
-A varint has seven bits of the number in each byte, the lowest first; a byte of 0x80 or
-above says that another follows. Lengths and tags of requests are unsigned. The fields
-of records are signed, in zig-zag: 0, -1, 1, -2, ... are written as 0, 1, 2, 3, ...
+A varint has seven bits of the number in each byte, the lowest first; if a byte is 0x80
+or above, another one follows. Lengths and tags in requests are unsigned. Fields of
+records are signed, and zig-zag encoded: 0, -1, 1, -2 are written as 0, 1, 2, 3.
 
 Source: Kafka protocol guide, "Protocol Primitive Types": UNSIGNED_VARINT, VARINT (32
 bits) and VARLONG (64 bits); KIP-482 for tagged fields.
@@ -23,13 +23,13 @@ Buffer = bytes | bytearray | memoryview
 MAX_UNSIGNED_VARINT: Final = 0xFFFF_FFFF
 ZERO_UUID: Final = bytes(16)  # Kafka's "no topic id"
 
-# Reads a short string's bytes out of a memoryview in one call, by its length; a slice
-# would make a memoryview first.
+# By its length, a function that reads a short string's bytes from a memoryview in one
+# call. A slice would make another memoryview first.
 SHORT_TEXT: Final = tuple(Struct(f"{length}s").unpack_from for length in range(64))
 
 
 class VarintError(ProtocolError):
-    """Bytes that are no varint of the size asked for."""
+    """The bytes are not a varint of this size."""
 
 
 def read_unsigned_varint(
@@ -38,7 +38,7 @@ def read_unsigned_varint(
     """Return an unsigned varint and the position behind it.
 
     Raises:
-        VarintError: it is cut off by the end of the buffer, or larger than `bits`.
+        VarintError: it is cut off by the end of the buffer, or has more than ``bits``.
     """
     value = shift = 0
     start = position
@@ -65,7 +65,7 @@ def read_varint(buffer: Buffer, position: int, bits: int = 32) -> tuple[int, int
     Raises:
         VarintError: as read_unsigned_varint().
     """
-    # Most are of one byte: not worth another call.
+    # Most have one byte: to read these here saves a call.
     if position < len(buffer) and (byte := buffer[position]) < 0x80:
         return (byte >> 1) ^ -(byte & 1), position + 1
     raw, position = read_unsigned_varint(buffer, position, bits)
@@ -98,15 +98,19 @@ def write_varint(out: bytearray, value: int) -> None:
 
 
 def skip_tagged_fields(buffer: Buffer, position: int) -> int:
-    """Return the position after a tagged-field section, whatever its tags.
+    """Return the position after a section of tagged fields with any tags.
 
-    Tags must ascend, which also forbids duplicates; the time is linear in the bytes.
+    The time is linear in the number of bytes.
+
+    Raises:
+        ProtocolError: the section is cut off, or its tags are not ascending.
     """
     count, position = read_unsigned_varint(buffer, position)
     end = len(buffer)
     previous = -1
     try:
-        for _ in range(count):  # ends with the buffer: a field takes 2 bytes or more
+        # Every field has 2 bytes at least, so the end of the buffer ends this loop.
+        for _ in range(count):
             tag = buffer[position]
             position += 1
             if tag > 0x7F:

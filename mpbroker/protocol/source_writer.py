@@ -1,7 +1,7 @@
 """SourceWriter: the source of one generated function, line by line.
 
-Every line is annotated with the fields that it handles, so the one ``except`` of a
-function can say which field was wrong from the number of the line that raised.
+Every line has a note of the fields that it handles. A function has one ``except``,
+which finds the field that was wrong by the number of the line that raised the error.
 """
 
 from __future__ import annotations
@@ -12,15 +12,25 @@ from typing import Any, NamedTuple
 
 
 class Handled(NamedTuple):
-    """A field that a line of generated source handles."""
+    """A field that a line of generated source handles.
 
-    path: str  # "topics.partitions.index"
-    expression: str = ""  # its value, in terms of the function's variables
-    code: str = ""  # of `struct`
+    Attributes:
+        path: such as "topics.partitions.index".
+        expression: an expression for its value, with the function's variables.
+        code: its code in the module `struct`.
+    """
+
+    path: str
+    expression: str = ""
+    code: str = ""
 
 
 class SourceWriter:
-    """Lines of a function, what they handle, and the names they use."""
+    """The lines of a function, the fields that they handle, and the names they use.
+
+    Attributes:
+        names: the values that the function uses, by name.
+    """
 
     def __init__(self) -> None:
         self.names: dict[str, Any] = {}
@@ -43,17 +53,17 @@ class SourceWriter:
         self._indent = outer
 
     def variable(self, prefix: str) -> str:
-        """Return a name that nothing else in the function has."""
+        """Return a name for a variable that the function does not have yet."""
         self._variables += 1
         return f"{prefix}{self._variables}"
 
     def use(self, name: str, value: Any) -> str:
-        """Make a value known to the function under a name, and return the name."""
+        """Give the function a value under a name; return the name."""
         self.names[name] = value
         return name
 
     def use_class(self, cls: type) -> str:
-        """Make a class known to the function, and return its name."""
+        """Give the function a class under its name; return the name."""
         return self.use(cls.__name__, cls)
 
     @property
@@ -62,14 +72,19 @@ class SourceWriter:
         return "\n".join(self._lines)
 
     def handled_by(self, line_number: int) -> tuple[Handled, ...]:
-        """Return the fields of a line, or of the nearest annotated one above it."""
+        """Return the fields of a line, or of the nearest line above that has some."""
         for handled in reversed(self._handled[:line_number]):
             if handled:
                 return handled
         return (Handled("(start)"),)
 
     def compile(self, title: str, function: str) -> Callable[..., Any]:
-        """Compile the source and return its function; tracebacks show the title."""
+        """Compile the source and return its function.
+
+        Args:
+            title: the name of the source in tracebacks.
+            function: the name of the function.
+        """
         exec(compile(self.text, f"<{title}>", "exec"), self.names)
         compiled: Callable[..., Any] = self.names[function]
         return compiled

@@ -1,4 +1,4 @@
-"""Who writes the records of a transactional Produce, from their first batch header."""
+"""Read the producer of a transactional Produce request from its first batch header."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 from mpbroker.protocol.primitives import Buffer
 from mpbroker.protocol.records.batch_header import RecordBatchError
 
-# Attributes at 21; producer id and epoch at 43, behind delta and two timestamps.
+# Positions in the header: attributes at 21; producer id and epoch at 43.
 _ATTRIBUTES: Final = Struct(">h")
 _PRODUCER: Final = Struct(">qh")
 _ATTRIBUTES_AT: Final = 21
@@ -17,10 +17,13 @@ _TRANSACTIONAL: Final = 0x10
 
 
 def producer_of(records: Buffer | None) -> tuple[int, int] | None:
-    """Return the producer id and epoch of transactional records; None: they are not.
+    """Return the producer id and epoch of transactional records.
+
+    Returns:
+        None if there are no records, or if they are not transactional.
 
     Raises:
-        RecordBatchError: fewer bytes than a batch header.
+        RecordBatchError: there are fewer bytes than a batch header has.
     """
     if not records:
         return None
