@@ -1,1 +1,1 @@
-"""Used by every floor: errors, logging, definitions of configuration keys."""
+"""Modules that every floor uses: errors, logging, definitions of configuration keys."""

@@ -1,11 +1,11 @@
 """Definitions of configuration keys: type, default, limits, documentation.
 
-A small version of Kafka's ConfigDef. A value travels as text (command line, file, wire,
-metadata log), and its key parses it into the type that the key declares. A refusal
-names the key, the value, the limits and what to do.
+A small version of Kafka's ConfigDef. A value is given as text (command line, file,
+request, metadata log), and its key parses it into the key's type. An error names the
+key, the value and the limits.
 
-Source: the "Configuration" chapter of the Apache Kafka documentation says what the
-types accept.
+Source: Kafka's ConfigDef; the "Configuration" chapter of its documentation, for the
+texts that each type accepts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mpbroker.base.errors import MpbrokerError
 
 LONG_MAX: Final = 2**63 - 1
 INT_MAX: Final = 2**31 - 1
-HIDDEN: Final = "[hidden]"  # what is shown of a password
+HIDDEN: Final = "[hidden]"  # shown in the place of a password
 
 
 class ConfigError(MpbrokerError):
@@ -76,7 +76,7 @@ class Validator(NamedTuple):
     """A limit of values.
 
     Attributes:
-        limit: tells the limit, as the end of the sentence "it must be ...".
+        limit: the limit in words, as the end of the sentence "it must be ...".
         accepts: returns whether a value is within the limit.
     """
 
@@ -151,7 +151,7 @@ def _number(value: ConfigValue) -> float:
 if TYPE_CHECKING:
 
     class Columns(TypedDict, total=False):
-        """The columns that a row may leave out; see ConfigKey for what they mean."""
+        """The columns that a row may leave out; ConfigKey has their meanings."""
 
         validator: Validator | None
         not_above: str
@@ -216,7 +216,7 @@ class ConfigKey:
 
     @property
     def documentation(self) -> str:
-        """What users are told: the meaning, and whether there is an effect at all."""
+        """The text for users: the meaning, behind a notice if the key has no effect."""
         return self.meaning if self.has_effect else f"{NO_EFFECT} {self.meaning}"
 
     @property
@@ -242,7 +242,8 @@ class ConfigKey:
         """Return the value that a text stands for.
 
         Raises:
-            ConfigError: it is not of the key's type, or outside its limits.
+            ConfigError: the text is not of the key's type, or the value is outside its
+                limits.
         """
         value = self._parse_type(text)
         self.check(value)
@@ -374,8 +375,8 @@ _KIND: Final[Mapping[ConfigType, str]] = {
 LISTENER_PREFIX: Final = "listener.name."
 
 
-# Checks dynamic configs together. Its arguments: the texts set for one broker by key,
-# those set for all brokers, and the names whose values are new or gone.
+# A check of all dynamic configs together. Its arguments: the texts set for one broker
+# by key, those set for all brokers, and the names whose values are new or removed.
 Together = Callable[[Mapping[str, str], Mapping[str, str], Collection[str]], None]
 
 
@@ -409,7 +410,8 @@ class ConfigDef:
         """Take the keys.
 
         Args:
-            what: is what errors call a key, such as "topic config".
+            what: the word for a key in errors, such as "topic config".
+            keys: the keys.
         """
         self._what = what
         self.check_together: Together = _nothing_to_check
@@ -443,10 +445,11 @@ class ConfigDef:
         return key
 
     def of_listener(self, name: str) -> ListenerSetting | None:
-        """Return what a name ``listener.name.NAME.[MECHANISM.]KEY`` sets.
+        """Parse a name of the form ``listener.name.NAME.[MECHANISM.]KEY``.
 
         Returns:
-            None if it is another name, or if listeners do not have the key.
+            The listener, the key and the mechanism; None if the name has another form,
+            or if the key cannot be set for a listener.
         """
         if not name.startswith(LISTENER_PREFIX):
             return None

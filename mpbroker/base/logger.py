@@ -1,12 +1,12 @@
-"""Loggers that import ``logging`` when the first line is logged.
+"""Make loggers that import the module ``logging`` when the first line is logged.
 
 That module and those that it needs (traceback, tokenize, threading, string...) take a
-tenth of the time from exec to the first response, and until then nothing is logged.
+tenth of the time from exec to the first response, and before that nothing is logged.
 Loggers have their standard names, so code that configures or captures logging finds
 them as usual.
 
-Every line passes through here. So this is also where a process notices that log levels
-were changed: each process of the broker applies new levels before its next line.
+A logger here also compares the version of the log levels before every line. So each
+process of the broker applies changed levels before its next line.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Levels(Protocol):
 
     @property
     def version(self) -> int:
-        """Grows with each change; 0: nothing was changed."""
+        """A number that grows with each change; 0: no level was changed."""
 
     def read(self) -> Mapping[str, int]:
         """Return the levels by logger."""
@@ -113,12 +113,15 @@ def get_logger(name: str) -> logging.Logger:
 
 
 def log_to_stderr() -> None:
-    """Log to stderr, from INFO on, in this process and its children."""
+    """Log to stderr, at INFO and above, in this process and its children."""
     _State.to_stderr = True
 
 
 def follow(levels: Levels | None) -> None:
-    """Apply levels that may change, in this process and its children; None: stop."""
+    """Apply these levels, and their changes, in this process and its children.
+
+    None: apply no levels any more.
+    """
     _State.levels, _State.version = levels, 0
 
 

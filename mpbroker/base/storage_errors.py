@@ -1,6 +1,6 @@
 """Errors of storage about files that are damaged or cannot be used.
 
-They are for the process, its log and its exit code. A client is told an ApiError.
+They are for the process, its log and its exit code. Clients get an ApiError instead.
 """
 
 from mpbroker.base.errors import MpbrokerError
@@ -11,11 +11,11 @@ class StorageError(MpbrokerError):
 
 
 class CorruptLogError(StorageError):
-    """A segment has bytes that are no record batch; names the file and the position."""
+    """A log has bytes that are not a record batch; the text names file and position."""
 
 
 class CorruptIndexError(StorageError):
-    """An index contradicts its segment: rebuild it from the segment."""
+    """An index contradicts its segment: rebuild it from the log."""
 
 
 class CorruptSnapshotError(StorageError):
@@ -23,7 +23,7 @@ class CorruptSnapshotError(StorageError):
 
 
 class CheckpointError(StorageError):
-    """A checkpoint file has another version, or lines that are no entries."""
+    """A checkpoint file has another version, or malformed lines."""
 
 
 class LogDirectoryError(StorageError):
@@ -31,4 +31,4 @@ class LogDirectoryError(StorageError):
 
 
 class LogDirectoryLockedError(LogDirectoryError):
-    """A broker that runs has the directory."""
+    """A running broker has locked the directory."""

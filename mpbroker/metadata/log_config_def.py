@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from mpbroker.base.config_def import Columns
 
     class TopicColumns(Columns, total=False):
-        """The columns that a row may leave out; see TopicKey for what they mean."""
+        """The columns that a row may leave out; TopicKey has their meanings."""
 
         synonyms: tuple[BrokerSynonym, ...]
 
@@ -327,8 +327,8 @@ _KEYS: Final = [
             BrokerSynonym("log.retention.hours", _HOUR_MS, _SOME_RETENTION),
         ),
     ),
-    # Kafka 4.0 raised the minimum from 14 bytes to 1 MiB (KIP-1030). The old one
-    # is kept: small segments are what people try retention and compaction with.
+    # Kafka 4.0 raised the minimum from 14 bytes to 1 MiB (KIP-1030). The old one is
+    # kept, because small segments are useful to try retention and compaction.
     TopicKey(
         "segment.bytes",
         _INT,
