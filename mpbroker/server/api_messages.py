@@ -1,7 +1,8 @@
-"""The messages of an API, found by its key, and answers made without its handler.
+"""Find the message classes of an API by its key, and make answers without its handler.
 
-A message module is imported when its API is first asked for. An error answer is needed
-where a handler failed; a throttle time is put into an answer that is encoded already.
+A message module is imported when it is first needed. ``error_answer`` makes the answer
+to a request whose handler failed; ``with_throttle_time`` sets the throttle time of an
+answer that is already encoded.
 """
 
 from __future__ import annotations
@@ -37,7 +38,11 @@ def _message_class(api_key: int, suffix: str) -> type[Message]:
 
 
 def error_answer(request: Request, code: ErrorCode) -> bytes | None:
-    """Return the body that says ``code``; None: the API has no place for it."""
+    """Return the encoded body of a response with only a top-level error code.
+
+    Returns:
+        The body, or None if this version of the API has no top-level error code.
+    """
     version, response = request.api_version, response_class(request.api_key)
     message = response()
     if not hasattr(message, "error_code"):
@@ -47,15 +52,16 @@ def error_answer(request: Request, code: ErrorCode) -> bytes | None:
         body = message.encode(version)
         decoded: Any = response.decode(version, memoryview(body))
     except ProtocolError:
-        return None  # this version must not leave the field out, and has none
-    # A version without the field encodes as if nothing was wrong.
+        return None  # this version has no such field, and refuses to encode the code
+    # Other versions without the field leave the code out: decode it to find out.
     return body if decoded.error_code == code else None
 
 
 def with_throttle_time(api_key: int, version: int, body: bytes, time_ms: int) -> bytes:
-    """Return a body with ``throttle_time_ms``; the same body if it has no such field.
+    """Return an encoded body with ``throttle_time_ms`` set.
 
-    A client of a version without the field is throttled all the same: it is muted.
+    A body of a version without this field is returned unchanged. Its client is
+    throttled too, because its connection is muted.
     """
     response = response_class(api_key)
     try:
@@ -65,4 +71,4 @@ def with_throttle_time(api_key: int, version: int, body: bytes, time_ms: int) ->
         message.throttle_time_ms = time_ms
         return message.encode(version)
     except ProtocolError:
-        return body  # an ApiVersions of the future is answered in version 0
+        return body  # an unknown, newer ApiVersions is answered in version 0

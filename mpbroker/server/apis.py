@@ -1,15 +1,17 @@
-"""The APIs that are served, one row each.
+"""List the APIs that are served, one row for each.
 
 To serve another API write three things: its message in protocol/messages/, its handler
-in handlers/, and its row here. All three are found by the API's name:
+in handlers/, and its row here. The message and the handler are found by the API's name:
 
-    CREATE_TOPICS   protocol/messages/create_topics.py   CreateTopicsRequest, -Response
+    CREATE_TOPICS   protocol/messages/create_topics.py   CreateTopicsRequest
+                                                         CreateTopicsResponse
                     handlers/create_topics.py            handle_create_topics()
 
-A handler takes the request message and a HandlerContext, and returns the response
-message; message_apis.py does the rest. An API of the coordinator has a method there in
-place of a handler (coordinator/coordinator_apis.py). Handlers and rules are imported
-with the first request that needs them.
+A handler takes the request message and a HandlerContext and returns the response
+message. message_apis.py decodes the request, applies the row's authorization rule,
+calls the handler and encodes the response. An API that the coordinator executes has a
+method instead of a handler; coordinator/coordinator_apis.py finds it. A handler and a
+rule are imported when the first request needs them.
 """
 
 from __future__ import annotations
@@ -28,28 +30,30 @@ _O = AclOperation
 
 
 class Forwarded(Enum):
-    """Whether a handler process hands an API's requests on to the coordinator."""
+    """Whether a handler process forwards an API's requests to the coordinator."""
 
-    NEVER = "it executes them"
-    SOMETIMES = "its handler says which"
-    ALWAYS = "unread"
+    NEVER = "the handler process executes all requests"
+    SOMETIMES = "the API's handler decides for each request"
+    ALWAYS = "the handler process forwards all requests undecoded"
 
 
 class Api(NamedTuple):
-    """One API.
+    """One API: the versions served, its authorization rule, and where it executes.
 
     Attributes:
-        key: which.
-        versions: the oldest and the newest that are served: the widest range that both
-            the broker and any known client need.
-        rule: what the sender needs where there is an authorizer. An operation: on the
-            cluster, for the whole request. "module:function": a rule in authorization/,
-            which may refuse parts of the request. OPEN: nothing.
+        key: the API's number in the protocol.
+        versions: the oldest and the newest version that are served. The range holds
+            every version that a known client needs.
+        rule: the permission that the sender needs if the broker has an authorizer.
+            An AclOperation: this operation on the cluster, for the whole request.
+            "module:function": a rule in authorization/, which may refuse parts of the
+            request. OPEN: no permission is needed.
         forwarded: whether the coordinator executes the requests.
-        in_bytes: a service of the process reads and writes bytes; there is no handler
-            for messages.
-        is_data: not served on the control plane, which it would block.
-        needs_receiver: served only where clients' metrics are received.
+        in_bytes: a service of the handler process decodes and encodes the bytes
+            itself; handlers/ has no function that takes the decoded message.
+        is_data: the API moves records. The control plane does not serve it, because
+            such requests would delay the others there.
+        needs_receiver: served only if the broker has a receiver for clients' metrics.
     """
 
     key: ApiKey
@@ -62,11 +66,11 @@ class Api(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of its modules and methods: create_topics."""
+        """The name of the API's modules and methods, for example create_topics."""
         return self.key.name.lower()
 
     def handler(self) -> Any:
-        """Import its handler."""
+        """Import and return the handler: handlers/<name>.py, handle_<name>()."""
         module = import_module(f"mpbroker.server.handlers.{self.name}")
         return getattr(module, f"handle_{self.name}")
 
@@ -77,8 +81,9 @@ _SOMETIMES: Final = Forwarded.SOMETIMES
 
 # fmt: off
 _ROWS: Final = (
-    # Their services ask for WRITE or READ of each topic. The rule is the coordinator's,
-    # which adds a producer's partitions to its transaction.
+    # The services of Produce and Fetch ask the authorizer for WRITE or READ of each
+    # topic. The rule in Produce's row is for forwarded requests: the coordinator
+    # applies it before it adds the partitions to the producer's transaction.
     Api(_K.PRODUCE, (3, 13), "topic_rules:forwarded_produce", _SOMETIMES,
         in_bytes=True, is_data=True),
     Api(_K.FETCH, (4, 18), OPEN, in_bytes=True, is_data=True),
@@ -154,10 +159,12 @@ APIS: Final[Mapping[ApiKey, Api]] = {row.key: row for row in _ROWS}
 
 
 def served(*, has_receiver: bool, is_control_plane: bool = False) -> list[Api]:
-    """Return the rows that a process serves.
+    """Return the rows of the APIs that a process serves.
 
     Args:
-        has_receiver: clients' metrics are received.
+        has_receiver: whether the broker has a receiver for clients' metrics.
+        is_control_plane: whether the process serves the control plane's listener,
+            where the rows with ``is_data`` are left out.
     """
     return [
         row
@@ -168,7 +175,11 @@ def served(*, has_receiver: bool, is_control_plane: bool = False) -> list[Api]:
 
 
 def forwarded_apis() -> dict[int, tuple[int, int, int]]:
-    """Return oldest, newest and first flexible version of each API forwarded unread."""
+    """Return the versions of the APIs that are forwarded without being decoded.
+
+    Returns:
+        For each API key: the oldest, the newest and the first flexible version.
+    """
     return {
         int(row.key): (*row.versions, FLEXIBLE_FROM[row.key])
         for row in APIS.values()
@@ -177,10 +188,11 @@ def forwarded_apis() -> dict[int, tuple[int, int, int]]:
 
 
 def advertised_versions(rows: Iterable[Api]) -> dict[int, tuple[int, int]]:
-    """Return the oldest and newest versions that ApiVersions tells, by API key.
+    """Return the oldest and newest version that ApiVersions advertises, by API key.
 
-    Produce from 0, although 0 to 2 are refused: librdkafka takes a higher minimum for
-    a broker that knows none of the old codecs (KAFKA-18659).
+    Produce is advertised from version 0 although versions 0 to 2 are refused: if the
+    oldest version is higher, librdkafka concludes that the broker does not know gzip,
+    snappy and lz4 (KAFKA-18659).
     """
     return {
         int(row.key): (

@@ -1,4 +1,8 @@
-"""The partitions of topics as Metadata describes them, kept until a topic changes."""
+"""Describe the partitions of topics for Metadata, and keep the descriptions.
+
+One node leads all partitions, so a description changes only when a topic gets more
+partitions or another epoch after a restart. Topics with equal epochs share one list.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +18,11 @@ _MAX_TOPICS: Final = 20_000
 
 
 class DescribedPartitions:
-    """Those of one process.
+    """The descriptions that one process keeps, of up to 20,000 topics.
 
     Args:
-        leader_epoch: of a topic's partition; UNDEFINED: it cannot be read just now.
+        leader_epoch: returns the leader epoch of a partition of a topic; UNDEFINED:
+            it cannot be read now.
     """
 
     def __init__(self, node_id: int, leader_epoch: Callable[[Topic, int], int]) -> None:
@@ -27,7 +32,10 @@ class DescribedPartitions:
         self._by_topic: dict[bytes, list[MetadataResponsePartition]] = {}
 
     def partitions(self, topic: Topic) -> list[MetadataResponsePartition]:
-        """Return a topic's; not to be changed. No other broker leads: epochs stay."""
+        """Return the descriptions of a topic's partitions; callers must not edit them.
+
+        A description without a leader epoch is not kept, so the epoch is read again.
+        """
         known = self._by_topic.get(topic.topic_id)
         if known is None or len(known) != len(topic.partitions):
             epochs = tuple(
@@ -43,7 +51,7 @@ class DescribedPartitions:
         return known
 
     def _alike(self, epochs: tuple[int, ...]) -> list[MetadataResponsePartition]:
-        """On one node all topics with as many partitions look alike, mostly."""
+        """Return the descriptions of partitions with these epochs, shared by topics."""
         known = self._by_epochs.get(epochs)
         if known is None:
             node = [self._node_id]

@@ -1,10 +1,11 @@
-"""RequestDispatcher: which API, which version, and what an exception becomes.
+"""RequestDispatcher: find the handler of a request, and turn exceptions into answers.
 
-Kafka's KafkaApis.handle. Each API is one line in a table that the composition root
-fills: decode, call the handler, encode. What is wrong with a request closes its
-connection or becomes an error code; what is wrong with us is logged with its
-traceback, answered as UNKNOWN_SERVER_ERROR where the API can say so, and serving
-goes on.
+The composition root gives it a ServedApi for each API (message_apis.served_apis). A
+malformed request closes its connection; a refused request gets an error code. A bug of
+the broker is logged with its traceback and answered with UNKNOWN_SERVER_ERROR if the
+API has a field for it; then the next request is served.
+
+Source: Kafka's KafkaApis.handle.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ if TYPE_CHECKING:
 _LOG = get_logger(__name__)
 
 Answer = bytes | list[bytes | FilePart] | Deferred
-# Returns the body of the answer, or says that there is none yet.
+# Returns the body of the answer, or a Deferred: no answer now.
 ApiHandler = Callable[[Request], Answer]
-# Makes the body that says an error, for a request that could not be handled.
+# Returns the body of an answer with an error code; None: the API has no such field.
 ErrorAnswer = Callable[[Request, ErrorCode], bytes | None]
 
 _HEAD: Final = Struct(">hhi")
@@ -43,12 +44,18 @@ _NO_API: Final = -1
 _ASSIGNED: Final = frozenset(map(int, ApiKey))
 
 
-def _nobody_counts(api_key: int, error_code: int) -> None:
-    """Where nobody looks."""
+def _count_nothing(api_key: int, error_code: int) -> None:
+    """Do nothing: the default of ``count_error``."""
 
 
 class ServedApi:
-    """One API as it is served here."""
+    """The versions of one API that are served, and the function that executes it.
+
+    Attributes:
+        oldest, newest: versions, both included.
+        flexible: for each version from 0 on, whether the response header has tagged
+            fields (version 1 of the header).
+    """
 
     __slots__ = ("flexible", "handle", "newest", "oldest")
 
@@ -64,15 +71,19 @@ class ServedApi:
 
 
 class RequestDispatcher:
-    """Find the handler of a request, and answer whatever happens.
+    """Find the handler of a request, and return an answer whatever exception it raises.
 
     Args:
-        apis: what is served.
-        advertised: what ApiVersions says is served.
-        error_answer: makes the answer to a request that met a bug.
-        name_connection: for log lines.
-        count_error: told of the API key and the code of each error.
-        quotas: charge clients for what is executed; None: nothing is charged.
+        apis: the served APIs, by API key.
+        advertised: the oldest and newest version that ApiVersions advertises, by API
+            key.
+        error_answer: makes the body of an answer that has an error code only.
+        name_connection: returns a connection's id for log lines.
+        count_error: called with the API key (-1: unknown) and the code of each error.
+        quotas: charge clients for their requests; None: nothing is charged.
+
+    Attributes:
+        errors: how many requests met a bug of the broker.
     """
 
     def __init__(
@@ -81,7 +92,7 @@ class RequestDispatcher:
         advertised: Mapping[int, tuple[int, int]],
         error_answer: ErrorAnswer,
         name_connection: Callable[[int], str],
-        count_error: Callable[[int, int], None] = _nobody_counts,
+        count_error: Callable[[int, int], None] = _count_nothing,
         quotas: ClientQuotas | None = None,
     ) -> None:
         self._apis = apis
@@ -95,11 +106,16 @@ class RequestDispatcher:
     def parse(
         self, slot: int, connection: int, frame: memoryview, received_ns: int
     ) -> Request | bytes | None:
-        """Read a request's header.
+        """Parse a request's header, and check that its API and version are served.
+
+        Args:
+            frame: the request header and body, without the size in front of it.
+            received_ns: when the request was received (CLOCK_MONOTONIC).
 
         Returns:
-            The request; or a frame to answer with at once (ApiVersions of a version
-            above ours); or None: close the connection, the reason is logged.
+            The request. Or bytes: the frame of the answer, for an ApiVersions request
+            of a newer version than is served. Or None: close the connection; the
+            reason has been logged.
         """
         try:
             header = parse_request_header(frame)
@@ -135,7 +151,10 @@ class RequestDispatcher:
         )
 
     def dispatch(self, request: Request) -> Answer:
-        """Handle a request and charge its client; every exception ends here."""
+        """Execute a request, charge its client and return the answer.
+
+        No exception leaves this method: each becomes an answer.
+        """
         answer: Answer
         try:
             answer = self._apis[request.api_key].handle(request)
@@ -158,7 +177,10 @@ class RequestDispatcher:
         return answer
 
     def met_bug(self, request: Request) -> Answer:
-        """Within ``except``: log a bug of ours with its traceback, and answer."""
+        """Log the current exception as a bug of the broker, and return an answer.
+
+        To be called within an ``except`` clause, since it logs the traceback.
+        """
         self.errors += 1
         self._count_error(request.api_key, ErrorCode.UNKNOWN_SERVER_ERROR)
         note(EventKind.BUG, request.api_key, request.connection)
@@ -171,7 +193,15 @@ class RequestDispatcher:
         return self._error_answer(request, ErrorCode.UNKNOWN_SERVER_ERROR) or CLOSE
 
     def _unreadable_api_versions(self, frame: memoryview) -> bytes | None:
-        """KIP-511: only the first eight bytes of a future ApiVersions are known."""
+        """Return the answer to an ApiVersions request that is too new to be parsed.
+
+        Only its first 8 bytes can be read: API key, version and correlation id.
+
+        Returns:
+            The frame of the answer; None: the frame is no such request.
+
+        Source: KIP-511.
+        """
         if len(frame) < _HEAD.size:
             return None
         api_key, version, correlation_id = _HEAD.unpack_from(frame)

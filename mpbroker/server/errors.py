@@ -1,10 +1,11 @@
-"""Errors of the server that are neither an answer nor the peer's fault."""
+"""Define errors of the server that neither a client nor a request has caused."""
 
 from mpbroker.base.errors import MpbrokerError
 
 
 class AuthorizerError(MpbrokerError):
-    """An authorizer raised, so it did not decide: the sender is denied.
+    """The authorizer raised an exception instead of deciding.
 
-    It is a bug of the authorizer, and is logged with its traceback.
+    The request is answered with UNKNOWN_SERVER_ERROR, so its sender gets no access. The
+    dispatcher logs the traceback, since this is a bug of the authorizer.
     """

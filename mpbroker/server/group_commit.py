@@ -1,17 +1,19 @@
-"""Group commit: one fdatasync for all that wait on a log, whoever appended it.
+"""Group commit: one fdatasync of a log for all requests that wait for it.
 
-acks=all means on disk. A handler that has appended such records looks at the
-partition's row: if nobody syncs this log, it becomes the sync's owner, notes the log
-end as its target and starts the sync; if somebody does, it asks to be told of its end.
-When a sync ends, its owner publishes the target as the durable end and tells those
-who asked; whose records came too late for it start the next. So a log has one sync
-under way at a time, and each covers all that was appended while the last one ran.
+acks=all means that the records are on disk. A handler that has appended such records
+looks at the partition's row. If no process syncs this log, the handler becomes the
+owner of a sync, remembers the log end offset as its target and starts the sync. If
+another process syncs it, the handler sets its bit in ROW_SYNC_WAITERS. When the sync
+ends, its owner publishes the target as the durable end offset and sends a notice to
+the waiting handlers; those whose records lie behind the target start the next sync. So
+each log has at most one sync at a time, and each sync covers all records that were
+appended while the one before it ran.
 
-A process that has one request in hand, and no other that would have to wait for it,
-makes its syncs at once instead, on a disk that is quick (``sync_at_once``).
+A process that has only one request to execute, on a fast disk, syncs at once instead
+(``sync_at_once``).
 
-An owner that dies is replaced by the supervisor's repair, which clears the ownership
-and makes every handler look again.
+If the owner of a sync dies, the supervisor's repair clears the ownership and sends a
+notice to every handler.
 """
 
 import errno
@@ -34,10 +36,10 @@ from mpbroker.storage.log.disk_sync import DiskSync
 
 _LOG = get_logger(__name__)
 
-# More logs than these are better waited for by the event.
+# Syncs of more logs than this are started in the background.
 _MOST_AT_ONCE: Final = 8
-# So many syncs in a row, and somebody may have come meanwhile: a timer may end any
-# number of transactions, and an administrator ask for any number of markers.
+# After so many syncs another request may be waiting: a timer may end many
+# transactions, and one WriteTxnMarkers request may name many partitions.
 _MOST_IN_A_ROW: Final = 24
 
 
@@ -45,10 +47,10 @@ class LogFiles(Protocol):
     """The part of a log's LogSync that a sync needs."""
 
     def segments_to_sync(self, from_offset: int, to_offset: int) -> list[int]:
-        """The files that hold these offsets: descriptors to fdatasync."""
+        """Return descriptors of the files that hold these offsets, for fdatasync."""
 
     def make_room(self) -> None:
-        """Close the files of all logs of this process: no descriptor is left."""
+        """Close the files of all logs of this process, to free file descriptors."""
 
 
 class SyncableLog(Protocol):
@@ -60,12 +62,12 @@ class SyncableLog(Protocol):
     def sync(self) -> LogFiles: ...
 
 
-# What keeps files from being opened just now, and says nothing of what is in them.
+# Errors of open() that pass, and that say nothing about the file's content.
 _PASSING: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 def _number_of(error: OSError | ApiError) -> int:
-    """The errno of what kept a log's files from being opened."""
+    """Return the errno of an error that opening a log's files has raised."""
     cause = error if isinstance(error, OSError) else error.__cause__
     return (isinstance(cause, OSError) and cause.errno) or errno.EIO
 
@@ -76,13 +78,15 @@ class _Sync(NamedTuple):
 
 
 class GroupCommit:
-    """The syncs that one handler process has under way.
+    """The syncs that one handler process owns.
 
     Attributes:
-        disk: makes the syncs.
+        disk: executes the syncs.
+        syncs: how many this process has finished.
 
     Args:
-        words: the control segment's, where they are counted; None: here alone.
+        notify: sends a notice about a row (index) to handlers (bit set).
+        words: the control segment, where syncs are counted; None: count only here.
     """
 
     def __init__(
@@ -109,7 +113,7 @@ class GroupCommit:
 
     @property
     def is_alone(self) -> bool:
-        """Whether nobody else waits for this process; said by its loop every turn."""
+        """Whether no other request waits for this process; its loop sets this."""
         return self._left_at_once > 0
 
     @is_alone.setter
@@ -122,15 +126,15 @@ class GroupCommit:
 
     @property
     def is_syncing(self) -> bool:
-        """Whether syncs of ours are under way, of whose end others are to be told."""
+        """Whether this process owns a running sync, for which others may wait."""
         return bool(self._running)
 
     def want(self, log: SyncableLog) -> None:
-        """Some records of this log must become durable; ``start`` sees to it."""
+        """Remember that a log must be synced; ``start`` starts the sync."""
         self._wanted[log.row.index] = log
 
     def start(self) -> None:
-        """Start the syncs that are wanted: once for a whole batch of requests."""
+        """Start the syncs that are wanted; called once after a batch of requests."""
         if not self._wanted:
             return
         wanted, self._wanted = self._wanted, {}
@@ -139,15 +143,15 @@ class GroupCommit:
             if index not in self._running:
                 self._start(log, syncs)
             else:
-                self._wanted[index] = log  # the next one, when this one has ended
+                self._wanted[index] = log  # started when the running sync has ended
         if syncs:
             self.disk.start_all(syncs)
 
     def sync_at_once(self, logs: Sequence[SyncableLog]) -> None:
-        """Make logs durable before this returns, if that holds up nobody.
+        """Sync logs before this returns, if no other request has to wait for it.
 
-        Callers look at the rows afterwards: at what is not durable yet, as if they had
-        not called; at what is offline, which is never to be synced again.
+        The method may do nothing, or sync only some of the logs. Callers look at the
+        rows afterwards: they wait for what is not durable, and fail what is offline.
         """
         disk = self.disk
         if not self.is_alone or len(logs) > _MOST_AT_ONCE or not disk.is_quick:
@@ -164,7 +168,8 @@ class GroupCommit:
             if log.row.status != RowStatus.ONLINE:
                 continue
             self._left_at_once -= 1
-            # Whoever owns a sync of this log goes on with it; so nobody need be told.
+            # Ownership is not taken: the owner of a running sync goes on with it and
+            # sends the notices.
             sync = _Sync(log, log.row.log_end_offset)
             try:
                 found.append((sync, self._files_to_sync(log, sync.target, make)))
@@ -188,10 +193,11 @@ class GroupCommit:
     def _files_to_sync(
         self, log: SyncableLog, target: int, sync_others: Callable[[], None]
     ) -> list[int]:
-        """Return what makes a log durable; where it cannot be opened, make room once.
+        """Return descriptors of the files to sync; free some once if none is left.
 
         Args:
-            sync_others: begins what was found before; its files are closed then.
+            sync_others: starts the syncs of the files found before, since freeing
+                descriptors closes their files.
         """
         durable = log.row.durable_end_offset
         try:
@@ -204,10 +210,13 @@ class GroupCommit:
         return log.sync.segments_to_sync(durable, target)
 
     def _start(self, log: SyncableLog, syncs: list[tuple[int, int]]) -> None:
-        """Take over the syncing of a log; add tokens and files to what is to begin."""
+        """Become the owner of a log's sync; add (token, descriptor) pairs to ``syncs``.
+
+        If another process owns the log's sync, set this process's bit instead.
+        """
         row = log.row
         words = row.words
-        row.lock()  # not ``locked``: twice a sync, of each partition of each produce
+        row.lock()  # faster than ``with row.locked()``, twice for each sync
         try:
             if words[row.base + ROW_SYNC_OWNER]:
                 words[row.base + ROW_SYNC_WAITERS] |= self._bit
@@ -241,10 +250,10 @@ class GroupCommit:
             self._finish(row.index, 0)
 
     def _put_off(self, log: SyncableLog) -> None:
-        """Its files cannot be opened just now: try again in a later turn.
+        """Give up a sync whose files cannot be opened now; want it again later.
 
-        Nothing was written in vain, so nothing is lost by that; and whoever else wants
-        this sync may have what we lack.
+        No sync has failed, so no record is lost. The waiting handlers get a notice:
+        they may have file descriptors left.
         """
         row = log.row
         del self._running[row.index]
@@ -261,7 +270,7 @@ class GroupCommit:
             self._notify(row.index, waiters)
 
     def process_finished(self) -> bool:
-        """Publish what syncs that have ended made durable; say if any has."""
+        """Publish the results of the syncs that have ended; return whether any has."""
         done = self.disk.finished()
         for token, error in done:
             index = self._tokens.pop(token)
@@ -298,20 +307,20 @@ class GroupCommit:
 
     @staticmethod
     def _publish(row: PartitionRow, target: int, error: int) -> None:
-        """Say how far a log is on disk. Under the row's lock."""
+        """Set how far a log is on disk. To be called under the row's lock."""
         if error:
-            # What an fsync has failed to write may be lost although the next one
-            # says success: never try again (fsyncgate). Offline for good.
+            # A page that fsync failed to write may be lost although the next fsync
+            # succeeds ("fsyncgate"): never sync again, the partition stays offline.
             if row.status != RowStatus.DELETED:
                 row.status = RowStatus.OFFLINE
         elif row.status == RowStatus.OFFLINE:
-            return  # another's sync has failed meanwhile: ours may say so no more
+            return  # another process's sync has failed meanwhile
         elif target > row.durable_end_offset:
             row.durable_end_offset = target
 
     @staticmethod
     def _complain(row: PartitionRow, error: int) -> None:
-        if row.status == RowStatus.OFFLINE:  # and not just deleted
+        if row.status == RowStatus.OFFLINE:  # not if it was deleted
             _LOG.error(
                 "partition row %d is offline: its log cannot be synced: %s",
                 row.index,

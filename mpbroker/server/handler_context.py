@@ -1,7 +1,7 @@
-"""What a handler is given beside its request: the broker, and who asks.
+"""Define what a handler gets beside its request message: broker, request and access.
 
-A handler gets no object of a process's machinery but those that it works on, so that a
-test can make a context of plain values.
+A handler gets values and the few objects it works on, so a test can make a context
+without starting a process.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ if TYPE_CHECKING:
     from mpbroker.server.telemetry.client_telemetry import ClientTelemetry
     from mpbroker.storage.log_manager import LogManager
 
-Advertised = tuple[str, int]  # host and port; "" or 0: what the client dialled
+# Host and port that clients are told; "" or 0: the one that the client connected to.
+Advertised = tuple[str, int]
 
 
 class Volume(NamedTuple):
-    """The bytes of the volume that a directory is on."""
+    """The size and the free space of a file system, in bytes."""
 
     total_bytes: int
     usable_bytes: int
 
 
 def volume(path: str) -> Volume | None:
-    """Return the volume of a directory; None: it cannot be asked."""
+    """Return size and free space of the file system of a directory; None: unknown."""
     try:
         found = os.statvfs(path)
     except OSError:
@@ -46,7 +47,7 @@ def volume(path: str) -> Volume | None:
 
 
 def resolves(host: str) -> bool:
-    """Return whether a text is an address, or a name that has one."""
+    """Return whether a text is an IP address or a host name that can be resolved."""
     try:
         socket.getaddrinfo(host, None)
     except (OSError, UnicodeError):
@@ -55,28 +56,31 @@ def resolves(host: str) -> bool:
 
 
 class Broker(NamedTuple):
-    """What the handlers of one process know of their broker.
+    """The broker as the handlers of one process see it.
 
     Attributes:
-        node_id, cluster_id, rack: as clients are told.
-        advertised: where clients find the broker, by index of the listener.
-        auto_create_topics, delete_topics: whether clients may.
-        num_partitions: of a topic whose creator does not say.
-        internal_topics: how each is created when it is first asked for, by name.
+        node_id, cluster_id, rack: as they are told to clients.
+        advertised: the broker's address for clients, by index of the listener.
+        auto_create_topics: auto.create.topics.enable.
+        delete_topics: delete.topic.enable.
+        num_partitions: num.partitions, for a request that leaves the number open.
+        internal_topics: the definition of each internal topic, by name; the topic is
+            created when a client first asks for it.
         log_dirs: the paths of log.dirs.
-        definition: the broker's keys, with the defaults of this machine.
-        static_configs: texts set on the command line, in the environment or in a file,
-            by key.
-        words: of the control segment.
-        registry: the topics, and all else that the metadata log holds.
-        logs: the partitions' logs.
+        definition: the broker's config keys, with the defaults of this machine.
+        static_configs: config texts set on the command line, in the environment or in
+            a file, by key.
+        words: the control segment, as 64-bit words.
+        registry: the topics and everything else that the metadata log holds.
+        logs: the logs of the partitions.
         described: the partitions as Metadata describes them.
-        delete_logs: takes the partitions of a deleted topic off line.
-        intent: where a request notes what it is about to change.
-        quotas: how much clients may change; None: as much as they like.
-        levels: of all processes' loggers; None: they cannot be asked for.
-        telemetry: takes clients' metrics; None: nobody receives them.
-        volume, resolves: ask the machine; handlers touch no file and no socket.
+        delete_logs: takes the partitions of a deleted topic offline.
+        intent: returns the place where a request notes what it is about to change.
+        quotas: limit how fast clients change topics; None: there is no limit.
+        levels: the log levels of all processes; None: requests cannot access them.
+        telemetry: receives clients' metrics; None: the broker has no receiver.
+        volume, resolves: the two system calls that handlers need. They are arguments,
+            so that tests can replace them.
     """
 
     node_id: int
@@ -104,14 +108,14 @@ class Broker(NamedTuple):
 
 
 class HandlerContext:
-    """One request's.
+    """The broker, the request's header and its sender's permissions.
 
     Attributes:
-        broker: what is the same for all requests.
+        broker: the same for all requests.
         request: header, slot and connection.
-        version: of the request message, and so of the response.
-        access: what the sender may do; None where there is no authorizer, and where
-            the API is open to anybody.
+        version: the version of the request message and of the response.
+        access: checks permissions of the sender; None if there is no authorizer, and
+            for APIs that need no permission.
     """
 
     __slots__ = ("access", "broker", "request", "version")
@@ -126,7 +130,7 @@ class HandlerContext:
 
     @property
     def endpoint(self) -> Advertised:
-        """Host and port where the client is told to find this broker."""
+        """The host and port that the client is told for this broker."""
         words, connection = self.broker.words, self.request.connection
         host, port = self.broker.advertised[listener_index(words, connection)]
         if not host or not port:
@@ -136,17 +140,22 @@ class HandlerContext:
 
     @property
     def intent(self) -> Intent:
-        """Where the request notes what it is about to change."""
+        """The place where the request notes what it is about to change."""
         return self.broker.intent(self.request)
 
     def mutation_permit(self, strict_since: int) -> Callable[[int], None] | None:
-        """Return what is to be asked before partitions are made or deleted.
+        """Return a function to call before partitions are created or deleted.
 
-        It is told how many, and raises ApiError (THROTTLING_QUOTA_EXCEEDED) if that is
-        too many for the sender's quota. None: the sender has no quota.
+        It takes the number of partitions and raises ApiError
+        (THROTTLING_QUOTA_EXCEEDED) if the sender's quota does not allow them now.
 
         Args:
-            strict_since: the first version whose clients know that error.
+            strict_since: the first version of the API that has this error. The
+                function never raises for older versions: they are throttled after
+                the change.
+
+        Returns:
+            The function; None: the sender has no quota.
         """
         quotas = self.broker.quotas
         return None if quotas is None else quotas.permit(self.request, strict_since)

@@ -1,12 +1,13 @@
-"""What a request is about to change, in its slot, noted before it is changed.
+"""Note in a request's slot what the request is about to change.
 
-A handler may die between a change's record in the metadata log and the answer. Whoever
-executes the request again finds the topic there already, or gone; what was noted tells
-it that this was the request's own doing, and the client gets the one answer that it
-would have got.
+A handler may die after it wrote a change to the metadata log and before it answered.
+The handler that executes the request again finds the topic already created, or already
+deleted. The notes show that the request itself made the change, so the client gets the
+answer that the first execution would have given.
 
-Words of 64 bits, as many as the slot has room for (200, or one for every 64 bytes of a
-request of more than 13 KiB); of what is beyond, Kafka's error is told.
+A note is a 64-bit word. A slot has room for 200 notes, or for one per 64 bytes of a
+request of more than 13 KiB. A change that found no room is not recognized: the second
+execution answers with Kafka's error, for example TOPIC_ALREADY_EXISTS.
 """
 
 from __future__ import annotations
@@ -24,23 +25,23 @@ _ID: Final = Struct("=qq")
 
 
 class Intent(Protocol):
-    """One request's."""
+    """The notes of one request."""
 
     def earlier(self) -> Sequence[int]:
-        """What an execution that did not get to its answer has noted."""
+        """Return the notes of an execution that ended before its answer, or none."""
         ...
 
     def note(self, words: Sequence[int]) -> None:
-        """Note what is to be changed now, what was noted before included."""
+        """Replace all notes; call it before the change is made."""
         ...
 
 
 class SlotIntent:
-    """Where a request's progress is kept, if it appends records.
+    """The notes in a request's slot; a Produce keeps its progress in the same words.
 
     Args:
-        channel: the handler's.
-        slot: the request's.
+        channel: the handler's end of the request channel.
+        slot: the request's slot.
     """
 
     def __init__(self, channel: HandlerEnd, slot: int) -> None:
@@ -55,29 +56,29 @@ class SlotIntent:
 
 
 class _NoIntent:
-    """Of a request that is in no slot."""
+    """Keeps no notes: for a request without a slot, which is executed only once."""
 
     def earlier(self) -> Sequence[int]:
         return ()
 
     def note(self, words: Sequence[int]) -> None:
-        """Nobody would execute it again."""
+        """Do nothing."""
 
 
 NO_INTENT: Final[Intent] = _NoIntent()
 
 
 def no_intent(request: Request) -> Intent:
-    """Where no request is executed again."""
+    """Return an Intent that keeps no notes."""
     return NO_INTENT
 
 
 def id_words(topic_ids: Iterable[bytes]) -> list[int]:
-    """Two words an id of 16 bytes."""
+    """Return ids of 16 bytes as notes, two words for each id."""
     return [word for topic_id in topic_ids for word in _ID.unpack(topic_id)]
 
 
 def noted_ids(words: Sequence[int]) -> list[bytes]:
-    """The ids that were noted; NO_ID where there was none to note."""
+    """Return the ids in notes that `id_words` made; NO_ID stands for no id."""
     pairs = zip(words[::2], words[1::2], strict=False)
     return [_ID.pack(*pair) for pair in pairs]

@@ -1,8 +1,8 @@
 """Execute requests as messages: decode, authorize, handle, encode; each once.
 
-A rule of the authorizer edits the request message before the handler sees it, and may
-leave something to be put into the response. So a handler knows of no rights, and what
-was refused it never sees.
+The authorization rule of the API's row removes from the request message the parts that
+are denied, before the handler gets it. The rule may return a function that adds the
+refusals to the response. So handlers contain no authorization.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from mpbroker.server.authorization.authorization import Access, Authorization
     from mpbroker.server.authorization.rulings import Amend, Rule
 
-# Handles a request that was decoded, as far as its sender may make it.
+# Executes a decoded request whose denied parts the rule has removed.
 Run = Callable[[Request, Any, "Access | None", "Amend | None"], Answer]
 Handler = Callable[[Any, HandlerContext], Message | Deferred]
 
 
 class MessageApi:
-    """One API of this process.
+    """Executes the requests of one API in this process.
 
     Args:
-        api: its row.
-        authorization: says who may do what; None: everybody everything.
-        run: what is done with a request message.
+        api: the API's row.
+        authorization: asks the authorizer; None: there is none, all is allowed.
+        run: takes the decoded request and returns the answer.
     """
 
     __slots__ = ("_api", "_authorization", "_decode", "_rule", "_run")
@@ -50,9 +50,12 @@ class MessageApi:
     def execute(self, request: Request) -> Answer:
         """Execute a request.
 
+        Returns:
+            The encoded body of the response, or a Deferred.
+
         Raises:
-            ProtocolError: it is malformed.
-            ApiError: what the whole answer says.
+            ProtocolError: the request is malformed; the caller closes the connection.
+            ApiError: the request is refused as a whole, with this error code.
         """
         decode = self._decode or self._import()
         authorization = self._authorization
@@ -61,7 +64,7 @@ class MessageApi:
             return self._run(request, message, None, None)
         access = authorization.access(request)
         if access is None:
-            return CLOSE  # nobody is there to be answered
+            return CLOSE  # the client has disconnected
         message = decode(request.api_version, request.body)
         assert self._rule is not None
         ruling = self._rule(access, message, request.api_version)
@@ -70,7 +73,7 @@ class MessageApi:
         return self._run(request, message, access, ruling)
 
     def _import(self) -> Callable[[int, memoryview], Any]:
-        """Import what the first request needs."""
+        """Import the rule and the request class; return the function that decodes."""
         if self._authorization is not None:
             self._rule = rule_of(self._api)
         self._decode = request_class(self._api.key).decode
@@ -78,7 +81,7 @@ class MessageApi:
 
 
 def rule_of(api: Api) -> Rule:
-    """Import the rule of an API that is not open."""
+    """Import and return the rule of an API whose row is not OPEN."""
     rule: Rule
     if isinstance(api.rule, AclOperation):
         from mpbroker.server.authorization.rulings import cluster_rule
@@ -99,12 +102,12 @@ def served_apis(
     forward: Callable[[int], None],
     authorization: Authorization | None = None,
 ) -> dict[int, ServedApi]:
-    """Return what a handler process does with each API.
+    """Return how a handler process serves each API, by API key.
 
     Args:
-        services: what serves the APIs that are ``in_bytes``.
-        forward: hands a request's slot to the coordinator.
-        authorization: says who may do what; None: everybody everything.
+        services: the functions that execute the APIs with ``in_bytes``.
+        forward: forwards the request in a slot to the coordinator.
+        authorization: asks the authorizer; None: there is none, all is allowed.
     """
 
     def forward_unread(request: Request) -> Deferred:
@@ -114,7 +117,7 @@ def served_apis(
     catch_up = broker.registry.catch_up
 
     def caught_up(execute: ApiHandler) -> ApiHandler:
-        """Let every request see all changes of metadata made before it."""
+        """Read the metadata log's new records before each request is executed."""
 
         def execute_caught_up(request: Request) -> Answer:
             catch_up()
@@ -136,7 +139,7 @@ def served_apis(
 
 
 def _handling(row: Api, broker: Broker, forward: Callable[[int], None]) -> Run:
-    """Return what calls an API's handler and encodes its response."""
+    """Return the function that calls an API's handler and encodes its response."""
     handler: Handler | None = None
 
     def run(

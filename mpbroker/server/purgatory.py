@@ -1,13 +1,13 @@
-"""Purgatory: requests that wait for data, for a sync, or for their deadline.
+"""Keep the requests that wait for data, for a sync, or for their deadline.
 
-A handler never blocks. A fetch without enough data, or a produce whose records are
-not yet on disk, is parked here, in the care of the handler that took it; its slot
-says PARKED, so that it is redelivered if this process dies. What it waits for are
-partition rows: whoever changes one sends a notice to every handler whose bit is set
-in the row's waiters, and only operations that watch this row are looked at. So ten
-thousand parked fetches cost nothing while nothing happens.
+A handler never blocks. It parks here a fetch without enough data, or a produce whose
+records are not yet on disk. The request's slot says PARKED, so that another handler
+executes it if this process dies. A parked operation watches partition rows. A process
+that changes a row sends a notice to every handler whose bit is set in the row's
+waiters; that handler then tries only the operations that watch the row. So ten
+thousand parked fetches cost nothing while no row changes.
 
-Source: Kafka DelayedOperationPurgatory.
+Source: Kafka's DelayedOperationPurgatory.
 """
 
 import heapq
@@ -24,34 +24,48 @@ _NEVER: Final = 1 << 62
 
 
 def sync_key(row: int) -> int:
-    """The key of operations that wait for a row's sync, not for its data.
+    """Return the key of operations that wait for a row's sync, not for its data.
 
-    They need no bit in the row's waiters: the sync's owner tells who asked.
+    They need no bit in ROW_WAITERS: the process that syncs the log sends its notices
+    to the bits in ROW_SYNC_WAITERS (group_commit.py).
     """
     return -1 - row
 
 
 class DelayedOperation(Protocol):
-    """A parked request."""
+    """A parked request.
 
-    keys: Iterable[int]  # what it watches: partition rows, or sync_key of them
+    Attributes:
+        keys: the indexes of the partition rows that it watches, or their `sync_key`.
+        deadline_ns: when `expire` is called (CLOCK_MONOTONIC).
+        done: whether it has left the purgatory.
+        may_end_early: whether it is answered at once when the broker stops.
+    """
+
+    keys: Iterable[int]
     deadline_ns: int
     done: bool
-    may_end_early: bool  # at a stop, answering at once is better than waiting
+    may_end_early: bool
 
     @property
     def request(self) -> Request:
-        """What was asked."""
+        """The request that waits."""
 
     def try_complete(self, row: int) -> bool:
-        """A watched row has changed: answer now if that is enough."""
+        """Answer if the change of a watched row is enough; return whether it was."""
 
     def expire(self) -> None:
-        """The deadline has passed: answer with what there is."""
+        """Answer with the data there is, since the deadline has passed."""
 
 
 class Purgatory:
-    """The parked operations of one handler process."""
+    """The parked operations of one handler process.
+
+    Attributes:
+        size: how many operations are parked.
+        on_bug: called within ``except`` with an operation that raised; it answers the
+            request. None: the exception is raised again.
+    """
 
     def __init__(
         self,
@@ -68,16 +82,15 @@ class Purgatory:
         self._timers: list[tuple[int, int, DelayedOperation]] = []
         self._numbers = itertools.count()
         self._keys: dict[int, int] = {}
-        self._told: list[int] = []  # rows of which we have told ourselves
+        self._told: list[int] = []  # rows of the notices to this process itself
         self.size = 0
-        # Called within ``except``, for an operation that met a bug of ours.
         self.on_bug: Callable[[DelayedOperation], None] | None = None
 
     def watch(self, operation: DelayedOperation) -> None:
         """Park an operation until it completes or expires.
 
-        The caller looks at its rows once more afterwards (``try_complete``): what
-        changed before our bit was set sends no notice.
+        The caller then calls ``try_complete`` once more: a row that changed before
+        this process's bit was set has sent no notice.
         """
         number = next(self._numbers)
         self._keys[id(operation)] = number
@@ -89,9 +102,9 @@ class Purgatory:
         self.size += 1
 
     def _arm(self, index: int) -> None:
-        """Ask for a notice of the next change of a row."""
+        """Set this process's bit in a row: its next change sends a notice."""
         if index in self._armed:
-            return  # not used up yet: a notice is still to come
+            return  # the bit is still set, and no notice has used it up
         row = self._table.row(index)
         word = row.base + ROW_WAITERS
         row.lock()
@@ -100,7 +113,7 @@ class Purgatory:
         self._armed.add(index)
 
     def unwatch(self, operation: DelayedOperation) -> None:
-        """Forget an operation that is done."""
+        """Remove an operation that is done."""
         operation.done = True
         number = self._keys.pop(id(operation), None)
         if number is None:
@@ -118,11 +131,15 @@ class Purgatory:
 
     @property
     def has_notices(self) -> bool:
-        """Whether there is a notice of our own, for which nothing will wake us."""
+        """Whether a notice to this process itself waits; it rings no doorbell."""
         return bool(self._told and self.size)
 
     def process_notices(self) -> bool:
-        """Complete what the notices that have come make complete; say if any came."""
+        """Try the operations that watch the rows of new notices.
+
+        Returns:
+            Whether there were notices.
+        """
         told, self._told = self._told, []
         if self._own.is_empty():
             rows, look_at_all = told, False
@@ -149,7 +166,7 @@ class Purgatory:
             self.look_at(operation, row)
 
     def look_at(self, operation: DelayedOperation, row: int) -> None:
-        """Complete a watched operation if what it watches allows it."""
+        """Try to complete an operation after a change of ``row``; unwatch it if so."""
         if not operation.done and self._try_complete(operation, row):
             self.unwatch(operation)
 
@@ -180,14 +197,14 @@ class Purgatory:
                 self._expire(operation)
 
     def end_early(self) -> None:
-        """The broker stops: answer what waits for nothing but data."""
+        """Expire the operations that may end early, because the broker stops."""
         for operation in self.operations():
             if operation.may_end_early:
                 self._expire(operation)
 
     @property
     def next_deadline_ns(self) -> int:
-        """When ``expire`` has something to do; far away if never."""
+        """The time of the next deadline (CLOCK_MONOTONIC); 2**62 if there is none."""
         timers = self._timers
         while timers and timers[0][2].done:
             heapq.heappop(timers)
@@ -196,10 +213,10 @@ class Purgatory:
     def operations(self) -> list[DelayedOperation]:
         return [operation for _, _, operation in self._timers if not operation.done]
 
-    # -- the other side: telling handlers ---------------------------------------------
+    # -- sending notices ---------------------------------------------------------------
 
     def notify_waiters(self, row: PartitionRow) -> None:
-        """After a change of ``row``: wake whoever waits for it, here or elsewhere."""
+        """Send notices of a change of ``row`` to all handlers that wait for it."""
         word = row.base + ROW_WAITERS
         if not row.words[word]:
             return
@@ -210,17 +227,17 @@ class Purgatory:
         self.notify(row.index, waiters)
 
     def notify(self, row: int, handlers: int) -> None:
-        """Send a notice to each handler whose bit is set.
+        """Send a notice about a row to each handler whose bit is set in ``handlers``.
 
-        One to ourselves takes no ring and wakes nobody: it is seen to in this turn, or
-        keeps the next wait from beginning (``has_notices``).
+        A notice to this process itself uses no ring and no doorbell: it is processed in
+        this turn of the handler's loop, or before the next wait (``has_notices``).
         """
         if handlers & self._bit:
             handlers ^= self._bit
             if self.size:
                 self._told.append(row)
             else:
-                self._armed.discard(row)  # that notice is used up
+                self._armed.discard(row)  # this notice has used up the bit
         while handlers:
             lowest = handlers & -handlers
             self._notices[lowest.bit_length() - 1].put(row)

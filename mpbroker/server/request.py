@@ -1,4 +1,10 @@
-"""A request as handlers see it, and the framing of its answer."""
+"""Define a request as handlers see it, and frame its answer.
+
+A framed answer is an int32 size, the response header (int32 correlation id; in version
+1 an empty tag section of 1 byte) and the body.
+
+Source: Kafka protocol guide, "Common Request and Response Structure".
+"""
 
 from struct import Struct
 from typing import Final
@@ -15,7 +21,16 @@ _SIZE_ID_AND_TAGS: Final = Struct(">iib")
 
 
 class Request:
-    """One claimed request: its header, and the bytes of its body where they lie."""
+    """One request that this process executes: its header and its undecoded body.
+
+    Attributes:
+        slot: the request's row in the control segment; -1: none.
+        connection: the connection's row in the control segment; -1: none.
+        received_ns: when the processor received it (CLOCK_MONOTONIC).
+        body: a view of shared memory; it is valid until the request is answered.
+        flexible_response: whether the response header has tagged fields (version 1).
+        throttle_ms: how long the client's connection stays muted after the answer.
+    """
 
     __slots__ = (
         "api_key",
@@ -49,16 +64,19 @@ class Request:
         self.client_id = header.client_id
         self.body = body
         self.flexible_response = flexible_response
-        self.throttle_ms = 0  # for so long its client is not heard after the answer
+        self.throttle_ms = 0
 
     def frame(self, body: bytes) -> bytes:
-        """Put size and response header in front of an answer's body."""
+        """Return the body of an answer with its size and response header in front."""
         if self.flexible_response:
             return _SIZE_ID_AND_TAGS.pack(len(body) + 5, self.correlation_id, 0) + body
         return _SIZE_AND_ID.pack(len(body) + 4, self.correlation_id) + body
 
     def frame_parts(self, parts: list[bytes | FilePart]) -> list[bytes | FilePart]:
-        """The same for a body in parts; empty parts are left out."""
+        """Return the body of an answer in parts, with size and header in front.
+
+        Empty parts are left out; adjacent byte strings are joined.
+        """
         length = sum(
             part.length if isinstance(part, FilePart) else len(part) for part in parts
         )
@@ -82,7 +100,7 @@ class Request:
 def parse_request(
     slot: int, connection: int, frame: memoryview, received_ns: int
 ) -> Request:
-    """Make a Request of a frame whose header and version are known to be good."""
+    """Parse a frame whose header, API and version have been checked before."""
     header = parse_request_header(frame)
     version = response_header_version(header.api_key, header.api_version)
     return Request(
@@ -96,7 +114,7 @@ def parse_request(
 
 
 class Deferred:
-    """What a handler returns when the answer comes later, or never."""
+    """A handler's result if it returns no answer: it comes later or never."""
 
     __slots__ = ("name",)
 
@@ -104,7 +122,7 @@ class Deferred:
         self.name = name
 
 
-PARKED: Final = Deferred("parked")  # the purgatory has it
-FORWARDED: Final = Deferred("forwarded")  # the coordinator has it
-NO_RESPONSE: Final = Deferred("no response")  # acks=0
+PARKED: Final = Deferred("parked")  # it waits in the purgatory
+FORWARDED: Final = Deferred("forwarded")  # the coordinator answers
+NO_RESPONSE: Final = Deferred("no response")  # Produce with acks=0
 CLOSE: Final = Deferred("close")  # close the connection

@@ -1,9 +1,10 @@
-"""Who sent a request, from where and by which listener.
+"""Find the sender of a request: principal, host and listener.
 
-A connection's row says it all, and belongs to the connection only as long as that is
-there: a client may send a request and close, and the row be another client's before
-the request is executed. What the row then says is not about the sender. As long as it
-names the request's slot it is, since no slot is used again before it is answered.
+The connection's row in the control segment holds all three. But a client may send a
+request and disconnect, and the row may belong to another client before the request is
+executed. The row is the sender's only while it names the request's slot: a slot is not
+used again before its request is answered. So the slot is compared after the other
+fields were read.
 
 Source: Kafka's RequestContext and AuthorizableRequestContext.
 """
@@ -31,10 +32,12 @@ _KEY: Final = Struct("=4q")
 
 
 class Sender:
-    """What all requests of a principal from a host by a listener have in common.
+    """A principal at a host, connected to a listener; many requests share it.
 
-    ``key`` tells it from others in native/server/verdicts.c: principal, listener and
-    address as words of a connection's row. None: it is not known there.
+    Attributes:
+        key: identifies the sender in native/server/verdicts.c: 32 bytes, the words of
+            a connection's row for principal, listener and address (two words), each 8
+            bytes, native-endian. None: unknown there.
     """
 
     __slots__ = ("host", "key", "listener_name", "principal", "security_protocol")
@@ -55,17 +58,16 @@ class Sender:
 
 
 class RequestContext:
-    """What is known of a request's sender.
+    """The sender of one request and the request's header, for an authorizer.
 
     Attributes:
         principal: as Kafka prints it: ``User:alice``.
-        host: the address of the client's end.
-        listener_name: of the listener that the client has dialled.
+        host: the client's IP address.
+        listener_name: the listener that the client is connected to.
         security_protocol: PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL.
-        api_key: of the request.
-        api_version: likewise.
-        client_id: what the client calls itself, which proves nothing.
-        correlation_id: likewise.
+        api_key, api_version, correlation_id: from the request's header.
+        client_id: from the request's header; the client chooses it freely, so it must
+            not decide about permissions.
     """
 
     __slots__ = (
@@ -87,7 +89,7 @@ class RequestContext:
         """Make the context of one request.
 
         Args:
-            name: makes the id of a connection.
+            name: returns the id of a connection, by its row.
         """
         self.principal = sender.principal
         self.host = sender.host
@@ -102,17 +104,20 @@ class RequestContext:
 
     @property
     def connection_id(self) -> str:
-        """Kafka's form: local address and port, peer's, and a number."""
+        """The connection's id as Kafka writes it.
+
+        The broker's address and port, the client's address and port, and a number.
+        """
         return self._name(self._connection)
 
 
 class RequestContexts:
-    """Finds the senders of requests, and remembers those it has seen.
+    """Finds the senders of requests, and keeps up to 4096 of them.
 
     Args:
-        words: of the control segment.
-        principal_name: the text of a principal's number.
-        listeners: name and security protocol of each, by index.
+        words: the control segment, as 64-bit words.
+        principal_name: returns the text of a principal's number.
+        listeners: name and security protocol of each listener, by index.
     """
 
     def __init__(
@@ -127,13 +132,14 @@ class RequestContexts:
         self._senders: dict[tuple[int, int, int, int], Sender] = {}
 
     def sender(self, connection: int, slot: int) -> Sender | None:
-        """Return who sent the request in a slot; None: its connection has gone."""
+        """Return the sender of the request in a slot; None: it has disconnected."""
         words, row = self._words, connection_row(connection)
         principal = words[row + CONNECTION_PRINCIPAL]
         listener = words[row + CONNECTION_LISTENER]
         high = words[row + CONNECTION_PEER_ADDRESS]
         low = words[row + CONNECTION_PEER_ADDRESS + 1]
-        # Last: who takes the row forgets the slot before it writes anything else.
+        # Read this last: a new connection clears the row's slot before it writes any
+        # other field, so the fields above are the sender's if the slot still is.
         if words[row + CONNECTION_SLOT] != slot + 1:
             return None
         key = principal, listener, high, low
@@ -150,5 +156,5 @@ class RequestContexts:
         return known
 
     def name(self, connection: int) -> str:
-        """A connection's id, for people."""
+        """Return a connection's id, as Kafka writes it."""
         return connection_name(self._words, connection)
