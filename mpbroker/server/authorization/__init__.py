@@ -1,1 +1,1 @@
-"""Whether the sender of a request may do what it asks for."""
+"""Decide whether the sender of a request has the permissions that it needs."""

@@ -1,7 +1,7 @@
-"""Checks that CreateAcls, DeleteAcls and DescribeAcls have in common.
+"""Check the entries and filters of CreateAcls, DeleteAcls and DescribeAcls.
 
-Kafka closes the connection over a number that names no resource, operation or pattern;
-here the answer is INVALID_REQUEST.
+Kafka closes the connection if the number of a resource type, pattern type, operation or
+permission is unknown; mpbroker answers INVALID_REQUEST.
 
 Source: Kafka's AclApis, AclControlManager.
 """
@@ -26,12 +26,12 @@ from mpbroker.server.authorization.authorization import Access
 
 # Kafka's MAX_RECORDS_PER_USER_OP.
 MAX_ENTRIES: Final = 10_000
-# Characters in each text of an entry: a topic's name has 249, an address fewer.
+# Characters in each text of an entry. A topic's name has at most 249.
 MAX_TEXT: Final = 4096
 
 
 class RequestedFilter(Protocol):
-    """A filter as it stands in DescribeAcls and in DeleteAcls."""
+    """A filter in a DescribeAcls or a DeleteAcls request."""
 
     resource_type_filter: int
     resource_name_filter: str | None
@@ -43,7 +43,7 @@ class RequestedFilter(Protocol):
 
 
 def require_authorizer(access: Access | None) -> Access:
-    """Return ``access``, by which the authorizer is asked.
+    """Return ``access`` if the broker has an authorizer.
 
     Raises:
         ApiError: SECURITY_DISABLED: the broker has no authorizer.
@@ -63,7 +63,7 @@ def check_count(count: int) -> None:
 
 
 def acl_filter(wanted: RequestedFilter) -> AclFilter:
-    """Return a filter that was asked for.
+    """Return the filter of a request.
 
     Raises:
         ApiError: INVALID_REQUEST: a number in it is unknown.
@@ -88,10 +88,10 @@ def acl_filter(wanted: RequestedFilter) -> AclFilter:
 
 
 def acl_binding(creation: AclCreation) -> AclBinding:
-    """Return the entry that is to be created.
+    """Return the entry that a request wants to create.
 
     Raises:
-        ApiError: INVALID_REQUEST: there can be no such entry.
+        ApiError: INVALID_REQUEST: a part of the entry is not allowed.
     """
     acl = AclBinding(
         ResourceType.of(creation.resource_type),

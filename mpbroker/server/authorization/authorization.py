@@ -1,15 +1,14 @@
-"""What a request's sender may do, asked before the request is executed.
+"""Ask the authorizer what a request's sender may do, and keep its decisions.
 
-A rule judges each request before its handler gets it. It takes out of the message what
-its sender has no right to, lets the handler see the rest, and puts refusals into the
-answer; so a handler knows of no rights, and what was not allowed it never sees. The
+A rule judges each request before its handler gets it. The rule removes from the message
+the parts that the sender has no permission for, and adds refusals to the answer. The
 rows of apis.py name the rule of each API; message_apis.py applies it.
 
-Produce and Fetch answer long after they were asked, and by paths of their own, so they
-ask for each topic themselves (produce_service.py, fetch_service.py).
+Produce and Fetch have no rule in a handler process: their services ask for each topic
+(produce_service.py, fetch_service.py).
 
-Without an authorizer none of this costs anything. With one, decisions are kept until
-its version changes: a request that was allowed before costs one look-up a resource.
+Without an authorizer this module is not used. With one, decisions are kept until the
+authorizer's version changes; then a decision costs one look-up for each resource.
 
 Source: Kafka's AuthHelper, KafkaApis.
 """
@@ -38,7 +37,7 @@ from mpbroker.server.request_context import (
     Sender,
 )
 
-# Names come from clients, and may be without end.
+# A bound of memory: clients may name any number of resources.
 _MAX_DECISIONS: Final = 50_000
 
 _Decisions = dict[tuple[Sender, AclOperation, ResourceType, str], bool]
@@ -55,15 +54,17 @@ class Topics(Protocol):
 
 
 class Access:
-    """What the sender of one request may do.
+    """Checks the permissions of the sender of one request.
 
     Attributes:
         authorizer: decides.
-        topics: for rules about topics that are named by id, or not at all.
-        auto_create_topics: whether asking for a topic creates it.
-        client: who it is.
-        sender: the same, as far as decisions depend on it.
-        version: of the authorizer's rules, by which it is judged.
+        topics: the topics, for rules about requests that name topics by id, or that
+            want all of them.
+        auto_create_topics: auto.create.topics.enable.
+        client: the sender and the request's header, as the authorizer gets them.
+        sender: principal, host and listener; decisions are kept by it.
+        version: the version of the authorizer's rules when the request came; None:
+            decisions must not be kept.
     """
 
     __slots__ = (
@@ -106,10 +107,14 @@ class Access:
         *,
         log: bool = True,
     ) -> bool:
-        """Whether the sender may do something with a resource.
+        """Return whether the sender has a permission.
 
         Args:
-            log: that it may not, if it may not: it has asked for just that.
+            log: whether to log a denial. False if the request did not name the
+                resource, or if another permission may serve instead.
+
+        Raises:
+            AuthorizerError: the authorizer raised an exception.
         """
         key = self.sender, operation, resource_type, name
         decisions = self._decisions
@@ -132,7 +137,7 @@ class Access:
                 f"{type(self.authorizer).__name__} raised {error!r} when asked for"
                 f" {operation.name} of {resource.type.name}"
             ) from error
-        # Not "truthy": what forgets to answer must not let anybody in by an object.
+        # Compare with True: another object, returned by mistake, must not allow.
         return allowed is True
 
     def may_topic(
@@ -149,13 +154,13 @@ class Access:
         return self.may(operation, ResourceType.GROUP, group_id, log=log)
 
     def may_some_topic(self, operation: AclOperation) -> bool:
-        """Whether there is any topic that the sender may do it with."""
+        """Return whether the sender has a permission for any topic at all."""
         return self.authorizer.authorize_by_resource_type(
             self.client, operation, ResourceType.TOPIC
         )
 
     def operations(self, resource_type: ResourceType, name: str) -> int:
-        """All that the sender may do with a resource, a bit for each operation."""
+        """Return the sender's operations on a resource: bit N is AclOperation N."""
         bits = 0
         for operation in OPERATIONS[resource_type]:
             if self.may(operation, resource_type, name, log=False):
@@ -171,7 +176,12 @@ class Access:
             raise ApiError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, TOPIC_DENIED)
 
     def write_check(self, transactional_id: str | None) -> Callable[[str], None]:
-        """What raises ApiError if a topic may not be written to under an id."""
+        """Return a function that raises ApiError if a topic must not be written to.
+
+        Args:
+            transactional_id: the id of the Produce; without WRITE permission for it,
+                every topic is refused. None: no id.
+        """
         if transactional_id is None or self.may(
             AclOperation.WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id
         ):
@@ -202,14 +212,14 @@ def _deny_transactional_id(topic: str) -> None:
 
 
 class Authorization:
-    """Asks the authorizer, for one process.
+    """The authorizer of one process, and its decisions.
 
     Args:
-        authorizer: which decides.
-        contexts: finds out who has sent a request.
-        topics: the registry.
+        authorizer: decides.
+        contexts: finds the sender of a request.
+        topics: the topic registry.
         auto_create_topics: auto.create.topics.enable.
-        denials: where denials are written.
+        denials: logs denials.
     """
 
     def __init__(
@@ -230,7 +240,7 @@ class Authorization:
         self._decisions: _Decisions = {}
 
     def access(self, request: Request) -> Access | None:
-        """What a request's sender may do; None: its connection has gone."""
+        """Return the access of a request's sender; None: it has disconnected."""
         contexts = self._contexts
         sender = contexts.sender(request.connection, request.slot)
         if sender is None:
@@ -253,19 +263,22 @@ class Authorization:
 
     @property
     def version(self) -> int | None:
-        """Of the authorizer's rules; None: no decision may be kept, or it is broken."""
+        """The version of the authorizer's rules; None: decisions must not be kept.
+
+        It is also None if the authorizer raises an exception here.
+        """
         try:
             return self.authorizer.version
-        except Exception:  # noqa: BLE001 - who asks it next finds out
+        except Exception:  # noqa: BLE001 - `access` of the next request raises it
             return None
 
     def everybody_may(self, operation: AclOperation, topic: str) -> bool:
-        """Whether nobody need be asked about who does this to a topic."""
+        """Return whether all senders have a permission, until the version changes."""
         authorizer, resource = self.authorizer, Resource(ResourceType.TOPIC, topic)
         try:
             return (
                 authorizer.version is not None
                 and authorizer.everybody_may(operation, resource) is True
             )
-        except Exception:  # noqa: BLE001 - then each request is asked about
+        except Exception:  # noqa: BLE001 - then the authorizer decides each request
             return False

@@ -1,8 +1,8 @@
-"""Who may do what: the authorizer's interface, and the one that goes by ACLs.
+"""Define the authorizer's interface, and the authorizer that decides by ACLs.
 
-An authorizer of one's own is a class in Python that ``authorizer.class.name`` names;
-each process that executes requests makes one. It imports what it needs from
-`mpbroker.extensions`; docs/security.md has an example.
+The setting ``authorizer.class.name`` may name a Python class of the operator's. Each
+process that executes requests makes one instance of it. The class imports what it needs
+from `mpbroker.extensions`; docs/security.md has an example.
 
 Source: Kafka's Authorizer, StandardAuthorizer; KIP-504, KIP-290, KIP-679.
 """
@@ -32,7 +32,7 @@ _O = AclOperation
 
 
 class Resource(NamedTuple):
-    """One protected thing."""
+    """A resource that permissions are about: a topic, a group, the cluster, ..."""
 
     type: ResourceType
     name: str
@@ -42,30 +42,34 @@ CLUSTER: Final = Resource(ResourceType.CLUSTER, CLUSTER_NAME)
 
 
 class Authorizer(ABC):
-    """Decides who may do what. One in each process; not for several threads.
+    """Decides whether a request's sender has a permission.
 
-    What a method raises is a bug: it is logged, and the request answered with
-    UNKNOWN_SERVER_ERROR, so nobody gets in by it. No method may wait for long: all
-    requests that this process executes wait meanwhile.
+    Each process that executes requests has one instance, which only one thread uses.
+    An unexpected exception from a method is logged as a bug, and the request is
+    answered with UNKNOWN_SERVER_ERROR, without access. Methods must return quickly:
+    all requests of this process wait meanwhile.
     """
 
-    def configure(self, settings: Mapping[str, str]) -> None:  # noqa: B027 - may be
-        """Take the broker's settings, by key, before anything is asked.
+    def configure(self, settings: Mapping[str, str]) -> None:  # noqa: B027 - optional
+        """Take the broker's settings, by key. Called once, before other methods.
 
         Raises:
-            ValueError: they are wrong; the message becomes the broker's last words.
+            ValueError: a setting is wrong; the broker prints the message and ends.
         """
 
     @property
     def version(self) -> int | None:
-        """Changes whenever a decision may; None: decisions must not be kept."""
+        """A number that changes whenever decisions may change.
+
+        None: decisions must not be kept.
+        """
         return None
 
     @abstractmethod
     def authorize(
         self, context: RequestContext, operation: AclOperation, resource: Resource
     ) -> bool:
-        """Whether a request's sender may do something with a resource."""
+        """Return whether a request's sender may use an operation on a resource."""
 
     def authorize_by_resource_type(
         self,
@@ -73,46 +77,54 @@ class Authorizer(ABC):
         operation: AclOperation,
         resource_type: ResourceType,
     ) -> bool:
-        """Whether there is any resource of a kind that the sender may do it with.
+        """Return whether the sender has a permission for any resource of a type.
 
-        Who may write to some topic may get a producer id. The base class says no, and
-        leaves it to IDEMPOTENT_WRITE on the cluster.
+        A sender that may write to any topic may get a producer id. The base class
+        returns False; then a producer id needs IDEMPOTENT_WRITE on the cluster.
+
+        Source: KIP-679.
         """
         return False
 
     def everybody_may(self, operation: AclOperation, resource: Resource) -> bool:
-        """Whether ``authorize`` says yes whoever asks, until ``version`` changes.
+        """Return whether ``authorize`` allows all senders, until ``version`` changes.
 
-        Asked about topics that a request was let write to or read; what is true of
-        everybody then takes one entry, and not one for each who asks.
+        It is asked about topics that a request was just allowed to write to or read.
+        A permission of all senders takes one entry in the tables of the short cut,
+        instead of one for each sender. The base class returns False.
         """
         return False
 
-    # -- its ACLs, if it has any -------------------------------------------------------
+    # -- ACLs, for authorizers that have any -------------------------------------------
 
     def acls(self, wanted: AclFilter) -> Iterable[AclBinding]:
-        """Return entries that pass a filter.
+        """Return the entries that match a filter.
 
         Raises:
-            ApiError: SECURITY_DISABLED; it keeps none.
+            ApiError: SECURITY_DISABLED: the authorizer has no ACLs.
         """
         raise _keeps_none()
 
     def create_acls(self, context: RequestContext, acls: Sequence[AclBinding]) -> None:
-        """Add entries, all or none; durable when this returns.
+        """Add entries, all or none. They are durable when this returns.
 
         Raises:
-            ApiError: SECURITY_DISABLED, or why it cannot.
+            ApiError: SECURITY_DISABLED: the authorizer has no ACLs; or another code:
+                no entry was added.
         """
         raise _keeps_none()
 
     def delete_acls(
         self, context: RequestContext, filters: Sequence[AclFilter]
     ) -> Sequence[Sequence[AclBinding]]:
-        """Take away what passes any filter, all or nothing; say what, for each.
+        """Remove the entries that match any of the filters, all or none.
+
+        Returns:
+            For each filter, the removed entries that it matches.
 
         Raises:
-            ApiError: SECURITY_DISABLED, or why it cannot.
+            ApiError: SECURITY_DISABLED: the authorizer has no ACLs; or another code:
+                no entry was removed.
         """
         raise _keeps_none()
 
@@ -122,11 +134,12 @@ class Authorizer(ABC):
         filters: Sequence[AclFilter],
         request_id: bytes,
     ) -> Sequence[Sequence[AclBinding]]:
-        """As ``delete_acls``, for a request that may be executed again.
+        """Remove entries like ``delete_acls``, for a request that may be repeated.
 
-        Its process may die before the answer; whoever is asked in its place, with the
-        same id of 16 bytes, ought to say again what was taken away. The base class
-        says what is taken away then, which is nothing.
+        If the process dies before it has answered, another process calls this method
+        again, with the same ``request_id`` of 16 bytes. Then the method should return
+        the entries that the first call removed. The base class does not: its second
+        call removes and returns nothing.
         """
         return self.delete_acls(context, filters)
 
@@ -138,11 +151,11 @@ def _keeps_none() -> ApiError:
 
 
 class AclStore(Protocol):
-    """Where entries are kept; storage.acl_records has the one of the broker."""
+    """Keeps the entries; the broker's own is in the metadata log."""
 
     @property
     def version(self) -> int:
-        """Changes with every change of them."""
+        """A number that changes with every change of the entries."""
 
     def __iter__(self) -> Iterator[AclBinding]: ...
 
@@ -153,8 +166,8 @@ class AclStore(Protocol):
     ) -> list[list[AclBinding]]: ...
 
 
-# Allowed with an operation are those that it implies: whoever may read may describe.
-# What is denied is that operation alone.
+# The operations whose ALLOW entries allow an operation: READ implies DESCRIBE. A DENY
+# entry denies only its own operation, or all with ALL.
 _IMPLIED_BY: Final = {
     operation: frozenset({operation, _O.ALL}) for operation in AclOperation
 } | {
@@ -166,7 +179,7 @@ _IMPLIED_BY: Final = {
 
 
 class _Entries:
-    """The entries of one kind of resource, findable by the name of one of it."""
+    """The entries about one type of resource, indexed by resource name."""
 
     __slots__ = ("_lengths", "_literal", "_prefixed")
 
@@ -177,11 +190,11 @@ class _Entries:
             is_literal = acl.pattern_type is PatternType.LITERAL
             by_name = self._literal if is_literal else self._prefixed
             by_name.setdefault(acl.resource_name, []).append(acl)
-        # Few: however many prefixes there are, a name is cut once a length.
+        # Prefixes are many, but their lengths are few: a name is cut once per length.
         self._lengths = sorted({len(name) for name in self._prefixed})
 
     def of(self, name: str) -> Iterator[AclBinding]:
-        """All that concern a resource."""
+        """Yield all entries that are about a resource."""
         yield from self._literal.get(name, ())
         if name != WILDCARD:
             yield from self._literal.get(WILDCARD, ())
@@ -195,7 +208,14 @@ _NO_ENTRIES: Final = _Entries(())
 
 
 class StandardAuthorizer(Authorizer):
-    """Goes by super.users, and by access control entries in the metadata log."""
+    """Decides by super.users, and by access control entries in the metadata log.
+
+    Args:
+        acls: the entries.
+        super_users: principals that may do everything: ``User:alice``.
+        allow_everyone_if_no_acl_found: whether to allow all access to a resource that
+            no entry is about (allow.everyone.if.no.acl.found).
+    """
 
     def __init__(
         self,
@@ -233,7 +253,7 @@ class StandardAuthorizer(Authorizer):
                 if acl.operation in (operation, _O.ALL):
                     return False
             elif acl.operation in enough:
-                allowed = True  # and yet a later entry may deny it
+                allowed = True  # continue: a later entry may deny
         return allowed if found else self._default
 
     def everybody_may(self, operation: AclOperation, resource: Resource) -> bool:
@@ -277,7 +297,7 @@ class StandardAuthorizer(Authorizer):
         if (PatternType.LITERAL, WILDCARD) in denied:
             return False
         if self._default and not self._names_all(resource_type):
-            # What no entry names is open, and there are names without end.
+            # Some name of this type is in no entry, and so it is allowed.
             return True
         return any(
             acl.permission_type is AclPermissionType.ALLOW
@@ -305,7 +325,7 @@ class StandardAuthorizer(Authorizer):
         return self._acls.delete(filters, request_id)
 
     def _names_all(self, resource_type: ResourceType) -> bool:
-        """Whether some entry is about every resource of a kind."""
+        """Return whether some entry is about all resources of a type."""
         return any(
             acl.resource_type is resource_type
             and acl.pattern_type is PatternType.LITERAL
@@ -324,11 +344,15 @@ class StandardAuthorizer(Authorizer):
 
 
 def _is_denied(acl: AclBinding, denied: set[tuple[PatternType, str]]) -> bool:
-    """Whether all that an entry allows is denied by others."""
+    """Return whether other entries deny all resources that an entry allows.
+
+    Args:
+        denied: pattern type and resource name of the DENY entries.
+    """
     name = acl.resource_name
     if acl.pattern_type is PatternType.LITERAL:
         if name == WILDCARD:
-            return False  # there is always a name that nobody has denied
+            return False  # some name is always left that no entry denies
         if (PatternType.LITERAL, name) in denied:
             return True
     return any(

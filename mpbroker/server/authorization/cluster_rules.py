@@ -1,4 +1,7 @@
-"""The rules of APIs about the cluster and about configs: see apis.py."""
+"""Define the authorization rules of the APIs about the cluster and about configs.
+
+apis.py names the rule of each API; rulings.py says what a rule takes and returns.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +78,7 @@ _DENIED: Final = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
 def describe_cluster(
     access: Access, request: DescribeClusterRequest, version: int
 ) -> Amend | None:
-    """Allow everybody; tell the sender its operations if it asks for them."""
+    """Require nothing; add the sender's operations if the request wants them."""
     if not request.include_cluster_authorized_operations:
         return None
 
@@ -237,7 +240,7 @@ def alter_configs(
 def _refused_resources(
     access: Access, request: Any, operation: AclOperation, refusal: Any
 ) -> list[Any]:
-    """Take out of a request the resources that are denied; return their refusals.
+    """Remove the denied resources from a request; return their refusals.
 
     Args:
         refusal: the class of the refusals.
@@ -261,7 +264,8 @@ def _refused_resources(
     return refusals
 
 
-# Of the others the configs are the cluster's.
+# The error of a denied resource, by its type. All other types need the cluster's
+# permission.
 _DENIALS: Final = {
     TOPIC_RESOURCE: (ErrorCode.TOPIC_AUTHORIZATION_FAILED, TOPIC_DENIED),
     GROUP_RESOURCE: (ErrorCode.GROUP_AUTHORIZATION_FAILED, GROUP_DENIED),

@@ -1,8 +1,9 @@
-"""One line for each kind of denial, and not one for each time.
+"""Log denials: one line for each kind of denial, at most one a minute.
 
-A client that is denied a topic asks again and again, and so may a thousand of them. A
-line comes at once for what was not denied lately, then one a minute says how often it
-was. There are at most 50 lines in ten seconds, however many names are tried.
+A denied client often repeats its request, and a thousand clients may do so. The first
+denial is logged at once. Later denials with equal principal, host, operation and
+resource are counted, and one line a minute says how many there were. At most 50 lines
+are written in ten seconds, for any number of principals and names.
 
 Source: Kafka's StandardAuthorizerData.buildAuditMessage; log4j's
 kafka.authorizer.logger.
@@ -29,7 +30,12 @@ _MAX_SHOWN: Final = 249  # characters; the longest name of a topic
 
 
 class DenialLog:
-    """Writes and counts denials."""
+    """Logs and counts denials; remembers up to 1000 kinds.
+
+    Args:
+        now_ns: the time (CLOCK_MONOTONIC).
+        say: writes a line of the log.
+    """
 
     def __init__(
         self,
@@ -50,7 +56,7 @@ class DenialLog:
         resource_type: ResourceType,
         name: str,
     ) -> None:
-        """Somebody was denied something."""
+        """Count a denial, and log it if a line is due."""
         now = self._now_ns()
         key = context.principal, context.host, operation, resource_type, name
         recent = self._recent.get(key)
@@ -91,7 +97,7 @@ class DenialLog:
 
 
 def printable(text: str) -> str:
-    """A client's text as part of one line, whatever it has put there."""
+    """Return a client's text, shortened and escaped, as a part of one log line."""
     if len(text) > _MAX_SHOWN:
         text = text[:_MAX_SHOWN] + "..."
     return text if text.isprintable() else ascii(text)

@@ -1,4 +1,7 @@
-"""The rules of APIs about consumer groups: see apis.py."""
+"""Define the authorization rules of the APIs about consumer groups.
+
+apis.py names the rule of each API; rulings.py says what a rule takes and returns.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,7 @@ _SHARE_KEY: Final = 2
 
 
 def read_group(access: Access, request: Any, version: int) -> None:
-    """Require READ of the group, as of all its members.
+    """Require READ of the group: the rule of all requests of its members.
 
     Raises:
         ApiError: GROUP_AUTHORIZATION_FAILED.
@@ -95,8 +98,8 @@ def find_coordinator(
     """Require DESCRIBE of each group or transactional id.
 
     Raises:
-        ApiError: CLUSTER_AUTHORIZATION_FAILED: coordinators of share groups are for
-            brokers.
+        ApiError: CLUSTER_AUTHORIZATION_FAILED: only brokers may look for the
+            coordinators of share groups.
     """
     if request.key_type == _SHARE_KEY:
         access.require_cluster(_O.CLUSTER_ACTION)
@@ -133,7 +136,13 @@ def find_coordinator(
 def _may_topic_of(
     access: Access, operation: AclOperation, row: Any, version: int, *, log: bool = True
 ) -> bool:
-    """Return whether the sender may do it with a row's topic; unknown ids pass."""
+    """Return whether the sender has a permission for the topic of a row.
+
+    A topic id that does not exist is allowed: the coordinator answers it.
+
+    Args:
+        row: a topic of OffsetCommit or OffsetFetch.
+    """
     if version < _IDS_SINCE:
         return access.may_topic(operation, row.name, log=log)
     topic = access.topics.topic_by_id(row.topic_id)
@@ -171,7 +180,7 @@ def _refused_commit(row: Any, code: ErrorCode) -> OffsetCommitResponseTopic:
 def offset_fetch(access: Access, request: OffsetFetchRequest, version: int) -> Ruling:
     """Require DESCRIBE of each group, and DESCRIBE of each topic.
 
-    Where all topics of a group are asked for, those that are denied are left out.
+    If a request wants all topics of a group, the denied ones are left out.
     """
     if version < _SEVERAL_GROUPS_SINCE:
         return _offset_fetch_of_one(access, request, version)
@@ -232,7 +241,7 @@ def _refused_topic(row: Any) -> OffsetFetchResponseTopics:
 def _offset_fetch_of_one(
     access: Access, request: OffsetFetchRequest, version: int
 ) -> Ruling:
-    """Judge an OffsetFetch of the versions that have one group."""
+    """Apply the rule to an OffsetFetch of the versions with one group, 0 to 7."""
     if not access.may_group(_O.DESCRIBE, request.group_id):
         has_code = version >= _CODES_OF_OFFSET_FETCH_SINCE
         rows = [] if has_code else request.topics or []
@@ -311,7 +320,7 @@ def offset_delete(
     return amend
 
 
-# -- what administrators ask ----------------------------------------------------------
+# -- requests of administrators -------------------------------------------------------
 
 
 def list_groups(
@@ -358,7 +367,10 @@ def consumer_group_describe(
     request: consumer_messages.ConsumerGroupDescribeRequest,
     version: int,
 ) -> Amend:
-    """Require DESCRIBE of each group, and of all topics that its members have."""
+    """Require DESCRIBE of each group and of all topics of its members.
+
+    Topics of a member are those assigned to it and those it subscribes to by name.
+    """
     denied = take_denied(
         request, "group_ids", lambda group_id: access.may_group(_O.DESCRIBE, group_id)
     )
@@ -396,7 +408,7 @@ def _topics_of(group: consumer_messages.DescribedGroup) -> set[str]:
 
 
 def _show_operations(access: Access, described: list[Any]) -> None:
-    """Tell for each group of a response what the sender may do with it."""
+    """Set the sender's operations in each group of a response."""
     for group in described:
         if not group.error_code:
             group.authorized_operations = access.operations(

@@ -1,9 +1,9 @@
-"""What a rule may say of a request, and what the rules have in common.
+"""Define what an authorization rule is and returns, and what the rules share.
 
-A rule takes what is denied out of the request message, and says what becomes of the
-answer. Where the whole answer is one error code, it raises ApiError.
+A rule removes the denied parts from the request message and returns a Ruling. It raises
+ApiError if the whole answer is one error code.
 
-Source: Kafka's KafkaApis and ControllerApis, handler by handler.
+Source: the checks in each handler of Kafka's KafkaApis and ControllerApis.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from mpbroker.protocol.fields import Struct
 from mpbroker.protocol.message import Message
 from mpbroker.server.authorization.authorization import Access
 
-# Puts what was refused into the response of the handler.
+# Edits the response of the handler: adds the refusals, or removes what is hidden.
 Amend = Callable[[Any], None]
-# A message: the whole answer, since nothing is left for the handler. Else the request
-# goes to the handler, and its response is amended; None: it needs nothing.
+# A message is the whole answer; the handler is not called. Otherwise the handler gets
+# the request, and Amend edits its response. None: the response stays as it is.
 Ruling = Message | Amend | None
-# Asked with what the sender may do, the request message and its version.
+# Takes the sender's access, the request message and the version of the API.
 Rule = Callable[[Access, Any, int], Ruling]
 
 
 def cluster_rule(operation: AclOperation) -> Rule:
-    """Return the rule that asks for one operation on the cluster."""
+    """Return the rule that requires one operation on the cluster."""
 
     def rule(access: Access, request: Message, version: int) -> None:
         access.require_cluster(operation)
@@ -37,7 +37,7 @@ def cluster_rule(operation: AclOperation) -> Rule:
 def take_denied(
     request: Struct, field: str, is_allowed: Callable[[Any], bool]
 ) -> list[Any]:
-    """Take out of a list of the request what is denied; return what was taken out."""
+    """Remove the denied items from a list field of the request; return them."""
     allowed: list[Any] = []
     denied: list[Any] = []
     for item in getattr(request, field):
@@ -47,7 +47,11 @@ def take_denied(
 
 
 def append_to(field: str, refusals: list[Any]) -> Amend | None:
-    """Return what appends refusals to a list of the response; None: there are none."""
+    """Return a function that appends refusals to a list field of the response.
+
+    Returns:
+        The function; None if there are no refusals.
+    """
     if not refusals:
         return None
 

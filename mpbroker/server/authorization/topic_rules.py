@@ -1,7 +1,10 @@
-"""The rules of APIs about topics: see apis.py.
+"""Define the authorization rules of the APIs about topics.
 
-A topic that the sender may not describe must look the same whether it exists or not.
-Ids of topics are no secret: a sender that names one is told that the topic exists.
+apis.py names the rule of each API; rulings.py says what a rule takes and returns.
+
+For a sender without DESCRIBE permission, the answer about a topic name is the same
+whether the topic exists or not. Topic ids are no secret: a request with an id learns
+whether the topic exists.
 """
 
 from __future__ import annotations
@@ -78,11 +81,11 @@ _IDS_SINCE_PRODUCE: Final = 13
 _IDS_SINCE_DELETE: Final = 6
 
 
-# -- what topics there are ------------------------------------------------------------
+# -- descriptions of topics -----------------------------------------------------------
 
 
 def metadata(access: Access, request: MetadataRequest, version: int) -> Amend | None:
-    """Require DESCRIBE of each topic, and CREATE of what the request would create."""
+    """Require DESCRIBE of each topic, and CREATE of a topic that would be created."""
     wanted = request.topics
     is_all = wanted is None or (version == 0 and not wanted)
     refusals: list[MetadataResponseTopic] = []
@@ -97,7 +100,7 @@ def metadata(access: Access, request: MetadataRequest, version: int) -> Amend | 
 
     def amend(response: MetadataResponse) -> None:
         if nothing_left:
-            response.topics = []  # to the handler, no topics of version 0 are all
+            response.topics = []  # in version 0 the handler took no topics as all
         elif is_all:
             response.topics = [
                 topic
@@ -116,7 +119,7 @@ def metadata(access: Access, request: MetadataRequest, version: int) -> Amend | 
 def _metadata_topics(
     access: Access, request: MetadataRequest, wanted: Iterable[MetadataRequestTopic]
 ) -> tuple[list[MetadataRequestTopic], list[MetadataResponseTopic]]:
-    """Return what is left of the topics asked for, and refusals of the others."""
+    """Return the topics of a request that are allowed, and refusals of the others."""
     allowed, refusals = [], []
     for each in wanted:
         name = each.name
@@ -143,7 +146,11 @@ def _metadata_topics(
 
 
 def _may_be_created(access: Access, request: MetadataRequest, name: str) -> bool:
-    """Return whether the topic exists, is not created, or its creation is allowed."""
+    """Return whether a request for a topic may reach the handler.
+
+    It may if the topic exists, if it would not be created, or if the sender may create
+    it.
+    """
     return (
         not access.auto_create_topics
         or not request.allow_auto_topic_creation
@@ -154,7 +161,7 @@ def _may_be_created(access: Access, request: MetadataRequest, name: str) -> bool
 
 
 def _show_operations(access: Access, topics: Iterable[Any]) -> None:
-    """Tell for each topic of a response what the sender may do with it."""
+    """Set the sender's operations in each topic of a response."""
     for topic in topics:
         if topic.name:
             topic.topic_authorized_operations = access.operations(
@@ -163,9 +170,9 @@ def _show_operations(access: Access, topics: Iterable[Any]) -> None:
 
 
 def cluster_operations(access: Access) -> int:
-    """Return the sender's cluster operations as a bit set.
+    """Return the sender's operations on the cluster: bit N is AclOperation N.
 
-    0 if it may not describe the cluster.
+    A sender without DESCRIBE of the cluster gets 0.
     """
     if not access.may_cluster(_O.DESCRIBE):
         return 0
@@ -177,7 +184,7 @@ def describe_topic_partitions(
 ) -> Ruling:
     """Require DESCRIBE of each topic.
 
-    Where all topics are asked for, those that are denied are left out.
+    If a request wants all topics, the denied ones are left out.
     """
     denied: list[TopicRequest] = []
     if request.topics:
@@ -185,7 +192,7 @@ def describe_topic_partitions(
             request, "topics", lambda topic: access.may_topic(_O.DESCRIBE, topic.name)
         )
     else:
-        # By name: the cursor to the next page must not name what is hidden.
+        # Name them all: the cursor to the next page must not name a hidden topic.
         request.topics = [
             TopicRequest(name=topic.name)
             for topic in access.topics.topics()
@@ -211,7 +218,8 @@ def describe_topic_partitions(
 def create_topics(access: Access, request: CreateTopicsRequest, version: int) -> Amend:
     """Require CREATE of the cluster, or of each topic.
 
-    A new topic's configs are told to a sender with DESCRIBE_CONFIGS of the topic.
+    The response shows the new topic's configs only to a sender with DESCRIBE_CONFIGS
+    of the topic.
     """
     denied: list[Any] = []
     if not access.may_cluster(_O.CREATE, log=False):
@@ -267,7 +275,7 @@ def _undeleted(name: str | None, topic_id: bytes = _NO_ID) -> DeletableTopicResu
 
 
 def _name_of(access: Access, state: DeleteTopicState) -> str | None:
-    """Return the name of a topic that is named or identified; None: it is unknown."""
+    """Return the name of a topic given by name or id; None: the id is unknown."""
     if state.name is not None:
         return state.name
     topic = access.topics.topic_by_id(state.topic_id)
@@ -280,7 +288,11 @@ def _may_delete(access: Access, state: DeleteTopicState) -> bool:
 
 
 def _told_name(access: Access, state: DeleteTopicState) -> str | None:
-    """Return the name that a refusal tells: none that the sender may not know."""
+    """Return the name for a refusal; None if the sender must not learn it.
+
+    A topic's name is hidden if the request has only its id, and the sender lacks
+    DESCRIBE.
+    """
     name = _name_of(access, state)
     if (
         state.name is None
@@ -365,7 +377,10 @@ def delete_records(
 def offset_for_leader_epoch(
     access: Access, request: OffsetForLeaderEpochRequest, version: int
 ) -> Amend | None:
-    """Require CLUSTER_ACTION, as of brokers, or DESCRIBE of each topic (KIP-320)."""
+    """Require CLUSTER_ACTION, which brokers have, or DESCRIBE of each topic.
+
+    Source: KIP-320.
+    """
     if access.may_cluster(_O.CLUSTER_ACTION, log=False):
         return None
     denied = take_denied(
@@ -415,10 +430,10 @@ def describe_producers(
 def forwarded_produce(
     access: Access, request: ProduceRequest, version: int
 ) -> Amend | None:
-    """Require WRITE of each topic: the coordinator adds partitions to transactions.
+    """Require WRITE of each topic before the coordinator adds partitions.
 
-    A handler has asked before, and asks again when it appends. Here it counts only that
-    no denied partition becomes part of a transaction, so no denial is logged.
+    The handler process has asked before, and asks again when it appends. This rule only
+    keeps denied partitions out of the transaction, so it logs no denial.
     """
 
     def may_write(data: TopicProduceData) -> bool:

@@ -1,4 +1,7 @@
-"""The rules of APIs about transactions: see apis.py."""
+"""Define the authorization rules of the APIs about transactions.
+
+apis.py names the rule of each API; rulings.py says what a rule takes and returns.
+"""
 
 from __future__ import annotations
 
@@ -68,10 +71,13 @@ def init_producer_id(
 ) -> None:
     """Require WRITE of the transactional id.
 
-    Without an id: IDEMPOTENT_WRITE of the cluster, or WRITE of any topic (KIP-679).
+    A request without an id needs IDEMPOTENT_WRITE of the cluster, or WRITE of any
+    topic.
 
     Raises:
         ApiError: TRANSACTIONAL_ID_AUTHORIZATION_FAILED, CLUSTER_AUTHORIZATION_FAILED.
+
+    Source: KIP-679.
     """
     if request.transactional_id is not None:
         return write_id(access, request, version)
@@ -79,7 +85,7 @@ def init_producer_id(
         _O.WRITE
     ):
         return None
-    access.require_cluster(_O.IDEMPOTENT_WRITE)  # which says so in the log
+    access.require_cluster(_O.IDEMPOTENT_WRITE)  # it logs the denial
     raise ApiError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, CLUSTER_DENIED)
 
 
@@ -88,10 +94,11 @@ def add_partitions_to_txn(
 ) -> AddPartitionsToTxnResponse | None:
     """Require WRITE of the transactional id, and WRITE of all topics.
 
-    All or nothing: if one topic is denied, the others are not attempted.
+    All or nothing: if one topic is denied, the others get OPERATION_NOT_ATTEMPTED.
+    From version 4 on only brokers may send it, with CLUSTER_ACTION of the cluster.
 
     Raises:
-        ApiError: CLUSTER_AUTHORIZATION_FAILED: from version 4 on it is for brokers.
+        ApiError: CLUSTER_AUTHORIZATION_FAILED.
     """
     if version >= _FOR_BROKERS_SINCE:
         access.require_cluster(_O.CLUSTER_ACTION)
@@ -115,7 +122,7 @@ def add_partitions_to_txn(
 def _added(
     topics: Sequence[Any], codes: dict[str, ErrorCode], others: ErrorCode
 ) -> AddPartitionsToTxnResponse:
-    """Return an answer that says a code for each topic.
+    """Return an answer with an error code for each topic.
 
     Args:
         others: the code of topics that have none in ``codes``.
@@ -186,7 +193,7 @@ def _refused_commit(topic: Any, code: ErrorCode) -> TxnOffsetCommitResponseTopic
 def describe_transactions(
     access: Access, request: DescribeTransactionsRequest, version: int
 ) -> Amend:
-    """Require DESCRIBE of each id, and DESCRIBE of each topic that is told."""
+    """Require DESCRIBE of each id; show only topics with DESCRIBE permission."""
     denied = take_denied(
         request, "transactional_ids", lambda each: _may_id(access, _O.DESCRIBE, each)
     )
@@ -209,7 +216,7 @@ def describe_transactions(
 def list_transactions(
     access: Access, request: ListTransactionsRequest, version: int
 ) -> Amend:
-    """Require DESCRIBE of each id that is listed."""
+    """Require nothing; list only the ids with DESCRIBE permission."""
 
     def amend(response: ListTransactionsResponse) -> None:
         response.transaction_states = [

@@ -1,12 +1,13 @@
-"""What the authorizer has allowed, as tables for the short cut in C.
+"""Keep the authorizer's permissions in tables that the short cut in C reads.
 
-Only permissions, of senders that have asked for just that: whoever finds none is asked
-about the usual way. They hold for one version of the authorizer's rules. ACLs change
-with the metadata log alone, of whose news a handler knows before it takes any short
-cut; an authorizer of one's own is asked for its version before each request.
+The tables hold permissions only, and only those that a request needed before. A request
+that finds none takes the usual way through Python. A permission is valid for one
+version of the authorizer's rules. ACLs change only with the metadata log, whose new
+records a handler reads before it takes any short cut; the version of an authorizer from
+a plug-in is compared before each request.
 
-The twin is native/server/verdicts.c, which reads them; request_context.py says what
-tells senders apart. Without the compiled core there is no short cut, and none of this.
+native/server/verdicts.c reads the tables; request_context.py says what identifies a
+sender. Without the compiled core there is no short cut, and these tables do not exist.
 """
 
 from __future__ import annotations
@@ -20,19 +21,23 @@ if TYPE_CHECKING:
     from mpbroker.native import _core
     from mpbroker.server.authorization.authorization import Access, Authorization
 
-# Clients are many, and name what they like.
+# A bound of memory: clients may use any number of topics.
 _MAX_VERDICTS: Final = 50_000
 
 
 class Verdicts:
-    """The tables of one handler process.
+    """The tables of permissions of one handler process.
+
+    Two tables, for writing and for reading, map a sender's key (Sender.key) to a set of
+    topic names and ids. Two sets hold the topics that any sender may write to or read.
 
     Attributes:
-        change_any_time: rules may change though the metadata log does not.
+        change_any_time: whether the rules may change without a record in the metadata
+            log, so that the version must be compared before each request.
 
     Args:
-        compiled: holds them.
-        authorization: says what may be put there.
+        compiled: the object of the C core that holds the tables.
+        authorization: asks the authorizer.
     """
 
     def __init__(
@@ -42,12 +47,12 @@ class Verdicts:
         self._compiled = compiled
         self._version: int | None = None
         self._count = 0
-        # Not a class derived from it, which may have rules from elsewhere.
+        # A subclass may have rules that are not in the metadata log.
         self.change_any_time = type(authorization.authorizer) is not StandardAuthorizer
         compiled.has_authorizer = True
 
     def be_current(self) -> None:
-        """Forget what was allowed under rules that have changed."""
+        """Empty the tables if the version of the authorizer's rules has changed."""
         version = self._authorization.version
         if version != self._version:
             self._forget()
@@ -60,17 +65,17 @@ class Verdicts:
         name: str,
         topic_id: bytes | None = None,
     ) -> None:
-        """Let the next requests of a sender pass that do this, as one just did.
+        """Add a permission that was just granted to a sender.
 
         Args:
-            access: which has said yes to it.
+            access: the sender's access; it has allowed the operation.
             operation: READ or WRITE.
-            name: the topic's.
-            topic_id: what requests may call it, too.
+            name: the topic's name.
+            topic_id: the topic's id of 16 bytes, if requests may use it.
         """
         self.be_current()
         if self._version is None or access.version != self._version:
-            return  # no answer may be kept, or this one is of earlier rules
+            return  # no decision may be kept, or this one is of earlier rules
         compiled = self._compiled
         if operation is AclOperation.WRITE:
             by_sender, anybody = compiled.writers, compiled.anybody_writes

@@ -1,1 +1,1 @@
-"""Resources that have configs, and where the value of each config comes from."""
+"""Describe and change configs of topics, brokers, groups and subscriptions."""

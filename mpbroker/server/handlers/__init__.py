@@ -1,1 +1,1 @@
-"""One module an API: message in, message out, without sockets, clock or process."""
+"""Execute APIs, one module for each: a request message in, a response message out."""

@@ -1,1 +1,1 @@
-"""Client quotas: how much a client used, and how long it must wait."""
+"""Count how much each client uses, and throttle clients above their quotas."""

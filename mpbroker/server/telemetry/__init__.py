@@ -1,1 +1,1 @@
-"""Metrics that clients push, and the receiver that gets them (KIP-714)."""
+"""Receive the metrics that clients push (KIP-714)."""
