@@ -138,8 +138,8 @@ class RequestContexts:
         listener = words[row + CONNECTION_LISTENER]
         high = words[row + CONNECTION_PEER_ADDRESS]
         low = words[row + CONNECTION_PEER_ADDRESS + 1]
-        # Read this last: a new connection clears the row's slot before it writes any
-        # other field, so the fields above are the sender's if the slot still is.
+        # Read this last: the slot is cleared before the row gets the values of another
+        # connection, so the fields above are the sender's if the slot still is.
         if words[row + CONNECTION_SLOT] != slot + 1:
             return None
         key = principal, listener, high, low
