@@ -1,24 +1,24 @@
-"""Client quotas: what a request costs its client, and for how long it must be quiet.
+"""Charge requests to client quotas, and throttle clients that exceed them.
 
-    quota                      is charged                        when
-    producer_byte_rate         the request's bytes               it was executed
-    consumer_byte_rate         the answer's bytes                it is about to be made
-    request_percentage         ns of the handler or the          it was executed
-                               coordinator that executed it,
-                               and of its processor
-    controller_mutation_rate   partitions made or deleted        it is executed
+    quota                      amount charged                    when
+    producer_byte_rate         bytes of the request              after its execution
+    consumer_byte_rate         bytes of the answer               before it is made
+    request_percentage         ns that the handler or the        after its execution
+                               coordinator and the processor
+                               spent on the request
+    controller_mutation_rate   partitions created or deleted     before the change
 
-Whoever is over one of them is answered at once all the same, is told in the answer for
-how long to be quiet, and is not heard before (network/throttles.py, KIP-219); a fetch
-gets nothing then, and is not charged. Where several quotas are exceeded the longest
-time counts. Percentages are of one process's time; their throttle is never longer than
-a window, since time that was taken cannot be had back.
+A client above a quota is answered at once, with the time that it should wait. For this
+time its connection is muted (network/throttles.py, KIP-219). A fetch above a quota gets
+no records, and is not charged for bytes. If several quotas are exceeded, the longest
+time counts. request_percentage is relative to the time of one process; its throttle
+time is never longer than one window.
 
-What is set is in the metadata log, of which every handler reads the news before it
-executes a request; what was done is in the shared table. What a processor did for a
-request is a share of what it did altogether (network_costs.py). A handler that is
-killed may have charged a request that another then executes: so much too much is
-counted, once.
+The limits are in the metadata log, whose new records each handler reads before it
+executes a request. The usage is in a table that all processes share. The processor's
+time for one request is an estimated share of its total (network_costs.py). If a
+handler is killed after it charged a request, the request is executed again and charged
+twice.
 
 Source: Kafka's ClientQuotaManager, ClientRequestQuotaManager, RequestHandlerHelper;
 KIP-13, 55, 124, 219, 599.
@@ -62,7 +62,7 @@ KEYS: Final = {
 _OF_ANY_REQUEST: Final = (QuotaKind.PRODUCE, QuotaKind.FETCH, QuotaKind.REQUEST)
 _PRODUCE: Final = int(ApiKey.PRODUCE)
 _FETCH: Final = int(ApiKey.FETCH)
-# Of brokers among themselves, and what a client must get through to be known at all.
+# Requests between brokers, and those that authenticate the client.
 _EXEMPT: Final = frozenset(
     {
         int(ApiKey.WRITE_TXN_MARKERS),
@@ -74,21 +74,23 @@ _NUMBER: Final = Struct("=q")
 _NS_PER_PERCENT: Final = 10_000_000  # of a process's second
 _NS_PER_MS: Final = 1_000_000
 _MAX_KNOWN: Final = 10_000
-_NOBODY: Final = -1
+_NO_PRINCIPAL: Final = -1
 _COMPLAIN_EVERY_NS: Final = 60_000_000_000
 
 Limit = tuple[QuotaRow, float]
 
 
 class ClientQuotas:
-    """Quotas as one process applies them.
+    """The client quotas, as one process applies them.
 
     Args:
-        table: what all processes have counted.
-        registry: what is set.
-        words: the control segment.
-        name: the principal of a number (ipc.principals).
-        mutation_burst_s: so many seconds of its rate a client may use at once.
+        table: the usage that all processes have counted.
+        registry: has the limits.
+        words: the control segment, as 64-bit words.
+        name: returns the principal of a number (ipc/tables/principals.py).
+        mutation_burst_s: a client may use controller_mutation_rate for this many
+            seconds at once.
+        now_ns: the time (CLOCK_MONOTONIC).
     """
 
     def __init__(
@@ -113,48 +115,54 @@ class ClientQuotas:
         self._complain_at = 0
 
     def is_set(self, kind: QuotaKind) -> bool:
-        """Whether anybody has a quota of this kind."""
+        """Return whether any client has a quota of this kind."""
         if self._image.changes != self._changes:
             self._read_again()
         return kind in self._set
 
     @property
     def count_requests(self) -> bool:
-        """Whether there are quotas that any request may count for."""
+        """Whether any client has a quota of bytes or of request time."""
         if self._image.changes != self._changes:
             self._read_again()
         return not self._set.isdisjoint(_OF_ANY_REQUEST)
 
     @property
     def limit_fetches(self) -> bool:
-        """Whether there are quotas that a fetch may count for."""
+        """Whether any client has a quota that a fetch is charged to."""
         return self.is_set(QuotaKind.FETCH) or self.is_set(QuotaKind.REQUEST)
 
     # -- the short cut ---------------------------------------------------------------
 
     @property
     def table(self) -> tuple[memoryview, int, int]:
-        """The table's memory, its samples, and a sample's ns."""
+        """The table's memory, its number of samples, and the length of one in ns."""
         return self._table.view, self._table.samples, self._table.window_ns
 
     def client_key(self, request: Request) -> bytes | None:
-        """What names a request's client: its principal's number, and its client id.
+        """Return the key of a request's client in the C core.
 
-        None: it has gone, and nobody knows any more who it was.
+        Returns:
+            The principal's number (8 bytes, native-endian) and the client id in UTF-8;
+            None: the client has disconnected.
         """
         number = self._principal(request)
-        if number == _NOBODY:
+        if number == _NO_PRINCIPAL:
             return None
         return _NUMBER.pack(number) + (request.client_id or "").encode()
 
     def limits(
         self, key: bytes, client_id: str | None
     ) -> tuple[int, int, float, int, int, float]:
-        """Row, generation and bound of a client's bytes, then of its time.
+        """Return the rows that a client's Produce requests are charged to.
 
         Args:
-            key: its ``client_key``.
-            client_id: which that ends with.
+            key: the client's `client_key`.
+            client_id: the client id in that key.
+
+        Returns:
+            Row, generation and bound for producer_byte_rate (bytes/s), then for
+            request_percentage (ns/s). A row of -1: the client has no such quota.
         """
         (number,) = _NUMBER.unpack_from(key)
         return *self._place(QuotaKind.PRODUCE, number, client_id), *self._place(
@@ -180,7 +188,7 @@ class ClientQuotas:
     def settle(
         self, request: Request, answer: bytes | list[bytes | FilePart] | Deferred
     ) -> bytes | list[bytes | FilePart] | Deferred:
-        """Charge an executed request, and tell its answer how long to be quiet."""
+        """Charge an executed request, and put the throttle time into its answer."""
         if self._image.changes != self._changes:
             self._read_again()
         if (
@@ -202,7 +210,7 @@ class ClientQuotas:
         return answer
 
     def charge_time(self, request: Request, spent_ns: int) -> None:
-        """Charge what the coordinator did for a request; before it is answered."""
+        """Charge the coordinator's time for a request, before it is answered."""
         if request.api_key not in _EXEMPT:
             spent_ns += self._network_time(request, 0)
             self._charge_and_mute(QuotaKind.REQUEST, request, spent_ns)
@@ -212,7 +220,10 @@ class ClientQuotas:
         return network_ns(self._words, request.slot, length + answer_length)
 
     def _time(self, request: Request, answer_length: int) -> int:
-        """For how long this process and its processor are at a request, in ns."""
+        """Return the ns that this process and the processor spend on a request.
+
+        The time in which a request is parked does not count.
+        """
         row = slot_row(request.slot)
         begun, parked = self._words[row + SLOT_DEQUEUED], self._words[row + SLOT_PARKED]
         end = parked if parked > begun else self._now_ns()
@@ -224,7 +235,11 @@ class ClientQuotas:
             self.mute(request, throttle_ms)
 
     def charge(self, kind: QuotaKind, request: Request, amount: int) -> int:
-        """Count something; return how many ms its client must be quiet for it."""
+        """Charge an amount to a client; return its throttle time in ms, 0 if none.
+
+        Args:
+            amount: bytes or ns; negative to give a charge back.
+        """
         limit = self._limit(kind, request) if self.is_set(kind) else None
         if limit is None:
             return 0
@@ -240,18 +255,21 @@ class ClientQuotas:
         return max(0, throttle_ms)
 
     def mute(self, request: Request, throttle_ms: int) -> None:
-        """Let nothing of a request's client be heard for a while. Before the answer."""
+        """Mute the client's connection. To be called before the request is answered."""
         request.throttle_ms = throttle_ms
         row = connection_row(request.connection)
         if self._words[row + CONNECTION_SLOT] != request.slot + 1:
-            return  # it has gone, and the row may be another client's by now
+            return  # disconnected: the row may belong to another client by now
         until = self._now_ns() + throttle_ms * _NS_PER_MS
         self._words[row + CONNECTION_MUTED_UNTIL] = until
 
     # -- fetches -------------------------------------------------------------------
 
     def fetch_window(self, request: Request) -> int | None:
-        """How many bytes a fetch may bring that takes all of its client's windows."""
+        """Return the bytes that a client may fetch in all full windows together.
+
+        None: the client has no consumer_byte_rate.
+        """
         if not self.is_set(QuotaKind.FETCH):
             return None
         limit = self._limit(QuotaKind.FETCH, request)
@@ -261,9 +279,9 @@ class ClientQuotas:
         return int(min(limit[1] * full_windows_s, 2**31 - 1))
 
     def charge_fetch(self, request: Request, records_bytes: int) -> bool:
-        """Charge a fetch before it is answered; say whether it may be.
+        """Charge a fetch before it is answered; return whether it may have its records.
 
-        If not, it is not charged for what it does not get, and its client is muted.
+        If not, the charge for the bytes is given back, and the client is muted.
         """
         if self._image.changes != self._changes:
             self._read_again()
@@ -282,7 +300,13 @@ class ClientQuotas:
     def charge_rest_of_fetch(
         self, request: Request, parts: Sequence[bytes | FilePart], charged: int
     ) -> None:
-        """Charge what an answer has beside the records; too late to be throttled."""
+        """Charge the bytes of a fetch's answer that were not charged before.
+
+        These are headers and field lengths; they never throttle this request.
+
+        Args:
+            charged: the bytes that were charged before.
+        """
         if QuotaKind.FETCH in self._set:
             length = sum(
                 len(part) if isinstance(part, bytes) else part.length for part in parts
@@ -294,21 +318,25 @@ class ClientQuotas:
     def permit(
         self, request: Request, strict_since: int
     ) -> Callable[[int], None] | None:
-        """What is to be called before a request changes topics; None: nothing.
+        """Return a function to call before a request changes topics.
 
-        It is told how many partitions would come or go, and raises ApiError
-        (THROTTLING_QUOTA_EXCEEDED) if its client has to wait for them.
+        It takes the number of partitions to be created or deleted, and raises ApiError
+        (THROTTLING_QUOTA_EXCEEDED) if the quota does not allow them now.
 
         Args:
-            strict_since: the version from which on clients know that error; what older
-                ones want is done, and they are muted for it.
+            strict_since: the first version of the API that has this error. For older
+                versions the function never raises: the change is made, and the
+                connection is muted.
+
+        Returns:
+            The function; None: the client has no controller_mutation_rate.
         """
         kind = QuotaKind.CONTROLLER_MUTATION
         limit = self._limit(kind, request) if self.is_set(kind) else None
         if limit is None:
             return None
 
-        # Here and below: most brokers never need it.
+        # Imported here, and others below, since most brokers have no such quotas.
         from mpbroker.server.quotas.mutation_quota import MutationQuota
 
         def mute(throttle_ms: int) -> None:
@@ -331,23 +359,25 @@ class ClientQuotas:
             strict=request.api_version >= strict_since,
         ).take
 
-    # -- whose quota ---------------------------------------------------------------
+    # -- the client of a request and its quota --------------------------------------
 
     def _principal(self, request: Request) -> int:
-        """The number of a request's sender; _NOBODY if it has gone.
+        """Return the number of the sender's principal; _NO_PRINCIPAL if unknown.
 
-        The row of one that has gone says so until another takes it.
+        If a connection closes while its request is executed, its row keeps the number,
+        and the slot negated, until another connection takes the row.
         """
         words, row = self._words, connection_row(request.connection)
         number: int = words[row + CONNECTION_PRINCIPAL]
-        # Behind it: who takes the row forgets the slot before it writes anything else.
+        # Read the slot after the number: the slot is cleared before the row gets the
+        # number of another connection, so the number is the sender's if the slot is.
         if abs(words[row + CONNECTION_SLOT]) == request.slot + 1:
             return number
-        return _NOBODY
+        return _NO_PRINCIPAL
 
     def _limit(self, kind: QuotaKind, request: Request) -> Limit | None:
         number = self._principal(request)
-        if number == _NOBODY:
+        if number == _NO_PRINCIPAL:
             return None
         return self._limit_of(kind, number, request.client_id)
 
@@ -392,10 +422,10 @@ class ClientQuotas:
 
 
 def with_throttle(request: Request, body: bytes) -> bytes:
-    """Put a request's throttle time into its answer, if that has a place for it."""
+    """Return an answer's body with the request's throttle time, if it has the field."""
     if not request.throttle_ms:
         return body
-    # Rare, and it costs what the answer did: who is told this may wait for it.
+    # Decodes and encodes the answer once more; only throttled requests come here.
     from mpbroker.server.api_messages import with_throttle_time
 
     return with_throttle_time(

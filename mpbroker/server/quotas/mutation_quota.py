@@ -1,4 +1,4 @@
-"""How many partitions one request may make or delete (KIP-599)."""
+"""Limit how many partitions one request may create or delete (KIP-599)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from mpbroker.protocol.errors import ApiError
 
 
 class MutationQuota:
-    """One request's view of its client's controller_mutation_rate.
+    """The controller_mutation_rate of a client, as one of its requests uses it.
 
     Args:
-        find_row: finds that of its client; None: there is no room for one.
-        bound: partitions a second.
-        burst: partitions at once, after a while of quiet.
-        mute: told for how many ms the client has to be quiet.
-        strict: refuse changes while there is a debt, instead of letting it grow.
+        find_row: returns the client's row; None: the table had no room for one, and
+            nothing is limited.
+        bound: partitions per second.
+        burst: partitions that may be changed at once, after a time without changes.
+        now_ns: the time (CLOCK_MONOTONIC).
+        mute: called with the throttle time in ms.
+        strict: whether to refuse changes while the client is above its quota. If not,
+            changes are made, and the throttle time grows.
 
     Source: Kafka's StrictControllerMutationQuota, PermissiveControllerMutationQuota.
     """
@@ -43,10 +46,10 @@ class MutationQuota:
         """Count a change before it is made.
 
         Raises:
-            ApiError: THROTTLING_QUOTA_EXCEEDED: it must not be made now.
+            ApiError: THROTTLING_QUOTA_EXCEEDED: the change must not be made now.
         """
         taken, throttle_ms = self._mutate(partitions)
-        if throttle_ms == GONE:  # of which the next look finds the new one
+        if throttle_ms == GONE:  # the row is another client's now: find the new one
             taken, throttle_ms = self._mutate(partitions)
         if throttle_ms > 0:
             self._mute(throttle_ms)

@@ -1,17 +1,17 @@
-"""Which quota a client has: the first of eight levels at which anything is set.
+"""Find the quota of a client: the first of eight levels at which one is set.
 
-    user          client id     counted together
+    user          client id     requests counted together
     named         named         this client of this user
     named         <default>     this client of this user
     named         -             all clients of this user
     <default>     named         this client of this user
     <default>     <default>     this client of this user
     <default>     -             all clients of this user
-    -             named         this client, whoever its user is
-    -             <default>     this client, whoever its user is
+    -             named         this client of any user
+    -             <default>     this client of any user
 
-Each kind of quota is looked for by itself. Who has sent no client id has an empty one,
-which can have no quota by name.
+Each kind of quota is searched by itself. A client that sends no client id has an empty
+one, which no quota can name.
 
 Source: Kafka's DefaultQuotaCallback in ClientQuotaManager.
 """
@@ -34,9 +34,15 @@ _BY_BOTH: Final = (True, True)
 
 
 class Quota(NamedTuple):
-    """A client's quota of one kind, and whom it shares it with."""
+    """A client's quota of one kind, and the clients that it is shared with.
 
-    user: str  # "" : any
+    Attributes:
+        user: the user whose requests are counted; "": of any user.
+        client_id: the client id whose requests are counted; "": of any.
+        bound: the rate: bytes/s, percent or partitions/s.
+    """
+
+    user: str
     client_id: str
     bound: float
 
@@ -44,7 +50,7 @@ class Quota(NamedTuple):
 def quota_of(
     image: ClientQuotasImage, key: str, user: str, client_id: str
 ) -> Quota | None:
-    """Return the quota that a client has for ``key``; None: it has none."""
+    """Return the quota of a client for a key, such as producer_byte_rate; or None."""
     for entity, (by_user, by_client) in _levels(user, client_id):
         bound = image.entities.get(entity, {}).get(key)
         if bound is not None:
