@@ -1,4 +1,4 @@
-"""Clients that push metrics, as one handler process sees them: identity, subscription.
+"""Find the client behind a request of telemetry, and its subscription.
 
 Source: KIP-714; Kafka's ClientMetricsManager and ClientMetricsInstance.
 """
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _LOG = get_logger(__name__)
 
-# What a client may compress with, the best first; it takes the first that it can.
+# The codecs that a client may use, the best first: it takes the first that it has.
 ACCEPTED_CODECS: Final = (Codec.ZSTD, Codec.LZ4, Codec.GZIP, Codec.SNAPPY)
 NO_INSTANCE: Final = bytes(16)  # a client that has no instance id yet
 RESERVED_INSTANCES: Final = (NO_INSTANCE, bytes(15) + b"\1")  # Kafka's Uuid.RESERVED
@@ -39,13 +39,15 @@ _UNKNOWN: Final = "unknown"
 
 
 class PushState(Protocol):
-    """What all handlers know of a client; a handler changes it while it holds it.
+    """A client's state, which all handlers share; changed only while it is held.
+
+    Times are ns of CLOCK_MONOTONIC.
 
     Attributes:
-        asked_ns: when the client was last told its subscription; 0: never.
+        asked_ns: when the client last got its subscription; 0: never.
         pushed_ns: when a push of the client was last accepted; 0: never.
         refusal: the error code of its last push; 0: none.
-        is_terminating: whether its last push said that the client ends.
+        is_terminating: whether its last push said that the client terminates.
     """
 
     asked_ns: int
@@ -55,17 +57,21 @@ class PushState(Protocol):
 
 
 class PushingClient(NamedTuple):
-    """The client behind a request, and what it is to push."""
+    """The client behind a request, and the metrics that it shall push."""
 
     context: ClientTelemetryContext
     subscription: Subscription
 
 
 class ClientTelemetry:
-    """Finds the client of a request, and hands its metrics to the receiver.
+    """Finds the client of a request, and gives its metrics to the receiver.
 
     Args:
-        words: of the control segment.
+        words: the control segment, as 64-bit words.
+        registry: has the subscriptions.
+        instances: the clients' states, shared by all handlers.
+        contexts: finds the sender of a request.
+        receiver: gets the metrics.
         max_bytes: telemetry.max.bytes.
     """
 
@@ -86,7 +92,7 @@ class ClientTelemetry:
         self.max_bytes = max_bytes
 
     def client(self, request: Request, instance_id: bytes) -> PushingClient | None:
-        """Return the sender of a request; None: its connection has gone."""
+        """Return the client that sent a request; None: it has disconnected."""
         from mpbroker.server.configs.client_metrics_config import (
             Client,
             subscription_of,
@@ -116,7 +122,7 @@ class ClientTelemetry:
 
         name, version = software_of(self._words, request.connection)
         connection_id = self._contexts.name(request.connection)
-        # Last: what was read before is about the sender if it is still there.
+        # Read this last: if it finds the sender, the fields above are the sender's.
         sender = self._contexts.sender(request.connection, request.slot)
         if sender is None:
             return None
@@ -134,7 +140,7 @@ class ClientTelemetry:
     def held(
         self, request: Request, instance_id: bytes
     ) -> AbstractContextManager[PushState]:
-        """Hold what all handlers know of a client, so that no other changes it."""
+        """Return a context manager that locks and gives the state of a client."""
         row = connection_row(request.connection)
         cookie = self._words[row + CONNECTION_COOKIE]
         return self._instances.held(
@@ -144,10 +150,11 @@ class ClientTelemetry:
     def export(
         self, context: ClientTelemetryContext, payload: ClientTelemetryPayload
     ) -> None:
-        """Hand metrics to the receiver.
+        """Give metrics to the receiver.
 
         Raises:
-            ApiError: INVALID_RECORD: they cannot be read, or the receiver failed.
+            ApiError: INVALID_RECORD: the metrics cannot be read, or the receiver
+                raised an exception, which is logged.
         """
         try:
             self._receiver.export_metrics(context, payload)
@@ -161,7 +168,7 @@ class ClientTelemetry:
 
 
 def too_early(instance_id: bytes) -> ApiError:
-    """Return the refusal of a client that comes before its interval is over."""
+    """Return the error for a client that asks or pushes before its interval is over."""
     return ApiError(
         ErrorCode.THROTTLING_QUOTA_EXCEEDED,
         f"client instance {instance_id.hex()} came before its interval was over",

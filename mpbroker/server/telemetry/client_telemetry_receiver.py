@@ -1,8 +1,8 @@
-"""Who receives clients' metrics: the plug-in's interface, and the file of lines.
+"""Define the receiver of clients' metrics: the interface, and a file of JSON lines.
 
-A receiver of one's own is a class in Python that ``client.telemetry.receiver.class
-.name`` names; each process that executes requests makes one. Without a receiver
-clients are not asked for metrics at all: the two APIs are not served.
+The setting ``client.telemetry.receiver.class.name`` may name a Python class of the
+operator's. Each process that executes requests makes one instance of it. Without a
+receiver the two APIs are not served, so clients push no metrics.
 
 Source: KIP-714; Kafka's ClientTelemetryReceiver and ClientTelemetryPayload.
 """
@@ -19,12 +19,18 @@ from mpbroker.protocol.otlp_metrics import read_metrics
 
 
 class ClientTelemetryContext(NamedTuple):
-    """Who pushes.
+    """The client that pushes metrics.
 
     Attributes:
-        client_instance_id: in Kafka's text form.
+        client_instance_id: in Kafka's text form: 22 characters of base64.
+        client_id: from the request's header.
+        client_software_name, client_software_version: from ApiVersions; "unknown" if
+            the client did not tell them.
         principal: as Kafka prints it: ``User:alice``.
-        connection_id: Kafka's form: local address and port, peer's, and a number.
+        host: the client's IP address.
+        listener_name: the listener that the client is connected to.
+        connection_id: as Kafka writes it: the broker's address and port, the client's
+            address and port, and a number.
     """
 
     client_instance_id: str
@@ -38,12 +44,12 @@ class ClientTelemetryContext(NamedTuple):
 
 
 class ClientTelemetryPayload(NamedTuple):
-    """What is pushed.
+    """The metrics of one push.
 
     Attributes:
-        data: MetricsData of OpenTelemetry, in protobuf, inflated.
-        is_terminating: whether the client says that it ends.
-        content_type: of the data: OTLP.
+        data: MetricsData of OpenTelemetry in protobuf, decompressed.
+        is_terminating: whether the client says that it terminates.
+        content_type: the format of the data: OTLP.
     """
 
     data: bytes
@@ -52,46 +58,51 @@ class ClientTelemetryPayload(NamedTuple):
 
 
 class ClientTelemetryReceiver(ABC):
-    """Gets what clients push. One in each process; not for several threads.
+    """Receives the metrics that clients push.
 
-    A push may come twice, if the process dies before it has answered. No method may
-    wait for long: all requests that this process executes wait meanwhile.
+    Each process that executes requests has one instance, which only one thread uses. A
+    push comes twice if the process dies before it has answered. Methods must return
+    quickly: all requests of this process wait meanwhile.
     """
 
-    def configure(self, settings: Mapping[str, str]) -> None:  # noqa: B027 - may be
-        """Take the broker's settings, by key, before anything is pushed.
+    def configure(self, settings: Mapping[str, str]) -> None:  # noqa: B027 - optional
+        """Take the broker's settings, by key. Called once, before other methods.
 
         Raises:
-            ValueError: they are wrong; the message becomes the broker's last words.
+            ValueError: a setting is wrong; the broker prints the message and ends.
         """
 
     @abstractmethod
     def export_metrics(
         self, context: ClientTelemetryContext, payload: ClientTelemetryPayload
     ) -> None:
-        """Take a push. Whatever is raised is logged, and the client told to stop."""
+        """Take a push.
+
+        An exception is logged, and the client gets INVALID_RECORD, so it stops pushing.
+        """
 
 
 class TelemetryLog(ClientTelemetryReceiver):
     """Appends each push to a file, as a line of JSON.
 
     Args:
-        path, max_bytes: see LineFile.
+        path, max_bytes: as for LineFile.
     """
 
     def __init__(self, path: str, max_bytes: int) -> None:
-        # What it cannot write is no fault of a client's, who would never push again.
+        # LineFile logs a failed write and raises nothing: an exception would tell the
+        # client to stop pushing, and the failure is not the client's.
         self._file = LineFile(path, "client.telemetry.log.path", max_bytes)
 
     def export_metrics(
         self, context: ClientTelemetryContext, payload: ClientTelemetryPayload
     ) -> None:
-        """Append a line.
+        """Append a push as one line.
 
         Raises:
-            ProtocolError: these are no metrics.
+            ProtocolError: the data cannot be parsed as metrics.
         """
-        # Imported here: only who gets a push needs it.
+        # Imported here: most processes never get a push.
         import orjson
 
         line = {
@@ -104,7 +115,7 @@ class TelemetryLog(ClientTelemetryReceiver):
 
 
 class Receivers(ClientTelemetryReceiver):
-    """Several, each of which gets every push."""
+    """Several receivers; each gets every push."""
 
     def __init__(self, receivers: Sequence[ClientTelemetryReceiver]) -> None:
         self._receivers = receivers
