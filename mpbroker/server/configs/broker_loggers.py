@@ -1,10 +1,10 @@
-"""BROKER_LOGGER: the levels of a broker's loggers, as configs of a resource.
+"""Describe and change the levels of a broker's loggers: the resource BROKER_LOGGER.
 
-They hold for all processes of the broker, and until it is started again. What they are
-is asked and told with the names of Kafka's levels; the loggers are Python's.
+A level is valid for all processes of the broker, until the broker is started again.
+Requests use the names of Kafka's levels; the loggers are those of Python's logging.
 
-Source: KIP-412; Kafka's RuntimeLoggerManager, Log4jController and ConfigHelper, whose
-sentences these are.
+Source: KIP-412; Kafka's RuntimeLoggerManager, Log4jController and ConfigHelper, which
+also have the texts of the errors.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _REFUSED_OPERATIONS: Final = {_APPEND: "APPEND", _SUBTRACT: "SUBTRACT"}
 
 
 class Levels(Protocol):
-    """Where the levels are that all processes obey."""
+    """The levels in shared memory that all processes use, by name of the logger."""
 
     def read(self) -> Mapping[str, int]: ...
 
@@ -36,7 +36,7 @@ class Levels(Protocol):
 
 
 def broker_loggers(node_id: int, levels: Levels | None) -> BrokerLoggers | None:
-    """Return the loggers of a broker; None: they cannot be asked for."""
+    """Return the loggers of a broker; None if ``levels`` is None."""
     return None if levels is None else BrokerLoggers(node_id, levels, logger_names)
 
 
@@ -44,7 +44,9 @@ class BrokerLoggers:
     """The loggers of one broker.
 
     Args:
-        names: of all loggers there are, the root's among them.
+        node_id: the broker's id, by which requests name the resource.
+        levels: the levels that all processes use.
+        names: returns the names of all loggers, including the root.
     """
 
     def __init__(
@@ -57,10 +59,14 @@ class BrokerLoggers:
     def describe(
         self, resource_name: str, wanted: Collection[str]
     ) -> list[DescribeConfigsResourceResult]:
-        """Return the level in effect of each logger that is wanted; of none: of all.
+        """Return the effective levels of the wanted loggers.
+
+        Args:
+            resource_name: the broker's id.
+            wanted: names of loggers; empty: all.
 
         Raises:
-            ApiError: INVALID_REQUEST, it is not this broker's resource.
+            ApiError: INVALID_REQUEST: the resource is not this broker.
         """
         if not resource_name:
             raise _invalid("Broker id must not be empty")
@@ -92,7 +98,9 @@ class BrokerLoggers:
         *,
         validate_only: bool,
     ) -> None:
-        """Set levels, or go back to those of the loggers above: all or none.
+        """Set levels, or remove them, so that the parent logger's level is used.
+
+        All operations are executed, or none.
 
         Raises:
             ApiError: INVALID_REQUEST or INVALID_CONFIG; nothing was changed.
@@ -108,7 +116,8 @@ class BrokerLoggers:
             return
         self._levels.change(put)
         for each in operations:
-            # As in Kafka: who wonders about missing lines should find this one.
+            # A warning, as in Kafka: the level of this line is rarely switched off, so
+            # it explains why other lines are missing.
             if each.config_operation == _SET:
                 _LOG.warning("Updated the log level of %s to %s", each.name, each.value)
             else:
@@ -143,7 +152,7 @@ class BrokerLoggers:
 
 
 def _effective(name: str, levels: Mapping[str, int]) -> int:
-    """The level of the nearest logger above that has one, or of the root."""
+    """Return the level of a logger, else of its nearest parent that has one."""
     while name:
         if name in levels:
             return levels[name]

@@ -1,8 +1,8 @@
-"""Subscriptions to clients' metrics: what they are made of, and whom they are about.
+"""Define subscriptions to clients' metrics, and compute what each client pushes.
 
-A subscription is a resource of configs: prefixes of metrics' names, an interval, and
-patterns that a client has to match. What a client shall push is what all subscriptions
-that it matches want together, as often as the most eager of them wants it.
+A subscription is a resource with configs: prefixes of metric names, an interval, and
+patterns that a client has to match. A client pushes the metrics of all subscriptions
+that it matches, with the shortest of their intervals.
 
 Source: KIP-714; Kafka's ClientMetricsConfigs and ClientMetricsManager.
 """
@@ -54,7 +54,7 @@ CLIENT_METRICS_CONFIG_DEF: Final = ConfigDef("client metrics config", (
 
 
 class Client(NamedTuple):
-    """What a subscription may go by; the names are those of its patterns."""
+    """The properties of a client that the patterns of subscriptions can name."""
 
     client_instance_id: str
     client_id: str | None
@@ -65,7 +65,13 @@ class Client(NamedTuple):
 
 
 class Subscription(NamedTuple):
-    """What one client shall push."""
+    """The metrics that one client shall push, and how often.
+
+    Attributes:
+        subscription_id: a checksum of the other fields and of the client's id.
+        metrics: prefixes of metric names, sorted; ["*"]: all; empty: none.
+        interval_ms: the time between two pushes.
+    """
 
     subscription_id: int
     metrics: list[str]
@@ -80,14 +86,14 @@ class Registry(Protocol):
 
 
 def subscription_names(registry: Registry) -> list[str]:
-    """The names of all subscriptions."""
+    """Return the names of all subscriptions."""
     return [
         name for kind, name in registry.image.configs if kind == CLIENT_METRICS_RESOURCE
     ]
 
 
 def check_subscription_name(name: str) -> None:
-    """Raise ApiError INVALID_REQUEST unless a subscription is named."""
+    """Raise ApiError INVALID_REQUEST if the name of a subscription is empty."""
     if not name:
         raise ApiError(
             ErrorCode.INVALID_REQUEST,
@@ -96,11 +102,11 @@ def check_subscription_name(name: str) -> None:
 
 
 def check_client_metrics_configs(overrides: Mapping[str, str]) -> None:
-    """Raise what is wrong with the configs of a subscription.
+    """Check the configs of a subscription.
 
     Raises:
-        ApiError: INVALID_REQUEST: unknown, unreadable, or outside the limits;
-            INVALID_CONFIG: no pattern of that form.
+        ApiError: INVALID_REQUEST: a key is unknown, or a value cannot be parsed or is
+            outside its limits; INVALID_CONFIG: a pattern has another form.
     """
     try:
         for name, text in overrides.items():
@@ -113,7 +119,7 @@ def check_client_metrics_configs(overrides: Mapping[str, str]) -> None:
 def subscription_records(
     name: str, before: Mapping[str, str], after: Mapping[str, str]
 ) -> list[MetadataRecord]:
-    """The records that make a subscription's configs other ones."""
+    """Return the metadata records that change a subscription's configs."""
     return [
         config_record(CLIENT_METRICS_RESOURCE, name, key, after.get(key))
         for key in sorted({*before, *after})
@@ -122,10 +128,13 @@ def subscription_records(
 
 
 def subscription_of(registry: Registry, client: Client, uuid: bytes) -> Subscription:
-    """What a client shall push; no metrics at all if nobody wants any.
+    """Return what a client shall push; no metrics if it matches no subscription.
 
-    Its id changes with what it says, and is another for each client; but it is the same
-    in whichever process it is made.
+    The id depends on the content and on the client, and on nothing else: so all
+    processes compute the same id.
+
+    Args:
+        uuid: the client's instance id, 16 bytes.
     """
     metrics: set[str] = set()
     interval_ms = _DEFAULT_INTERVAL_MS
@@ -134,8 +143,8 @@ def subscription_of(registry: Registry, client: Client, uuid: bytes) -> Subscrip
             metrics.update(_list(METRICS, texts.get(METRICS, "")))
             interval_ms = min(interval_ms, _interval_ms(texts))
     wanted = [ALL_METRICS] if ALL_METRICS in metrics else sorted(metrics)
-    said = ",".join((*wanted, str(interval_ms))).encode() + uuid
-    return Subscription(_int32(crc32c(said)), wanted, interval_ms)
+    content = ",".join((*wanted, str(interval_ms))).encode() + uuid
+    return Subscription(_int32(crc32c(content)), wanted, interval_ms)
 
 
 def _interval_ms(texts: Mapping[str, str]) -> int:
@@ -161,7 +170,7 @@ def _is_match(texts: Mapping[str, str], client: Client) -> bool:
 
 
 def _patterns(text: str) -> dict[str, re.Pattern[str]]:
-    """Read a list of patterns, by what they are about."""
+    """Parse a list of NAME=PATTERN; return the patterns by name."""
     patterns = {}
     for item in _list(MATCH, text):
         name, equals, pattern = (part.strip() for part in item.partition("="))

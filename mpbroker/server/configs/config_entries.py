@@ -1,4 +1,4 @@
-"""Where a config's value comes from, layer by layer, as DescribeConfigs tells it.
+"""Find all sources of a config's value, layer by layer, for DescribeConfigs.
 
 Source: KIP-226; org.apache.kafka.clients.admin.ConfigEntry.ConfigSource.
 """
@@ -21,7 +21,14 @@ GROUP_RESOURCE: Final = 32
 
 
 class Synonym(NamedTuple):
-    """One place that has a value for a config; of several, the first counts."""
+    """One source of a config's value. In a list of them, the first is in effect.
+
+    Attributes:
+        name: the key that is set there, which may be another key than the config's:
+            log.retention.ms for a topic's retention.ms.
+        text: the value.
+        source: the layer.
+    """
 
     name: str
     text: str
@@ -38,12 +45,12 @@ class BrokerConfigs:
         dynamic_default: Mapping[str, str],
         static: Mapping[str, str],
     ) -> None:
-        """Take the texts that were set in each layer, by key.
+        """Make the layers from the texts that are set in each, by key.
 
         Args:
             definition: the broker's keys; their defaults are the last layer.
-            dynamic: of this broker.
-            dynamic_default: of all brokers.
+            dynamic: dynamic configs of this broker.
+            dynamic_default: dynamic configs of all brokers.
             static: from the command line, the environment or a file.
         """
         self.definition = definition
@@ -55,15 +62,17 @@ class BrokerConfigs:
         )
 
     def synonyms(self, name: str) -> list[Synonym]:
-        """Return all that set a broker's key, and keys that then have no say.
+        """Return the sources of a broker key's value, the one in effect first.
 
-        Nothing if only keys that stand in for it are set: it has no value itself.
+        Sources of other keys follow that serve only if this one is not set: the key
+        log.retention.hours after log.retention.ms. If only such keys are set, the list
+        is empty, since the key itself has no value.
         """
         found = self._synonyms_of(_STAND_INS.get(name, (name,)))
         return list(dropwhile(lambda synonym: synonym.name != name, found))
 
     def of_listeners(self) -> list[str]:
-        """Return the names that are set for single listeners, in any layer."""
+        """Return the keys ``listener.name.NAME.KEY`` that are set in any layer."""
         found = {
             name: None
             for _, layer in self._layers
@@ -73,7 +82,12 @@ class BrokerConfigs:
         return list(found)
 
     def synonyms_of_listener(self, name: str, key: ConfigKey) -> list[Synonym]:
-        """Return all that set a listener's key: its own values, then the broker's."""
+        """Return the sources of a listener's key: its own, then the broker's.
+
+        Args:
+            name: the key with its prefix: ``listener.name.NAME.KEY``.
+            key: the definition of KEY.
+        """
         own = [
             Synonym(name, layer[name], source)
             for source, layer in self._layers
@@ -82,10 +96,10 @@ class BrokerConfigs:
         return own + self.synonyms(key.name)
 
     def synonyms_of_topic_key(self, name: str) -> list[Synonym]:
-        """Return all that set the default of a topic's key.
+        """Return the sources of the default of a topic's key.
 
-        Kafka leaves out what stands behind the first name, so that a topic that lives
-        by log.retention.hours=1 seems to have no reason. Here it is told.
+        Kafka returns only the first broker key, so it does not show that a topic's
+        retention.ms comes from log.retention.hours=1. Here all keys are returned.
         """
         return self._synonyms_of(
             tuple(synonym.name for synonym in BROKER_SYNONYMS.get(name, ()))
@@ -106,8 +120,8 @@ class BrokerConfigs:
         return found
 
 
-# Broker keys that stand in for one that is not set: log.retention.ms, else minutes,
-# else hours.
+# For each broker key, itself and the keys that serve if it is not set, in order:
+# log.retention.ms, log.retention.minutes, log.retention.hours.
 _STAND_INS: Final = {
     synonym.name: tuple(other.name for other in synonyms[position:])
     for synonyms in BROKER_SYNONYMS.values()
@@ -116,7 +130,10 @@ _STAND_INS: Final = {
 
 
 def canonical(key: ConfigKey, text: str) -> str | None:
-    """Return a text as the key writes it ("TRUE" is "true"); as it is if it is bad."""
+    """Return a text in the key's own form ("TRUE" becomes "true").
+
+    A text that cannot be parsed is returned unchanged.
+    """
     try:
         return key.format(key.parse(text))
     except ConfigError:

@@ -1,9 +1,10 @@
-"""Resources of config requests: which there are, and changes to one of them.
+"""Change the configs of one resource: a topic, a group, a broker or a subscription.
 
-What AlterConfigs and IncrementalAlterConfigs have in common: a resource is named, a
-function makes its new overrides of the old, and the result is checked and kept.
+AlterConfigs and IncrementalAlterConfigs share this module. Each gives a function that
+makes the new overrides of a resource from the old ones; the result is checked and
+written to the metadata log.
 
-Source: KIP-133 and KIP-339; ConfigAdminManager and ConfigurationControlManager.
+Source: KIP-133, KIP-339; Kafka's ConfigAdminManager and ConfigurationControlManager.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ from mpbroker.server.configs.group_config_def import (
     check_group_name,
 )
 
+# Takes a copy of a resource's overrides, by key; returns the new ones.
 ConfigChange = Callable[[dict[str, str]], Mapping[str, str]]
 
 
@@ -69,7 +71,7 @@ class Broker(Protocol):
 
 
 def unsupported_resource(resource_type: int) -> ApiError:
-    """Return the error for a resource of a kind that is not served."""
+    """Return the error for a resource of a type without configs to change."""
     text = "there is no such resource"
     if resource_type == BROKER_LOGGER_RESOURCE:
         text = "levels of loggers are changed by IncrementalAlterConfigs"
@@ -81,7 +83,7 @@ def unsupported_resource(resource_type: int) -> ApiError:
 
 
 def check_broker_name(name: str, node_id: int) -> None:
-    """Raise ApiError INVALID_REQUEST unless it is this broker's id."""
+    """Raise ApiError INVALID_REQUEST if a resource's name is not this broker's id."""
     if name != str(node_id):
         raise ApiError(
             ErrorCode.INVALID_REQUEST,
@@ -91,7 +93,7 @@ def check_broker_name(name: str, node_id: int) -> None:
 
 
 class Resource(Protocol):
-    """A resource in a request, whatever is asked of it."""
+    """A resource in a request of any config API."""
 
     resource_type: int
     resource_name: str
@@ -108,7 +110,7 @@ ConfigT = TypeVar("ConfigT", bound=Config)
 
 
 class NamedOnce:
-    """The resources of one request, which must all differ."""
+    """Counts the resources of one request, each of which must appear only once."""
 
     def __init__(self, resources: Iterable[Resource]) -> None:
         self._counts = Counter(
@@ -129,7 +131,8 @@ def alter_each(
     """Alter the resources of a request; return a response for each.
 
     Args:
-        alter: changes one; the ApiError that it raises is told in the response.
+        alter: changes one resource. If it raises ApiError, the resource's response has
+            the error's code and message.
     """
     named_once = NamedOnce(resources)
     responses = []
@@ -150,10 +153,10 @@ def alter_each(
 
 
 def each_once(configs: Iterable[ConfigT]) -> Iterator[ConfigT]:
-    """Yield the configs of one resource.
+    """Yield the configs of one resource in a request.
 
     Raises:
-        ApiError: INVALID_REQUEST: one of them was yielded before.
+        ApiError: INVALID_REQUEST: a config is named twice.
     """
     seen = set()
     for config in configs:
@@ -167,7 +170,7 @@ def each_once(configs: Iterable[ConfigT]) -> Iterator[ConfigT]:
 
 
 def null_value(name: str) -> ApiError:
-    """Return the error for a config that is to be set to null."""
+    """Return the error for a request that sets a config to null."""
     return ApiError(ErrorCode.INVALID_REQUEST, f"Null value not supported for: {name}")
 
 
@@ -177,11 +180,12 @@ def alter_resource(
     """Change the configs of one resource.
 
     Args:
-        change: from the resource's overrides to the wanted ones; may raise ApiError.
+        change: makes the new overrides from the old ones; may raise ApiError.
+        validate_only: check the change, and do not make it.
 
     Raises:
         ApiError: INVALID_REQUEST, INVALID_CONFIG, UNKNOWN_TOPIC_OR_PARTITION,
-            KAFKA_STORAGE_ERROR, or what ``change`` raises; nothing was changed.
+            KAFKA_STORAGE_ERROR, or an error of ``change``; nothing was changed.
     """
     alter = _ALTERATIONS.get(resource.resource_type)
     if alter is None:
@@ -255,7 +259,7 @@ _ALTERATIONS: Final[Mapping[int, Callable[[str, ConfigChange, Broker, bool], Non
 
 
 def broker_configs(broker: Broker) -> BrokerConfigs:
-    """Return the broker's configs in their layers."""
+    """Return the broker's configs in their layers, as they are now."""
     return BrokerConfigs(
         broker.definition,
         broker.registry.broker_overrides(str(broker.node_id)),
@@ -270,8 +274,9 @@ def _check_together(
     """Check configs that depend on each other.
 
     Args:
-        name: of the resource: this broker, or "" for all brokers.
-        touched: the keys that are set, changed or taken away.
+        name: the resource's name: this broker's id, or "" for all brokers.
+        after: the new overrides of the resource.
+        touched: the keys that are set, changed or removed.
 
     Raises:
         ApiError: INVALID_CONFIG or INVALID_REQUEST.
@@ -314,7 +319,11 @@ def _check_broker_configs(
 
 
 def _check_may_change(key: ConfigKey, name: str, *, is_prefixed: bool) -> None:
-    """Raise ApiError INVALID_REQUEST if a key cannot be set in a running broker."""
+    """Raise ApiError INVALID_REQUEST if a running broker cannot change a key.
+
+    Args:
+        name: the key's name in the request, with its listener prefix if it has one.
+    """
     if key.update_mode is UpdateMode.READ_ONLY or (
         key.name != name and not is_prefixed
     ):

@@ -1,4 +1,4 @@
-"""Configs of groups: what a group may have otherwise than the broker says.
+"""Define the configs of groups: values of a group that differ from the broker's.
 
 Source: KIP-848; Kafka's GroupConfig.
 """
@@ -32,7 +32,7 @@ GROUP_CONFIG_DEF: Final = ConfigDef("group config", (
         validator=at_least(1)),
 ))
 
-# The broker's keys that give the default, and say how low and how high a group may go.
+# The broker's keys for the default, the smallest and the largest value of a group.
 _BROKER_KEYS: Final = {
     SESSION_TIMEOUT: (
         "group.consumer.session.timeout.ms",
@@ -49,21 +49,22 @@ _BROKER_KEYS: Final = {
 
 
 def check_group_name(name: str) -> None:
-    """Raise ApiError INVALID_REQUEST unless a group is named."""
+    """Raise ApiError INVALID_REQUEST if a group's name is empty."""
     if not name:
         raise ApiError(ErrorCode.INVALID_REQUEST, "Group name must not be empty.")
 
 
 def group_default(name: str, broker: BrokerConfigs) -> str:
-    """What a group has that sets nothing itself: the broker's."""
+    """Return the value of a group that sets none itself: the broker's."""
     return broker.synonyms(_BROKER_KEYS[name][0])[0].text
 
 
 def check_group_configs(overrides: Mapping[str, str], broker: BrokerConfigs) -> None:
-    """Raise what is wrong with the configs of a group.
+    """Check the configs of a group.
 
     Raises:
-        ApiError: INVALID_CONFIG: unknown, unreadable, or outside the broker's limits.
+        ApiError: INVALID_CONFIG: a key is unknown, or a value cannot be parsed or is
+            outside the broker's limits.
     """
     values: dict[str, int] = {}
     try:

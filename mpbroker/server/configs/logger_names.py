@@ -1,7 +1,7 @@
-"""Which loggers a broker has, in whichever of its processes.
+"""List the names of all loggers that any process of a broker may have.
 
-A process knows those of the modules that it has imported, and no process imports all.
-So the modules are looked at where they are installed.
+A process knows the loggers of the modules that it has imported, and no process imports
+all modules. So this module searches the installed source files for loggers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 import mpbroker
 from mpbroker.base.logger import ROOT
 
-# What a broker's processes run; tools and clients have loggers of their own.
+# The packages that a broker's processes import.
 _PACKAGES: Final = (
     "broker",
     "config",
