@@ -1,4 +1,4 @@
-"""AlterClientQuotas: set and remove quotas; each entity has its own outcome.
+"""AlterClientQuotas: set and remove quotas of users, client ids and IP addresses.
 
 Source: Kafka protocol guide, "AlterClientQuotas"; KIP-546; ClientQuotaControlManager.
 """
@@ -56,7 +56,9 @@ Records = Sequence[dict[str, Any]]
 def handle_alter_client_quotas(
     request: AlterClientQuotasRequest, context: HandlerContext
 ) -> AlterClientQuotasResponse:
-    """Change what can be changed; nothing of an entity whose change has a mistake.
+    """Change the quotas of all entities whose entries are valid; answer each entry.
+
+    An entry with a mistake changes nothing.
 
     Raises:
         ApiError: KAFKA_STORAGE_ERROR; nothing was changed.
@@ -104,8 +106,10 @@ def _named(entity: Iterable[EntityData]) -> tuple[tuple[str, str | None], ...]:
 def _entity(
     parts: Sequence[EntityData], resolves: Callable[[str], bool]
 ) -> QuotaEntity:
-    """Raises:
-    ApiError: INVALID_REQUEST: there is no such entity.
+    """Return the entity of an entry.
+
+    Raises:
+        ApiError: INVALID_REQUEST: its parts make no entity.
     """
     if not parts:
         raise _invalid("Invalid empty client quota entity")
@@ -135,8 +139,10 @@ def _entity(
 def _changes(
     entity: QuotaEntity, operations: Iterable[OpData]
 ) -> dict[str, float | None]:
-    """Raises:
-    ApiError: INVALID_REQUEST: a key or a value that this entity cannot have.
+    """Return the new value of each key of an entry; None removes the quota.
+
+    Raises:
+        ApiError: INVALID_REQUEST: the entity cannot have a key or a value.
     """
     keys = _IP_KEYS if entity[0][0] == IP else _CLIENT_KEYS
     changes: dict[str, float | None] = {}
@@ -159,7 +165,7 @@ def _check(keys: Mapping[str, str], key: str, value: float) -> None:
             f"Invalid configuration key {key}; this entity may have"
             f" {', '.join(sorted(keys))}"
         )
-    # No connections at all from an address is a thing to want; no bytes is not.
+    # 0 blocks all connections from an address, which is useful; for rates it is not.
     if not (value > 0 or (value == 0 and key == CONNECTION_CREATION_RATE)):
         raise _invalid(f"Quota {key} must be greater than 0, not {value:g}")
     kind = keys[key]

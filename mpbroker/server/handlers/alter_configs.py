@@ -1,4 +1,4 @@
-"""AlterConfigs: replace all overrides of a resource; what is not named is reset.
+"""AlterConfigs: replace all overrides of a resource; configs not named are reset.
 
 Source: Kafka protocol guide, "AlterConfigs"; KIP-133.
 """
@@ -24,7 +24,7 @@ from mpbroker.server.handler_context import HandlerContext
 def handle_alter_configs(
     request: AlterConfigsRequest, context: HandlerContext
 ) -> AlterConfigsResponse:
-    """Change what can be changed; answer each resource for itself."""
+    """Change each resource whose new configs are valid; answer each resource."""
 
     def alter(resource: AlterConfigsResource) -> None:
         wanted = _wanted(resource)
@@ -39,7 +39,7 @@ def handle_alter_configs(
 
 
 def _wanted(resource: AlterConfigsResource) -> Mapping[str, str]:
-    """Return the overrides that the request wants, and no others."""
+    """Return the overrides that a request sets; a resource keeps no others."""
     wanted: dict[str, str] = {}
     for config in each_once(resource.configs):
         if config.value is None:

@@ -1,10 +1,11 @@
-"""AlterUserScramCredentials: each user has its own outcome.
+"""AlterUserScramCredentials: set and remove SCRAM credentials of users.
 
-As in Kafka, a request may change one thing of a user: who is named again is refused,
-be it with another mechanism. So the answer, which names users, says what has happened.
+As in Kafka, a request may name each user only once, for one mechanism. If it names a
+user twice, both changes are refused. So the answer, which has one result for each user,
+is unambiguous.
 
 Source: Kafka protocol guide, "AlterUserScramCredentials"; KIP-554; Kafka's
-ScramControlManager, whose sentences these are.
+ScramControlManager, which also has the texts of the errors.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ Refusals = dict[str, tuple[ErrorCode, str]]
 def handle_alter_user_scram_credentials(
     request: AlterUserScramCredentialsRequest, context: HandlerContext
 ) -> AlterUserScramCredentialsResponse:
-    """Change the users whose changes have no mistake.
+    """Change the credentials of all users whose changes are valid.
 
-    The intent gets a 1 in the place of each deletion. So a second execution knows what
-    the first one has deleted.
+    The intent has one word for each deletion of the request: 1 if it is made. So a
+    second execution knows what the first one has deleted.
 
     Raises:
         ApiError: KAFKA_STORAGE_ERROR; nothing was changed.
@@ -90,7 +91,7 @@ def handle_alter_user_scram_credentials(
 def _is_there(
     name: str, changes: Sequence[Change], credentials: ScramCredentials
 ) -> bool:
-    """Whether there is still what the first change of a user concerns."""
+    """Return whether the credential exists that a user's first change is about."""
     first = next(each for each in changes if each.name == name)
     return first.mechanism in credentials.of(name)
 
@@ -98,10 +99,10 @@ def _is_there(
 def _refusals(
     changes: Sequence[Change], credentials: ScramCredentials, gone: Collection[str]
 ) -> Refusals:
-    """Return what is wrong with users: the first mistake of each counts.
+    """Return the error of each user whose changes are refused: the first mistake.
 
     Args:
-        gone: whose credentials this request has deleted already.
+        gone: users whose credentials an earlier execution has deleted.
     """
     refused: Refusals = {}
     seen = set()

@@ -1,4 +1,4 @@
-"""ApiVersions: what is served here, in which versions.
+"""ApiVersions: tell a client which APIs are served, in which versions.
 
 Source: Kafka protocol guide, "ApiVersions"; KIP-511; kafka.server.ApiVersionManager.
 """
@@ -21,7 +21,7 @@ from mpbroker.protocol.messages.api_versions import (
 if TYPE_CHECKING:
     from mpbroker.server.request import Request
 
-# Kept answers: clients are of few kinds, and say little.
+# Bounds of the kept answers. Most clients send one of a few short requests.
 _MAX_REMEMBERED: Final = 100
 _MAX_REMEMBERED_BYTES: Final = 512
 _SOFTWARE: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
@@ -32,18 +32,19 @@ _FEATURES: Final = {
     # the end of each transaction.
     "transaction.version": 2,
 }
-# KIP-1022: Java clients before it take a feature from 0 on for a broken answer.
+# KIP-1022: older Java clients reject an answer with a feature whose minimum is 0.
 _MINIMUM_0_SINCE: Final = 4
 
 
 class ApiVersionsHandler:
-    """Answers from bytes to bytes, and keeps the answers.
+    """Executes ApiVersions requests on undecoded bytes, and keeps the answers.
 
-    It is every connection's first request, and the same bytes from the same client.
+    Each connection begins with this request, and clients of one kind send equal bytes.
 
     Args:
         versions: (oldest, newest) by API key.
-        note_software: told what a connection's client says that it is.
+        note_software: called with a connection and the name and version of its
+            client's software.
     """
 
     def __init__(
@@ -76,7 +77,12 @@ class ApiVersionsHandler:
 def handle_api_versions(
     request: ApiVersionsRequest, version: int, versions: Mapping[int, tuple[int, int]]
 ) -> ApiVersionsResponse:
-    """Answer with ``versions``: (oldest, newest) by API key."""
+    """Answer a decoded request.
+
+    Args:
+        version: the version of the request.
+        versions: (oldest, newest) by API key.
+    """
     if not names_its_software(request, version):
         return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
     return ApiVersionsResponse(
@@ -98,7 +104,12 @@ def handle_api_versions(
 
 
 def names_its_software(request: ApiVersionsRequest, version: int) -> bool:
-    """KIP-511: from version 3 on a client says what it is, in plain characters."""
+    """Return whether a request has a valid name and version of the client's software.
+
+    Older versions than 3 have no such fields and are valid.
+
+    Source: KIP-511.
+    """
     return version < _SOFTWARE_SINCE or bool(
         _SOFTWARE.fullmatch(request.client_software_name)
         and _SOFTWARE.fullmatch(request.client_software_version)
@@ -106,14 +117,17 @@ def names_its_software(request: ApiVersionsRequest, version: int) -> bool:
 
 
 def software_of(request: ApiVersionsRequest, version: int) -> tuple[str, str]:
-    """The name and version that the client gives itself; "", "": it gives none."""
+    """Return name and version of the client's software; "" and "" if not given."""
     if version < _SOFTWARE_SINCE or not names_its_software(request, version):
         return "", ""
     return request.client_software_name, request.client_software_version
 
 
 def unsupported_version(versions: Mapping[int, tuple[int, int]]) -> ApiVersionsResponse:
-    """To a version above ours: in version 0, all that the client must know."""
+    """Return the answer to a newer version of ApiVersions than is served.
+
+    It is encoded in version 0, which all clients can read.
+    """
     return ApiVersionsResponse(
         error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=_keys(versions)
     )

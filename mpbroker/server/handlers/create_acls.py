@@ -22,7 +22,7 @@ from mpbroker.server.handler_context import HandlerContext
 def handle_create_acls(
     request: CreateAclsRequest, context: HandlerContext
 ) -> CreateAclsResponse:
-    """Add the valid entries, all of them or none; answer each entry."""
+    """Add the valid entries, all or none of them; answer each entry."""
     access = context.access
     results: list[AclCreationResult | None] = []
     valid = []

@@ -1,4 +1,4 @@
-"""CreatePartitions: more partitions for topics that exist.
+"""CreatePartitions: add partitions to existing topics.
 
 Source: Kafka protocol guide, "CreatePartitions";
 ReplicationControlManager.createPartitions.
@@ -20,8 +20,9 @@ from mpbroker.protocol.messages.create_partitions import (
 )
 from mpbroker.server.handler_context import HandlerContext
 
-# Of its own Kafka says that they "should not change after deployment": groups and
-# transactions would be looked for where they are not.
+# A hash of the group or transactional id chooses the partition of an internal topic, so
+# another number of partitions would hide what is stored there. Kafka documents that its
+# number "should not change after deployment".
 _FIXED: Final = (
     "The number of partitions of {} cannot be changed: what is in it is found by it."
 )
@@ -30,10 +31,10 @@ _FIXED: Final = (
 def handle_create_partitions(
     request: CreatePartitionsRequest, context: HandlerContext
 ) -> CreatePartitionsResponse:
-    """Grow what can be grown; answer every topic that was named.
+    """Add partitions to each topic for which the request is valid; answer each topic.
 
-    The intent gets how many partitions there were, in the place in which each topic is
-    named. So a second execution knows what the first one has grown.
+    The intent has one word for each topic of the request: its number of partitions
+    before the change. So a second execution knows what the first one has changed.
     """
     registry, intent = context.broker.registry, context.intent
     permit = context.mutation_permit(strict_since=3)
@@ -77,14 +78,15 @@ def handle_create_partitions(
 def _check_assignments(
     wanted: CreatePartitionsTopic, topic: Topic | None, node_id: int
 ) -> None:
-    """Refuse replicas anywhere but here, and more or fewer of them than partitions.
+    """Check the manual assignment of replicas for the new partitions.
 
     Raises:
-        ApiError: INVALID_REPLICA_ASSIGNMENT.
+        ApiError: INVALID_REPLICA_ASSIGNMENT: a replica is on another broker, or the
+            assignments are not as many as the new partitions.
     """
     added = wanted.count - (len(topic.partitions) if topic is not None else 0)
     if wanted.assignments is None or topic is None or added <= 0:
-        return  # the registry knows what to say to the last two
+        return  # the registry refuses an unknown topic and a count that is too small
     if len(wanted.assignments) != added:
         raise ApiError(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT,

@@ -1,4 +1,4 @@
-"""CreateTopics: new topics, all checked first, then written to disk at once.
+"""CreateTopics: check all topics of a request, then create them with one write.
 
 Source: Kafka protocol guide, "CreateTopics"; ReplicationControlManager.createTopics.
 """
@@ -25,7 +25,7 @@ from mpbroker.protocol.messages.create_topics import (
 from mpbroker.server.handler_context import Broker, HandlerContext
 from mpbroker.server.intent import id_words, noted_ids
 
-# Of any version, as in Kafka, whose own client alone heeds that it is of version 4.
+# KIP-464 defines -1 for version 4; like Kafka's broker, accept it in every version.
 _BROKER_DEFAULT: Final = -1
 _CONFIGS_SINCE: Final = 5  # KIP-525
 _SOURCE_TOPIC: Final = 1
@@ -35,10 +35,10 @@ _SOURCE_DEFAULT: Final = 5
 def handle_create_topics(
     request: CreateTopicsRequest, context: HandlerContext
 ) -> CreateTopicsResponse:
-    """Create what can be created; answer every topic that was named once.
+    """Create each topic for which the request is valid; answer each topic once.
 
-    The intent gets the new topics' ids. So a second execution knows what the first one
-    has created.
+    The intent has the ids of the new topics. So a second execution knows what the first
+    one has created.
 
     Raises:
         ApiError: KAFKA_STORAGE_ERROR; nothing was created.
@@ -90,7 +90,10 @@ def _permitted(
     permit: Callable[[int], None],
     results: dict[str, CreatableTopicResult],
 ) -> list[NewTopic]:
-    """Leave out what the sender's quota has no room for; what is wrong is free."""
+    """Return the topics that the sender's quota allows; put the others into results.
+
+    A topic that cannot be created is not charged.
+    """
     permitted = []
     outcomes = registry.create_topics(wanted, validate_only=True)
     for new, outcome in zip(wanted, outcomes, strict=True):
@@ -123,10 +126,10 @@ def _new_topic(topic: CreatableTopic, broker: Broker) -> NewTopic:
 
 
 def _check_replication(factor: int) -> None:
-    """One broker can keep one replica.
+    """Check that a topic wants one replica, or the default.
 
     Raises:
-        ApiError: INVALID_REPLICATION_FACTOR, in Kafka's words.
+        ApiError: INVALID_REPLICATION_FACTOR, with Kafka's texts.
     """
     if factor in (1, _BROKER_DEFAULT):
         return
@@ -144,7 +147,11 @@ def _check_replication(factor: int) -> None:
 
 
 def _assigned(topic: CreatableTopic, node_id: int) -> int:
-    """Return how many partitions a manual assignment makes."""
+    """Check a manual assignment of replicas; return its number of partitions.
+
+    Raises:
+        ApiError: INVALID_REQUEST, INVALID_REPLICA_ASSIGNMENT.
+    """
     if (topic.num_partitions, topic.replication_factor) != (-1, -1):
         raise ApiError(
             ErrorCode.INVALID_REQUEST,
@@ -164,7 +171,7 @@ def _assigned(topic: CreatableTopic, node_id: int) -> int:
 def check_assignments(
     assignments: Sequence[CreatableReplicaAssignment], node_id: int
 ) -> None:
-    """Refuse replicas anywhere but here.
+    """Check that each partition has one replica, on this broker.
 
     Raises:
         ApiError: INVALID_REPLICA_ASSIGNMENT.

@@ -28,10 +28,10 @@ from mpbroker.server.intent import Intent, id_words, noted_ids
 def handle_delete_acls(
     request: DeleteAclsRequest, context: HandlerContext
 ) -> DeleteAclsResponse:
-    """Remove what the valid filters match, all of it or nothing; answer each filter.
+    """Remove the entries that the valid filters match, all or none; answer each filter.
 
-    The intent keeps an id of this request. The metadata log names it beside what was
-    removed, so that a second execution gives the same answer.
+    The intent has an id of this request, which the removing records in the metadata log
+    contain. So a second execution finds there what the first one has removed.
     """
     access = context.access
     results: list[DeleteAclsFilterResult | None] = []
@@ -60,7 +60,7 @@ def handle_delete_acls(
 
 
 def _request_id(intent: Intent) -> bytes:
-    """Return the id that an earlier execution has noted, or note a new one."""
+    """Return the request's id that an earlier execution noted, or note a new one."""
     noted = noted_ids(intent.earlier())
     if noted:
         return noted[0]

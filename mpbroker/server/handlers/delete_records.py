@@ -1,4 +1,4 @@
-"""DeleteRecords: make the oldest records of partitions unreadable.
+"""DeleteRecords: raise the log start offsets of partitions.
 
 Source: Kafka protocol guide, "DeleteRecords"; ReplicaManager.deleteRecords.
 """
@@ -28,7 +28,7 @@ _NO_WATERMARK: Final = -1
 def handle_delete_records(
     request: DeleteRecordsRequest, context: HandlerContext
 ) -> DeleteRecordsResponse:
-    """Answer each partition with its first readable offset, or with its error."""
+    """Answer each partition with its new log start offset, or with an error."""
     broker = context.broker
     response = DeleteRecordsResponse()
     for wanted in request.topics:

@@ -1,4 +1,4 @@
-"""DeleteTopics: by name, or from version 6 by id.
+"""DeleteTopics: delete topics by name, or from version 6 on also by id.
 
 Source: Kafka protocol guide, "DeleteTopics"; ControllerApis.deleteTopics.
 """
@@ -26,10 +26,10 @@ _GONE: Final = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID
 def handle_delete_topics(
     request: DeleteTopicsRequest, context: HandlerContext
 ) -> DeleteTopicsResponse:
-    """Delete what exists; answer every topic that was named.
+    """Delete each topic that exists; answer each topic of the request.
 
-    The intent gets the topics' ids, in the place in which each is named. So a second
-    execution knows what the first one has deleted.
+    The intent has the id of each topic of the request, or NO_ID. So a second execution
+    knows what the first one has deleted.
 
     Raises:
         ApiError: KAFKA_STORAGE_ERROR; nothing was deleted.
@@ -52,7 +52,7 @@ def handle_delete_topics(
             topic = _find(name, topic_id, times, broker.registry)
             if not broker.delete_topics:
                 raise ApiError(
-                    # Clients before version 3 do not know the code of its own.
+                    # TOPIC_DELETION_DISABLED was added with version 3.
                     ErrorCode.TOPIC_DELETION_DISABLED
                     if version >= 3
                     else ErrorCode.INVALID_REQUEST,

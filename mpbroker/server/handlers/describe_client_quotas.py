@@ -28,7 +28,7 @@ from mpbroker.server.handler_context import HandlerContext
 
 _EXACT: Final = 0
 _DEFAULT: Final = 1
-_SPECIFIED: Final = 2  # of that type, whatever its name
+_SPECIFIED: Final = 2  # matches any name, and the default
 _MATCHES: Final = {
     _EXACT: "MATCH_TYPE_EXACT",
     _DEFAULT: "MATCH_TYPE_DEFAULT",
@@ -38,7 +38,14 @@ _TYPES: Final = (USER, CLIENT_ID, IP)
 
 
 class _Filter:
-    """What an entity must have."""
+    """The filter of a request: the types and names that an entity must have.
+
+    Args:
+        strict: whether an entity with further types does not match.
+
+    Raises:
+        ApiError: INVALID_REQUEST, UNSUPPORTED_VERSION: the filter is invalid.
+    """
 
     def __init__(self, components: Iterable[ComponentData], *, strict: bool) -> None:
         self._names: dict[str, str | None] = {}
@@ -102,7 +109,7 @@ class _Filter:
 def handle_describe_client_quotas(
     request: DescribeClientQuotasRequest, context: HandlerContext
 ) -> DescribeClientQuotasResponse:
-    """Answer what is set; a filter that makes no sense is the answer's error."""
+    """Answer with the quotas of all matching entities, or with the filter's error."""
     try:
         wanted = _Filter(request.components, strict=request.strict)
     except ApiError as error:

@@ -1,4 +1,4 @@
-"""DescribeCluster: the one broker there is, which is also the controller.
+"""DescribeCluster: describe the only broker, which is also the controller.
 
 Source: Kafka protocol guide, "DescribeCluster"; KIP-700, KIP-919, KIP-1073.
 """
@@ -23,7 +23,7 @@ CONTROLLERS: Final = 2
 def handle_describe_cluster(
     request: DescribeClusterRequest, context: HandlerContext
 ) -> DescribeClusterResponse:
-    """Answer with this broker, where the client finds it."""
+    """Answer with this broker and its address for the client."""
     broker = context.broker
     if request.endpoint_type != BROKERS:
         return _refusal(request.endpoint_type)
@@ -44,7 +44,10 @@ def handle_describe_cluster(
 
 
 def _refusal(endpoint_type: int) -> DescribeClusterResponse:
-    """Say that this is a broker. Only version 1 and newer can ask for another."""
+    """Return the error for a request to endpoints of another type than broker.
+
+    Such requests exist from version 1 on.
+    """
     if endpoint_type == CONTROLLERS:
         return DescribeClusterResponse(
             error_code=ErrorCode.MISMATCHED_ENDPOINT_TYPE,

@@ -1,4 +1,4 @@
-"""DescribeConfigs: configs of topics and of this broker, and where they were set.
+"""DescribeConfigs: describe configs of resources, and where each value was set.
 
 Source: Kafka protocol guide, "DescribeConfigs"; KIP-226 for synonyms, KIP-569 for
 types and documentation; ConfigHelper.describeConfigs.
@@ -53,9 +53,10 @@ from mpbroker.server.handler_context import Broker, HandlerContext
 def handle_describe_configs(
     request: DescribeConfigsRequest, context: HandlerContext
 ) -> DescribeConfigsResponse:
-    """Answer each resource with its configs, or with its error."""
+    """Answer each resource with its configs, or with an error."""
     describer = _Describer(request, context.broker)
-    # A few bytes ask for some ten kilobytes of answer: not a million times.
+    # A resource is a few bytes of the request and some 10 KB of the answer. Without
+    # this check a request that repeats one resource could exhaust the memory.
     named_once = NamedOnce(request.resources)
     return DescribeConfigsResponse(
         results=[
@@ -133,7 +134,7 @@ class _Describer:
     def _group_entries(
         self, group_id: str, wanted: Collection[str]
     ) -> Iterator[DescribeConfigsResourceResult]:
-        """Of any group, also of one that is yet to come."""
+        """Yield the configs of a group; it need not exist."""
         overrides = self._registry.group_overrides(group_id)
         for key in _chosen(GROUP_CONFIG_DEF, wanted):
             default = group_default(key.name, self._broker)
@@ -148,7 +149,7 @@ class _Describer:
     def _subscription_entries(
         self, name: str, wanted: Collection[str]
     ) -> Iterator[DescribeConfigsResourceResult]:
-        """Of any subscription, also of one that is yet to come."""
+        """Yield the configs of a subscription; it need not exist."""
         overrides = self._registry.image.config(CLIENT_METRICS_RESOURCE, name)
         for key in _chosen(CLIENT_METRICS_CONFIG_DEF, wanted):
             default = key.format(key.default) or ""
@@ -182,7 +183,7 @@ class _Describer:
     def _broker_default_entries(
         self, wanted: Collection[str]
     ) -> Iterator[DescribeConfigsResourceResult]:
-        """The cluster-wide dynamic configs: only those that are set."""
+        """Yield the dynamic configs of all brokers; only those that are set."""
         for name, text in self._broker.dynamic_default.items():
             prefixed = self._broker.definition.of_listener(name)
             key = prefixed[1] if prefixed else self._broker.definition.get(name)
@@ -225,7 +226,7 @@ class _Describer:
 
 
 def _chosen(definition: ConfigDef, wanted: Collection[str]) -> Iterable[ConfigKey]:
-    """The keys that were asked for; as in Kafka, null and no keys at all mean all."""
+    """Return the keys that a request wants; all keys if it names none, as in Kafka."""
     if not wanted:
         return definition
     return [key for key in definition if key.name in wanted]

@@ -1,4 +1,4 @@
-"""DescribeLogDirs: what lies in each log directory, and how large it is.
+"""DescribeLogDirs: describe the log directories, their partitions and the sizes.
 
 Source: Kafka protocol guide, "DescribeLogDirs"; KIP-113, KIP-827.
 """
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 def handle_describe_log_dirs(
     request: DescribeLogDirsRequest, context: HandlerContext
 ) -> DescribeLogDirsResponse:
-    """Answer every directory with those of the wanted partitions that it holds.
+    """Answer each log directory with those of the wanted partitions that it holds.
 
-    What does not exist, or whose size cannot be told, is in none.
+    A partition that does not exist, or whose size is unknown, is left out.
     """
     broker = context.broker
     found: dict[str, dict[str, list[DescribeLogDirsPartition]]] = {
@@ -60,7 +60,11 @@ def handle_describe_log_dirs(
 def _wanted(
     asked: Sequence[DescribableLogDirTopic] | None, registry: TopicRegistry
 ) -> Iterator[tuple[Topic, Iterable[int]]]:
-    """Yield each topic once, with the indexes asked for that it has."""
+    """Yield each wanted topic once, with the wanted partitions that exist.
+
+    Args:
+        asked: the topics of the request; None: all.
+    """
     if asked is None:
         for topic in registry.topics():
             yield topic, range(len(topic.partitions))

@@ -1,4 +1,4 @@
-"""DescribeProducers: who writes to a partition, and since when a transaction is open.
+"""DescribeProducers: describe the producers of partitions and their transactions.
 
 Source: Kafka protocol guide, "DescribeProducers"; KIP-664.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def handle_describe_producers(
     request: DescribeProducersRequest, context: HandlerContext
 ) -> DescribeProducersResponse:
-    """Describe the producers that partitions remember."""
+    """Answer each partition with the producers in its state, or with an error."""
     broker = context.broker
     answers = []
     for wanted in request.topics:

@@ -1,7 +1,7 @@
-"""DescribeTopicPartitions: topics and their partitions, a page at a time.
+"""DescribeTopicPartitions: describe topics and their partitions in pages.
 
-Pages follow the order of topic names. A page that is full names, in its cursor, the
-partition that the next one starts with.
+Topics are in the order of their names. If a page is full, its cursor names the
+partition with which the next page begins.
 
 Source: Kafka protocol guide, "DescribeTopicPartitions"; KIP-966;
 DescribeTopicPartitionsRequestHandler.
@@ -31,7 +31,10 @@ MAX_PARTITIONS_PER_PAGE: Final = 2000
 def handle_describe_topic_partitions(
     request: DescribeTopicPartitionsRequest, context: HandlerContext
 ) -> DescribeTopicPartitionsResponse:
-    """Answer from the cursor on, as many partitions as were asked for."""
+    """Answer with a page that begins at the request's cursor.
+
+    It has at most ``response_partition_limit`` partitions, and at most 2000.
+    """
     registry = context.broker.registry
     cursor = request.cursor
     first_name = cursor.topic_name if cursor is not None else ""
@@ -101,9 +104,10 @@ def _unknown(name: str) -> DescribeTopicPartitionsResponseTopic:
 def _refusal(
     request: DescribeTopicPartitionsRequest,
 ) -> DescribeTopicPartitionsResponse:
-    """A cursor that lies outside of what is asked for; the API has no error of its own.
+    """Return the answer to a cursor that is not at one of the wanted topics.
 
-    A request for all topics names none that could be answered: its answer is empty.
+    The API has no error code for the whole answer, so each topic of the request gets
+    INVALID_REQUEST. If the request names no topics, the answer is empty.
     """
     return DescribeTopicPartitionsResponse(
         topics=[

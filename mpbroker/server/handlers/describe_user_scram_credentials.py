@@ -1,4 +1,4 @@
-"""DescribeUserScramCredentials: mechanisms and iterations, and nothing secret.
+"""DescribeUserScramCredentials: show users' mechanisms and iterations, no secrets.
 
 Source: Kafka protocol guide, "DescribeUserScramCredentials"; KIP-554; ScramImage.
 """
@@ -21,7 +21,7 @@ from mpbroker.server.handler_context import HandlerContext
 def handle_describe_user_scram_credentials(
     request: DescribeUserScramCredentialsRequest, context: HandlerContext
 ) -> DescribeUserScramCredentialsResponse:
-    """Describe the users asked for, or all of them."""
+    """Describe the users of the request, or all users if it names none."""
     credentials = context.broker.registry.scram_credentials
     if request.users:
         asked = Counter(user.name for user in request.users)

@@ -1,4 +1,6 @@
-"""ElectLeaders: with one replica a partition's leader is the preferred one already.
+"""ElectLeaders: answer that no election is needed.
+
+With one replica a partition's leader is always the preferred one.
 
 Source: Kafka protocol guide, "ElectLeaders"; ReplicationControlManager.electLeaders.
 """
@@ -24,7 +26,10 @@ _UNCLEAN: Final = 1
 def handle_elect_leaders(
     request: ElectLeadersRequest, context: HandlerContext
 ) -> ElectLeadersResponse:
-    """Answer each partition named; of all partitions, those that elected: none."""
+    """Answer each partition of the request.
+
+    A request for all partitions gets those with an election, which are none.
+    """
     response = ElectLeadersResponse()
     if request.election_type not in (_PREFERRED, _UNCLEAN):
         response.error_code = ErrorCode.INVALID_REQUEST

@@ -1,6 +1,6 @@
-"""FindCoordinator: who coordinates a group or a transactional id.
+"""FindCoordinator: name the broker that coordinates a group or a transactional id.
 
-Both are coordinated here: there is one broker.
+It is always this broker, since there is no other.
 
 Source: Kafka protocol guide, "FindCoordinator"; KIP-699 for several keys at once.
 """
@@ -26,7 +26,10 @@ _NO_NODE: Final = -1
 def handle_find_coordinator(
     request: FindCoordinatorRequest, context: HandlerContext
 ) -> FindCoordinatorResponse:
-    """Answer every key with this broker, if it is of a known type."""
+    """Answer each key with this broker; refuse types other than group and transaction.
+
+    From version 4 on a request has several keys.
+    """
     node_id, (host, port) = context.broker.node_id, context.endpoint
     code, message = ErrorCode.NONE, None
     if request.key_type not in (GROUP, TRANSACTION):

@@ -1,4 +1,4 @@
-"""GetTelemetrySubscriptions: which metrics a client shall push, and how often.
+"""GetTelemetrySubscriptions: tell a client which metrics to push, and how often.
 
 Source: KIP-714; Kafka's ClientMetricsManager and ClientMetricsInstance.
 """
@@ -26,7 +26,8 @@ from mpbroker.server.telemetry.client_telemetry import (
 if TYPE_CHECKING:
     from mpbroker.server.configs.client_metrics_config import Subscription
 
-# A client whose push was refused for one of these has to ask again, and may at once.
+# A client whose push was refused with one of these must ask again, and may do so at
+# once.
 _ASK_AGAIN: Final = (
     ErrorCode.UNKNOWN_SUBSCRIPTION_ID,
     ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
@@ -39,7 +40,7 @@ def handle_get_telemetry_subscriptions(
     """Answer with the client's subscription; a new client gets an instance id.
 
     Raises:
-        ApiError: as `subscribe`.
+        ApiError: see `subscribe`.
     """
     telemetry, received = context.broker.telemetry, context.request
     assert telemetry is not None
@@ -67,16 +68,19 @@ def subscribe(
     now_ns: int,
     max_bytes: int,
 ) -> GetTelemetrySubscriptionsResponse:
-    """Tell a client its subscription, and note when.
+    """Return a client's subscription, and store in its state when it asked.
 
     Args:
-        now_ns: when the request was received. A request that is executed again after
-            the death of its handler has the same time, and is let pass for that.
+        instance_id: the client's id, 16 bytes.
+        state: the client's state; the caller holds it.
+        now_ns: when the request was received (CLOCK_MONOTONIC). If a handler has died
+            and the request is executed again, its time is equal to the time in the
+            state, so it is not refused as too early.
         max_bytes: telemetry.max.bytes.
 
     Raises:
-        ApiError: THROTTLING_QUOTA_EXCEEDED: less than an interval after the client
-            last asked or pushed.
+        ApiError: THROTTLING_QUOTA_EXCEEDED: the client last asked or pushed less than
+            an interval ago.
     """
     last_ns = max(state.asked_ns, state.pushed_ns)
     is_early = now_ns - last_ns < subscription.interval_ms * NS_PER_MS

@@ -38,7 +38,7 @@ from mpbroker.server.handler_context import Broker, HandlerContext
 
 
 class OpType(IntEnum):
-    """What to do with a config."""
+    """The operation on a config."""
 
     SET = 0
     DELETE = 1
@@ -49,7 +49,7 @@ class OpType(IntEnum):
 def handle_incremental_alter_configs(
     request: IncrementalAlterConfigsRequest, context: HandlerContext
 ) -> IncrementalAlterConfigsResponse:
-    """Change what can be changed; answer each resource for itself."""
+    """Change each resource whose operations are valid; answer each resource."""
     broker, validate_only = context.broker, request.validate_only
     loggers = broker_loggers(broker.node_id, broker.levels)
 
@@ -81,7 +81,7 @@ def _check_operations(resource: AlterConfigsResource) -> None:
 
 
 class _Edit:
-    """The operations on one resource."""
+    """The operations of a request on one resource."""
 
     def __init__(self, resource: AlterConfigsResource, broker: Broker) -> None:
         self._resource = resource
@@ -94,7 +94,10 @@ class _Edit:
         }.get(resource.resource_type, broker.definition)
 
     def apply(self, overrides: dict[str, str]) -> Mapping[str, str]:
-        """Return the overrides after all operations. Under the registry's lock."""
+        """Return the overrides after all operations.
+
+        The registry calls this under its lock.
+        """
         for config in self._resource.configs:
             value = config.value or ""
             if config.config_operation == OpType.DELETE:
@@ -106,10 +109,13 @@ class _Edit:
         return overrides
 
     def _edit_list(self, config: AlterableConfig, overrides: dict[str, str]) -> str:
-        """Return a list with members added or taken away, each once.
+        """Return a list with members added or removed; it has each member once.
 
-        The list that is edited is the one in effect: an override, else what the
-        resource inherits.
+        The operation starts from the list in effect: the override, or else the
+        inherited value.
+
+        Raises:
+            ApiError: INVALID_CONFIG: the config is not a list.
         """
         operation, name = OpType(config.config_operation), config.name
         key = self._definition.get(name)

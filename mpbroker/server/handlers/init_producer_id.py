@@ -1,4 +1,4 @@
-"""InitProducerId: an identity for an idempotent producer.
+"""InitProducerId: give an idempotent producer its id.
 
 Source: Kafka protocol guide, "InitProducerId"; KIP-98, KIP-360.
 """
@@ -16,9 +16,10 @@ from mpbroker.server.request import FORWARDED, Deferred
 def handle_init_producer_id(
     request: InitProducerIdRequest, context: HandlerContext
 ) -> InitProducerIdResponse | Deferred:
-    """Give out a new producer id, at epoch 0; a transactional one the coordinator does.
+    """Answer with a new producer id and epoch 0.
 
-    A producer that asks again, to bump its epoch, gets a new id, as from Kafka.
+    An idempotent producer that asks for a new epoch also gets a new id, as from Kafka.
+    Requests with a transactional id are forwarded to the coordinator.
     """
     if request.transactional_id is not None:
         return FORWARDED

@@ -1,4 +1,7 @@
-"""ListConfigResources: topics, this broker, groups and subscriptions that have configs.
+"""ListConfigResources: list the resources that have configs.
+
+These are all topics, this broker and its loggers, and the groups and subscriptions to
+clients' metrics for which configs are set.
 
 Source: KIP-1142; Kafka's KafkaApis.handleListConfigResources.
 """
@@ -36,9 +39,9 @@ _KNOWN: Final = (
 def handle_list_config_resources(
     request: ListConfigResourcesRequest, context: HandlerContext
 ) -> ListConfigResourcesResponse:
-    """List what is asked for, each once; no types at all ask for everything.
+    """List the resources of the wanted types, or of all types if none is named.
 
-    Everything is subscriptions to clients' metrics alone in version 0.
+    Version 0 has only one type: subscriptions to clients' metrics.
     """
     known = _KNOWN if context.version else (CLIENT_METRICS_RESOURCE,)
     wanted = dict.fromkeys(request.resource_types) or dict.fromkeys(known)

@@ -1,4 +1,4 @@
-"""ListOffsets: the offset at a time, or at an end of the log.
+"""ListOffsets: find the offset at a timestamp, or at the start or end of a log.
 
 Source: Kafka protocol guide, "ListOffsets"; KIP-734 for the largest timestamp,
 KIP-405 and KIP-1005 for the offsets of tiered storage, which is not used here.
@@ -42,7 +42,7 @@ _READ_COMMITTED: Final = 1
 def handle_list_offsets(
     request: ListOffsetsRequest, context: HandlerContext
 ) -> ListOffsetsResponse:
-    """Answer each partition with its offset, or with its error."""
+    """Answer each partition with an offset, or with an error."""
     seen: set[tuple[str, int]] = set()
     twice: set[tuple[str, int]] = set()
     for wanted in request.topics:

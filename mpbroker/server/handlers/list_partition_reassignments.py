@@ -1,4 +1,4 @@
-"""ListPartitionReassignments: with one broker no partition ever moves to another.
+"""ListPartitionReassignments: answer that no partition moves to another broker.
 
 Source: Kafka protocol guide, "ListPartitionReassignments"; KIP-455.
 """
@@ -16,7 +16,7 @@ from mpbroker.server.handler_context import HandlerContext
 def handle_list_partition_reassignments(
     request: ListPartitionReassignmentsRequest, context: HandlerContext
 ) -> ListPartitionReassignmentsResponse:
-    """Answer that nothing is being moved, whatever was asked for."""
+    """Answer with no reassignments."""
     return ListPartitionReassignmentsResponse(
         error_code=ErrorCode.NONE, error_message=None
     )

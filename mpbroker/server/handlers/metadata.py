@@ -1,8 +1,7 @@
-"""Metadata: the broker, and the topics a client asks for.
+"""Metadata: describe the broker and topics, and create topics that do not exist.
 
-Topics that do not exist are created when both the broker and the request allow it; the
-answer then has them already, where Kafka says LEADER_NOT_AVAILABLE and makes the client
-ask again.
+A topic is created if both the broker and the request allow it. The answer already
+describes the new topic; Kafka answers LEADER_NOT_AVAILABLE, and the client asks again.
 
 Source: Kafka protocol guide, "Metadata"; KafkaApis.handleTopicMetadataRequest.
 """
@@ -26,8 +25,8 @@ from mpbroker.protocol.messages.metadata import (
 from mpbroker.server.described_partitions import DescribedPartitions
 from mpbroker.server.handler_context import Broker, HandlerContext
 
-# Without an authorizer everybody may do with a resource all that can be done with it: a
-# bit for each operation.
+# Without an authorizer all operations are allowed: a bit for each operation of the
+# resource type.
 TOPIC_OPERATIONS: Final = sum(1 << bit for bit in OPERATIONS[ResourceType.TOPIC])
 CLUSTER_OPERATIONS: Final = sum(1 << bit for bit in OPERATIONS[ResourceType.CLUSTER])
 
@@ -35,7 +34,7 @@ CLUSTER_OPERATIONS: Final = sum(1 << bit for bit in OPERATIONS[ResourceType.CLUS
 def handle_metadata(
     request: MetadataRequest, context: HandlerContext
 ) -> MetadataResponse:
-    """Answer with this broker, where the client finds it, and the topics asked for."""
+    """Answer with this broker, its address for the client, and the wanted topics."""
     broker, version = context.broker, context.version
     registry, described = broker.registry, broker.described
     wanted = request.topics
@@ -43,7 +42,8 @@ def handle_metadata(
         topics = [_describe(topic, described) for topic in registry.topics()]
     else:
         topics = []
-        # Once each: a few megabytes that repeat one name would ask for gigabytes.
+        # Each topic once: a request of some MB that repeats one name would otherwise
+        # get an answer of some GB.
         for each in {(each.name, each.topic_id): each for each in wanted}.values():
             name = each.name
             if name is None:
@@ -78,7 +78,7 @@ def handle_metadata(
 def _missing(
     wanted: MetadataRequestTopic, request: MetadataRequest, context: HandlerContext
 ) -> MetadataResponseTopic:
-    """Create a topic that does not exist and describe it, or say why not."""
+    """Create a topic that does not exist and describe it, or return its error."""
     broker, version, name = context.broker, context.version, wanted.name
     if name is None:
         return MetadataResponseTopic(
@@ -95,10 +95,11 @@ def _missing(
 
 
 def _create(name: str, broker: Broker, *, may_create: bool) -> Topic:
-    """Create a topic that was asked for, with the broker's defaults.
+    """Create a topic with the broker's defaults.
 
     Raises:
-        ApiError: UNKNOWN_TOPIC_OR_PARTITION where that is not wanted, or why it cannot.
+        ApiError: UNKNOWN_TOPIC_OR_PARTITION: the broker or the request does not allow
+            it; or another code: the topic cannot be created.
     """
     if not broker.auto_create_topics or not may_create:
         check_topic_name(name)
@@ -111,7 +112,7 @@ def _create(name: str, broker: Broker, *, may_create: bool) -> Topic:
             return registry.create_topic(*internal)
         return registry.create_topic(name, broker.num_partitions)
     except ApiError as error:
-        topic = registry.topic(name)  # somebody else was faster
+        topic = registry.topic(name)  # another process may have created it meanwhile
         if error.error_code == ErrorCode.TOPIC_ALREADY_EXISTS and topic is not None:
             return topic
         raise

@@ -1,4 +1,4 @@
-"""OffsetForLeaderEpoch: where an epoch of a partition's leader ended.
+"""OffsetForLeaderEpoch: find the offset at which a leader epoch ended.
 
 Source: Kafka protocol guide, "OffsetForLeaderEpoch"; KIP-101, KIP-320.
 """
@@ -20,7 +20,7 @@ from mpbroker.server.handler_context import HandlerContext
 def handle_offset_for_leader_epoch(
     request: OffsetForLeaderEpochRequest, context: HandlerContext
 ) -> OffsetForLeaderEpochResponse:
-    """Answer each partition with the end of the epoch asked for."""
+    """Answer each partition with the end offset of the wanted epoch, or an error."""
     broker = context.broker
     response = OffsetForLeaderEpochResponse()
     for wanted in request.topics:

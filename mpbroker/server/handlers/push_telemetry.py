@@ -1,4 +1,4 @@
-"""PushTelemetry: take a client's metrics, if it may push now, for the receiver.
+"""PushTelemetry: check whether a client may push now, and give its metrics on.
 
 Source: KIP-714; Kafka's ClientMetricsManager and ClientMetricsInstance.
 """
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 def handle_push_telemetry(
     request: PushTelemetryRequest, context: HandlerContext
 ) -> PushTelemetryResponse | Deferred:
-    """Give the receiver what a client pushes.
+    """Check a push, decompress its metrics and give them to the receiver.
 
     Raises:
-        ApiError: INVALID_REQUEST: the client names no instance; or as `admit_push`,
-            `inflate`, `ClientTelemetry.export`.
+        ApiError: INVALID_REQUEST: the request has no client instance id; see also
+            `admit_push`, `inflate` and `ClientTelemetry.export`.
     """
     telemetry, received = context.broker.telemetry, context.request
     assert telemetry is not None
@@ -74,19 +74,21 @@ def admit_push(
     now_ns: int,
     max_bytes: int,
 ) -> None:
-    """Note a push in the client's state, or refuse it.
+    """Store a push in the client's state, or refuse it.
 
-    Right after it has asked a client may push, then once an interval, and once more
-    when it ends.
+    A client may push right after it got its subscription, then once an interval, and
+    once more when it terminates.
 
     Args:
+        state: the client's state; the caller holds it.
+        subscription: the client's subscription as it is now.
         now_ns: when the request was received; see `subscribe`.
         max_bytes: telemetry.max.bytes.
 
     Raises:
-        ApiError: INVALID_REQUEST: the client has said that it ends;
-            THROTTLING_QUOTA_EXCEEDED: too early;
-            UNKNOWN_SUBSCRIPTION_ID: not what it was last told, or no longer right;
+        ApiError: INVALID_REQUEST: the client has said before that it terminates;
+            THROTTLING_QUOTA_EXCEEDED: the interval is not over;
+            UNKNOWN_SUBSCRIPTION_ID: the client's subscription has changed;
             UNSUPPORTED_COMPRESSION_TYPE;
             TELEMETRY_TOO_LARGE: more than telemetry.max.bytes.
     """
@@ -137,11 +139,11 @@ def _check(
 
 
 def inflate(request: PushTelemetryRequest, max_bytes: int) -> bytes | None:
-    """Return the metrics of a push; None: it has none.
+    """Return the decompressed metrics of a push; None: it has none.
 
     Raises:
-        ApiError: INVALID_RECORD: they are not compressed as they are said to be;
-            TELEMETRY_TOO_LARGE: inflated they are more than telemetry.max.bytes.
+        ApiError: INVALID_RECORD: the codec of the request cannot decompress them;
+            TELEMETRY_TOO_LARGE: decompressed they exceed telemetry.max.bytes.
     """
     if not len(request.metrics):
         return None

@@ -1,4 +1,4 @@
-"""SaslAuthenticate where a handler gets it: out of place; see sasl_handshake.py.
+"""SaslAuthenticate: refuse a request that reaches a handler; see sasl_handshake.py.
 
 Source: Kafka protocol guide, "SaslAuthenticate";
 KafkaApis.handleSaslAuthenticateRequest.
@@ -17,7 +17,7 @@ from mpbroker.server.handler_context import HandlerContext
 def handle_sasl_authenticate(
     request: SaslAuthenticateRequest, context: HandlerContext
 ) -> SaslAuthenticateResponse:
-    """Refuse it, and do not look at the token."""
+    """Answer ILLEGAL_SASL_STATE; ignore the token."""
     return SaslAuthenticateResponse(
         error_code=ErrorCode.ILLEGAL_SASL_STATE,
         error_message="SaslAuthenticate request received after successful"

@@ -1,7 +1,8 @@
-"""SaslHandshake where a handler gets it: out of place.
+"""SaslHandshake: refuse a request that reaches a handler.
 
-Processors answer it on a listener with SASL until the client has authenticated. So the
-listener has no SASL, or the client has authenticated already.
+On a listener with SASL, the processor answers this request until the client has
+authenticated. So if a handler gets it, the listener has no SASL, or the client has
+authenticated already.
 
 Source: Kafka protocol guide, "SaslHandshake"; KafkaApis.handleSaslHandshakeRequest.
 """
@@ -19,5 +20,5 @@ from mpbroker.server.handler_context import HandlerContext
 def handle_sasl_handshake(
     request: SaslHandshakeRequest, context: HandlerContext
 ) -> SaslHandshakeResponse:
-    """Refuse it."""
+    """Answer ILLEGAL_SASL_STATE."""
     return SaslHandshakeResponse(error_code=ErrorCode.ILLEGAL_SASL_STATE, mechanisms=[])
