@@ -182,7 +182,7 @@ class ClassicProtocol:
             group.is_in(S.COMPLETING_REBALANCE)
             or (group.is_in(S.STABLE) and member_id != group.leader_id)
         ):
-            # The answer was lost, or the member need not have asked: repeat the answer.
+            # The answer was lost, or the member joined without a reason: repeat it.
             self._rebalance.answer_join(call, group, member)
             return
         self._update_member(call, group, member, membership, now_ms)
@@ -233,7 +233,7 @@ class ClassicProtocol:
             self._rebalance.maybe_prepare_rebalance(group, now_ms)
         else:
             # No rebalance: the member goes on with the assignment it had. Older clients
-            # would compute a new one if they were told that they are the leader.
+            # would compute a new one if the answer named them as the leader.
             skips = call.version >= _SKIP_ASSIGNMENT_SINCE
             leads = new_id == group.leader_id
             self._rebalance.answer_join(
@@ -374,7 +374,7 @@ class ClassicProtocol:
         self._out.answer(call, response)
 
     def _leave_one(self, group: ClassicGroup, identity: MemberIdentity) -> bool:
-        """Remove one; return False if it was only about to become a member."""
+        """Remove a member; return False if it had an id and had not joined yet."""
         member_id, instance = identity.member_id, identity.group_instance_id
         if not member_id and instance is not None:
             # An admin client removes a static member by its instance id alone.

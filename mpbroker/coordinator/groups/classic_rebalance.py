@@ -1,4 +1,4 @@
-"""How a classic group comes from one generation to the next.
+"""Rebalance classic groups: bring a group from one generation to the next.
 
     PreparingRebalance    JoinGroups are parked until all members have sent one, or
                           until the rebalance timeout. The first members of an empty
@@ -10,12 +10,12 @@
 
 A member's session timer runs while none of its requests is parked.
 
-Killed in PreparingRebalance or CompletingRebalance, the coordinator leaves no trace of
-the new generation: a group is written when the leader's SyncGroup has come, or when it
-has become empty. The successor has the last generation, Stable. Its members' parked
-requests are executed again. Those that name the lost generation are answered
-ILLEGAL_GENERATION, or UNKNOWN_MEMBER_ID if the group was never written, and these
-members join anew.
+A group's record is written when the leader's SyncGroup has come, or when the group has
+become empty. So if the coordinator is killed in PreparingRebalance or
+CompletingRebalance, the log has only the last generation. The successor begins with it,
+in the state Stable, and executes the members' parked requests again. Requests that name
+the lost generation are answered ILLEGAL_GENERATION, or UNKNOWN_MEMBER_ID if the group
+was never written, and their members join again.
 
 Source: Kafka's GroupMetadataManager (prepareRebalance, completeClassicGroupJoin and
 what belongs to them), with its names.
@@ -49,8 +49,8 @@ from mpbroker.protocol.records.batch_header import BATCH_HEADER_SIZE
 
 S = ClassicGroupState
 
-# How long a JoinGroup may be parked of a member that has never been in a generation.
-# Its client may be gone, and the group must not wait for it for ever. Kafka's
+# How long the JoinGroup of a member may be parked that has never been in a generation.
+# Its client may have ended, and the group must not wait for it for ever. Kafka's
 # NewMemberJoinTimeoutMs.
 NEW_MEMBER_JOIN_TIMEOUT_MS: Final = 5 * 60 * 1000
 _NULLABLE_PROTOCOL_SINCE: Final = 7
@@ -216,7 +216,7 @@ class ClassicRebalance:
             self.maybe_prepare_rebalance(group, now_ms)
             return
         # The answers wait until the group's record is on disk. Otherwise a member could
-        # work in a generation that a successor has never heard of.
+        # work in a generation that a successor does not find in the log.
         after = (self.log_of(group),)
         for member in group.members.values():
             self._propagate(group, member, ErrorCode.NONE, after, now_ms)

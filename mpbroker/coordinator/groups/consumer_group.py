@@ -99,11 +99,11 @@ class ConsumerMember:
         self.pending_revocation: Partitions = {}
 
     def subscription(self) -> tuple[object, ...]:
-        """All of it that the assignment depends on."""
+        """The values of the member that an assignment depends on."""
         return (self.topic_names, self.topic_regex, self.server_assignor)
 
     def metadata(self) -> tuple[object, ...]:
-        """All that its metadata record holds."""
+        """The values that its metadata record has."""
         return (
             self.instance_id,
             self.rack_id,
@@ -115,7 +115,7 @@ class ConsumerMember:
         )
 
     def position(self) -> tuple[object, ...]:
-        """All that its current-assignment record holds."""
+        """The values that its current-assignment record has."""
         return (
             self.member_epoch,
             self.previous_epoch,
@@ -264,7 +264,7 @@ class ConsumerGroup:
         )
 
     def preferred_assignor(self, default: str) -> str:
-        """Return the assignor that most members ask for."""
+        """Return the assignor that most members have requested."""
         votes = Counter(
             member.server_assignor
             for member in self.members.values()
@@ -332,7 +332,10 @@ class ConsumerGroup:
                         del holders[number]
 
     def give_up_pending(self, member: ConsumerMember) -> None:
-        """Free what a member was to give up: it leaves, and will come back."""
+        """Free the partitions that a member had to give up; a static member leaves.
+
+        It keeps its other partitions, since it will come back.
+        """
         self._release(member)
         member.pending_revocation = {}
         self._hold(member)

@@ -69,7 +69,7 @@ class ConsumerGroupHeartbeat:
     # -- a request -----------------------------------------------------------------
 
     def validate(self, call: Call, request: ConsumerGroupHeartbeatRequest) -> None:
-        """Raise if a request is invalid, whatever the state of its group.
+        """Raise if a request is invalid for every state of its group.
 
         Raises:
             ApiError: INVALID_REQUEST, UNSUPPORTED_ASSIGNOR.
@@ -234,7 +234,8 @@ class ConsumerGroupHeartbeat:
             group.validate_instance(member_id, instance)
         member = group.member(member_id)
         if request.member_epoch == LEAVE_STATIC_EPOCH:
-            # It means to come back: it keeps its partitions until its session ends.
+            # A static member will come back: it keeps its partitions until its session
+            # ends.
             member.member_epoch = LEAVE_STATIC_EPOCH
             group.give_up_pending(member)
             self._rebalance.write(

@@ -1,4 +1,4 @@
-"""How a consumer group comes from one epoch to the next.
+"""Rebalance consumer groups: bring a group from one epoch to the next.
 
 A change of members, of their subscriptions or of topics begins a group epoch. For that
 epoch an assignor makes a target assignment. Each member then moves to its share of the
@@ -76,7 +76,7 @@ class ConsumerGroupRebalance:
         partition_of: returns the partition of __consumer_offsets of a group.
         overrides: returns a group's own settings, which replace the broker's.
         classic: takes over a group that becomes a classic one.
-        replaced: told of the new group after an upgrade or a downgrade.
+        replaced: called with the new group after an upgrade or a downgrade.
     """
 
     def __init__(
@@ -183,8 +183,8 @@ class ConsumerGroupRebalance:
             )
         group = consumer_group_of(classic, self._topics)
         self.check_join(group, request)
-        # The group is not changed before this line. Members whose requests are parked
-        # are told to join again, and then find the consumer group.
+        # The group is not changed before this line. The answers to parked requests make
+        # the members join again, and then they find the consumer group.
         self._classic.refuse_waiting(classic, ErrorCode.REBALANCE_IN_PROGRESS)
         self._classic.forget(classic, ErrorCode.REBALANCE_IN_PROGRESS)
         classic.transition_to(S.DEAD, now_ms)

@@ -1,4 +1,4 @@
-"""What the coordinator is told about limits and times: Kafka's keys, by their names."""
+"""Define the group coordinator's settings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from typing import NamedTuple
 
 
 class GroupConfig(NamedTuple):
-    """Defaults are Kafka's."""
+    """Limits and times of groups and offsets.
+
+    Names and defaults are those of Kafka's keys, with underscores for dots; ``_ms``
+    ends names in milliseconds.
+    """
 
     group_initial_rebalance_delay_ms: int = 3000
     group_min_session_timeout_ms: int = 6000

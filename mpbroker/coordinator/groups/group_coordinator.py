@@ -134,7 +134,7 @@ class GroupCoordinator:
         self._listing = GroupListing(self._groups, self.check_group, context.topics)
 
     def be_guarded(self) -> None:
-        """Note that there is an authorizer: patterns may show members less."""
+        """Note that there is an authorizer, which may hide topics from members."""
         self._consumer_rebalance.is_guarded = True
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""ListGroups, DescribeGroups and ConsumerGroupDescribe, for people and tools.
+"""Serve ListGroups, DescribeGroups and ConsumerGroupDescribe.
 
 Source: Kafka protocol guide; GroupMetadataManager.listGroups and describeGroups;
 KIP-518 and KIP-848 for the filters, KIP-1043 for GROUP_ID_NOT_FOUND.

@@ -101,7 +101,7 @@ def fetched_topics(
     by_id: bool,
     stable: bool,
 ) -> list[OffsetFetchResponseTopics]:
-    """Return a group's offsets in the topics that are asked for, or in all.
+    """Return a group's offsets in the topics of the request, or in all topics.
 
     Args:
         by_id: topics are named by id.

@@ -1,9 +1,9 @@
-"""The topics that a member's pattern (SubscribedTopicRegex) stands for.
+"""Find the topics that match a member's pattern (SubscribedTopicRegex).
 
-With an authorizer, a pattern shows a member only the topics that it may describe, as
-they are at its heartbeats. So two members may see different topics by one pattern. The
-group's log has all topics that any of its members sees by it. After a restart of the
-coordinator a member sees these, until its next heartbeat.
+With an authorizer, a member gets only the matching topics that it may describe; they
+are looked up at its heartbeats. So two members with one pattern may get different
+topics. The log has the topics that any member of the group gets by the pattern. After a
+restart of the coordinator, each member gets all of these until its next heartbeat.
 
 Source: KIP-848; Kafka's GroupMetadataManager, filterTopicDescribeAuthorizedTopics.
 Kafka shows all members the topics of the one for which the pattern was looked up.
@@ -45,10 +45,10 @@ def compile_pattern(pattern: str) -> TopicRegex:
 def see(
     group: ConsumerGroup, member: ConsumerMember, access: Access | None, topics: Topics
 ) -> bool:
-    """Look up the topics that a pattern shows a member; return whether they changed.
+    """Look up the topics of a member's pattern; return whether they have changed.
 
     Args:
-        access: what the member may do; None: everything, as there is no authorizer.
+        access: checks the member's permissions; None: there is no authorizer.
     """
     pattern = member.topic_regex
     if access is None or not pattern:
@@ -75,8 +75,8 @@ def resolve(
     """Return the topics of each pattern of a group.
 
     Args:
-        is_guarded: there is an authorizer. A member that has sent no heartbeat since
-            the restart may not be allowed to see all matching topics.
+        is_guarded: whether there is an authorizer. Then a member that has sent no
+            heartbeat since the restart may lack permission for some matching topics.
     """
     found: dict[str, frozenset[str]] = {}
     for member in group.members.values():
