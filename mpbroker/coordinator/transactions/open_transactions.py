@@ -1,4 +1,4 @@
-"""The shared table of open transactions, for partitions by topic and number.
+"""Write the shared table of open transactions, by topic and partition number.
 
 `ipc/tables/transaction_table.py` draws the table, and says which process looks when.
 """

@@ -1,4 +1,4 @@
-"""The transaction coordinator's settings."""
+"""Define the transaction coordinator's settings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from typing import NamedTuple
 
 
 class TransactionConfig(NamedTuple):
-    """The coordinator's settings; names as Kafka's, dots as underscores."""
+    """Limits and times of transactions.
+
+    Names and defaults are those of Kafka's keys, with underscores for dots; ``_ms``
+    ends names in milliseconds.
+    """
 
     transaction_max_timeout_ms: int = 900_000
     transactional_id_expiration_ms: int = 604_800_000

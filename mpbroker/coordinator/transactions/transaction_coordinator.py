@@ -61,7 +61,7 @@ _LOG = get_logger(__name__)
 S = TransactionState
 Again = Callable[[int], None]
 
-# How long a request waits for markers before it is told CONCURRENT_TRANSACTIONS.
+# How long a request waits for markers before it gets CONCURRENT_TRANSACTIONS.
 _PATIENCE_MS: Final = 500
 _END_TXN_V2: Final = 5
 _FENCED_SINCE: Final = 2
@@ -361,7 +361,7 @@ class TransactionCoordinator:
     def _may_end_v1(
         self, transaction: TransactionMetadata, request: EndTxnRequest
     ) -> bool:
-        """Return whether to end the transaction; False: a retry, it has ended so.
+        """Return whether to end the transaction; False: a retry of an end already made.
 
         Raises:
             ApiError: the producer may not end it, or not in this way.
@@ -574,7 +574,7 @@ class TransactionCoordinator:
         partitions: Iterable[TopicPartition],
         now_ms: int,
     ) -> None:
-        """Begin a transaction of which a power cut has taken the record."""
+        """Begin a transaction whose record was lost in a power cut."""
         transaction.add(partitions, transaction.client_version, now_ms)
         self._ongoing.add(transaction.transactional_id)
 

@@ -1,4 +1,4 @@
-"""How a decided transaction ends: its markers are appended, then it is Complete.
+"""End decided transactions: have the markers appended, then write Complete.
 
     markers appended, perhaps not on disk ─▶ Complete, which names them ─▶ Ongoing...
 
@@ -14,9 +14,9 @@ the logs ended before the markers, and Complete names the markers. A load that f
 of these two as the last record looks behind the named places for a transaction that has
 begun there (MarkerWriter.begun_behind).
 
-Two cases do without. If there are very many markers their disk is waited for, and the
-records name none. If the producer writes no more, its markers are synced and forgotten
-a second later.
+In two cases the records name no markers. If there are more than 32 markers, the
+coordinator waits until they are on disk. If the producer stops writing, its markers are
+synced and forgotten a second later.
 """
 
 from __future__ import annotations

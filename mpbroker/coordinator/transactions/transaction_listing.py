@@ -1,4 +1,4 @@
-"""DescribeTransactions and ListTransactions.
+"""Serve DescribeTransactions and ListTransactions.
 
 Source: Kafka protocol guide; KIP-664, KIP-994, KIP-1152.
 """
@@ -28,7 +28,7 @@ from mpbroker.protocol.messages.list_transactions import (
 
 
 class TransactionListing:
-    """Serves what administrators ask about transactions."""
+    """Describes and lists transactions for administrators."""
 
     def __init__(self, coordinator: TransactionCoordinator, outbox: Outbox) -> None:
         self._coordinator = coordinator

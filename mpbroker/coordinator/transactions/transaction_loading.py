@@ -1,7 +1,7 @@
-"""Reading transactions back from __transaction_state, and repairs after a power cut.
+"""Load transactions from __transaction_state, and repair logs after a power cut.
 
-A death loses nothing: what was appended is in the logs. A power cut takes the ends of
-logs, of each log another part. Three things are repaired, in this order, before the
+The death of a process loses no appended record. A power cut loses the end of each log,
+and not the same part of each. Three repairs are made, in this order, before the
 transactions of a partition are served:
 
     1. Lost markers of earlier transactions are appended again, at new offsets
@@ -179,7 +179,7 @@ class TransactionLoading:
         return begun, set() if self._shared.is_restored() else unseen
 
     def _begin_again(self, partition: int, begun: Begun) -> None:
-        """Go on with transactions whose records a power cut has taken.
+        """Go on with transactions whose records in this log a power cut has taken.
 
         All acknowledged records are in their partitions, so clients notice nothing.
         """

@@ -1,4 +1,4 @@
-"""Markers: the control batches that end transactions, one in each partition.
+"""Append markers: the control batches that end transactions, one in each partition.
 
     killed before the append         The successor appends the marker.
     killed after it                  The successor tries to append it. The append finds,
@@ -108,7 +108,7 @@ class MarkerWriter:
     """Appends markers to partitions, and knows where they are.
 
     Args:
-        appended: told of each log that has grown, so that waiting fetches go on.
+        appended: called with each log after an append, so that waiting fetches go on.
     """
 
     def __init__(
@@ -421,8 +421,8 @@ class MarkerWriter:
 def _is_for_good(error: ApiError) -> bool:
     """Return whether a log that could not be opened counts as offline.
 
-    If it did not, one partition with a damaged directory would keep all transactions
-    from being loaded whose log has a record that names this partition.
+    A partition with a damaged directory counts as offline. Otherwise each log of
+    transactions with a record that names this partition could not be loaded.
     """
     cause = error.__cause__
     return isinstance(cause, OSError) and cause.errno not in _PASSING

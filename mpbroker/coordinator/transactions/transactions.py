@@ -1,4 +1,4 @@
-"""The parts of transactions put together, for the coordinator's process."""
+"""Put the parts of transactions together, for the coordinator's process."""
 
 from __future__ import annotations
 
