@@ -1,4 +1,4 @@
-"""The surroundings of the state machines of groups and transactions."""
+"""Define the objects that the state machines of groups and transactions use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Topics(Protocol):
-    """The topics of the broker, as the coordinator needs to know them."""
+    """The topics of the broker, as the coordinator sees them."""
 
     def partition_count(self, topic: str) -> int:
         """Return how many partitions a topic has; 0 if there is no such topic."""
@@ -23,14 +23,14 @@ class Topics(Protocol):
     def topic_names(self) -> Iterable[str]: ...
 
     def version(self) -> int:
-        """Return a number that changes whenever any of the other answers does."""
+        """Return a number that changes whenever a result of the other methods does."""
 
 
 class CoordinatorContext(NamedTuple):
-    """The only objects through which a state machine sees or changes the world.
+    """All objects that a state machine reads or changes beside its own state.
 
-    Requests and the time come in as arguments; no state machine reads a clock, a socket
-    or a file. So each of them can be tested without a process.
+    Requests and the time are arguments of its methods. State machines use no clock,
+    socket or file, so a test can run them without a process.
     """
 
     outbox: Outbox

@@ -1,7 +1,9 @@
-"""The coordinator's APIs: decode, authorize, hand to the coordinator, park.
+"""Execute the coordinator's APIs: decode, authorize, and call the API's method.
 
-An API is handled by the method that has its name: OFFSET_COMMIT by offset_commit(). Its
-answer comes by the outbox, at once or much later; so every request is parked here.
+The method has the API's name: offset_commit() executes OFFSET_COMMIT. It takes a Call,
+the request message and the time in ms, and puts its answer into the outbox, at once or
+much later. So this module returns PARKED for each request. The rows of the APIs are in
+server/apis.py.
 """
 
 from __future__ import annotations
@@ -25,17 +27,18 @@ Handle = Callable[[Call, Any, int], None]
 
 
 class CoordinatorApis:
-    """Makes requests the calls of the coordinator's parts.
+    """Calls the methods of the coordinator's parts for requests.
 
     Attributes:
-        apis: by API key.
+        apis: the APIs that the coordinator executes, by API key.
 
     Args:
-        parts: whose methods handle the APIs.
-        client_host: says whose connection it is, as Kafka shows it: "/127.0.0.1".
-        now_ms: the time.
-        began: told of each call before it is handed on.
-        authorization: says who may do what; None: everybody everything.
+        parts: the objects that have the methods.
+        client_host: returns the address of a connection's client, as Kafka shows it:
+            "/127.0.0.1".
+        now_ms: returns the time of the wall clock in ms.
+        began: called with each Call before its method is.
+        authorization: asks the authorizer; None: there is none, all is allowed.
     """
 
     def __init__(
@@ -83,13 +86,13 @@ class CoordinatorApis:
 
 
 def method_of(api_key: ApiKey, parts: Sequence[object]) -> Handle:
-    """Return the method that handles an API.
+    """Return the method that executes an API, from the first part that has one.
 
     Raises:
-        LookupError: no part has one.
+        LookupError: no part has one; the API's row or the method is missing.
     """
     for part in parts:
         found: Handle | None = getattr(part, api_key.name.lower(), None)
         if found is not None:
             return found
-    raise LookupError(f"no part of the coordinator handles {api_key.name}")
+    raise LookupError(f"no part of the coordinator has a method for {api_key.name}")

@@ -1,4 +1,4 @@
-"""The logs of groups and of transactions, by the numbers that the outbox gives them.
+"""Append to the logs of groups and of transactions, by the outbox's log numbers.
 
 For each log CoordinatorLogs knows how far it was written, and whether it is lost. A log
 is lost when an append or a sync fails. The state in memory may then say more than is on
@@ -46,7 +46,7 @@ class CoordinatorLogs:
     """Appends to logs by number, and remembers how far each was written.
 
     Args:
-        grown: told of each log that was appended to, so that waiting fetches go on.
+        grown: called with each log after an append, so that waiting fetches go on.
     """
 
     def __init__(

@@ -1,15 +1,14 @@
-"""The coordinator's process: one loop that serves all groups and transactions.
+"""Run the coordinator's loop, which serves all groups and transactions.
 
 A turn takes requests from the lane and executes them, calls the timers that are due,
-appends the records that came of both (one batch a log, however many requests there
-were), starts the syncs, and sends the answers whose records are on disk. The loop waits
-for a sync only if it has a single request and the disk is quick: see
-GroupCommit.sync_at_once.
+appends the records of both (one batch for each log), starts the syncs, and sends the
+answers whose records are on disk. The loop waits for a sync only if it has a single
+request and the disk is fast: see GroupCommit.sync_at_once.
 
     killed anywhere        the supervisor puts its requests back on the lane; a
                            successor reads the logs and executes them again
     append or sync fails   the log is lost: its groups or transactions are forgotten,
-                           and clients are told to look for a coordinator again
+                           and clients get COORDINATOR_NOT_AVAILABLE
 
 A parked request (a join, a sync) holds a slot and costs nothing else.
 
@@ -91,10 +90,10 @@ class CoordinatorProcess:
     """The loop of the coordinator.
 
     Args:
-        catch_up: reads what was added to the metadata log.
+        catch_up: reads the new records of the metadata log.
         answer_error: makes an answer's body from an error code; None if the API has no
-            place for one.
-        authorization: says what a client may do; None: everything.
+            field for it.
+        authorization: asks the authorizer; None: there is none, all is allowed.
     """
 
     def __init__(
@@ -159,7 +158,7 @@ class CoordinatorProcess:
     def run(self) -> None:
         """Serve until the broker stops."""
         # The supervisor does not wait until this process is ready, as it does for
-        # handlers, so the process itself says who it is.
+        # handlers, so the process stores its pid itself.
         self._words[self._row + HANDLER_PID] = os.getpid()
         self._words[self._row + HANDLER_ACTIVE] = 1
         own_box().note(EventKind.SERVING)
@@ -280,8 +279,8 @@ class CoordinatorProcess:
             self._quotas.charge_time(request, done - started)
         self._channel.note_wait(slot, done)
         if isinstance(answer, bytes) or answer is CLOSE:
-            # The request is malformed, or has met a bug of ours. What it had begun must
-            # not answer it a second time.
+            # The request is malformed, or has met a bug of the broker. Its Call must
+            # not be answered a second time.
             if self._call is not None:
                 if self._call.answered:
                     return

@@ -1,13 +1,13 @@
-"""The coordinator's logs: __consumer_offsets and __transaction_state.
+"""Read and write the coordinator's topics: __consumer_offsets, __transaction_state.
 
-Topics like any other, written by the coordinator alone. Such a topic is made when the
-first group or transactional id has something to keep, and a partition's files when the
-first one in that partition has.
+They are topics like any other, but only the coordinator writes to them. A topic is
+created when the first group or transactional id has a record to write, and a
+partition's files when the first record goes to that partition.
 
-The records of a group or of a transactional id are in the partition that its name
-hashes to, by the number of partitions at the coordinator's start. So nothing is written
-to a topic that has another number of partitions by now, or that was deleted and made
-anew: only a coordinator that starts anew knows which partition holds what.
+A hash of the group's or transactional id chooses the partition of its records, out of
+the number of partitions at the coordinator's start. So the coordinator does not write
+to a topic whose number of partitions has changed, or that was deleted and recreated. It
+restarts instead, and finds out which partition has which records.
 
 Source: Kafka's GroupCoordinatorConfig, TransactionLogConfig and CoordinatorLoader.
 """
@@ -188,9 +188,9 @@ class CoordinatorTopic:
     def load(self, partition: int) -> Iterator[list[LoadedRecord]]:
         """Read a partition from its start to its end, a part at a time.
 
-        A damaged batch is skipped, and the log says so. A coordinator that died of it
-        would be followed by others that die of it, until the broker gives up; one that
-        stopped reading there would lose all records behind it.
+        A damaged batch is skipped and logged. If the coordinator ended with an error
+        instead, its successors would do the same, until the broker gives up. If it
+        stopped reading there, all records behind the batch would be lost.
 
         Raises:
             ApiError: the partition is offline, or cannot be read.

@@ -1,8 +1,8 @@
-"""Callbacks that wait until logs are on disk up to an offset.
+"""Call functions when logs are on disk up to an offset.
 
-A log is synced once for everything that waits for it. The process that makes a sync
-notes its end here (``sync_ended``), without a wake-up. Another process may be syncing
-the same log, a partition of a transaction for example: the end of its sync comes as a
+A log is synced once for all callbacks that wait for it. If this process makes the sync,
+it calls ``sync_ended`` at the end, and needs no wake-up. If another process syncs the
+same log, for example a partition of a transaction, the end of its sync comes as a
 notice through this process's ring.
 """
 
@@ -49,8 +49,8 @@ class Durability:
     """The callbacks, by the logs that they wait for.
 
     Args:
-        want_sync: asks for a sync of a log; those of a turn are started together.
-        notices: tell of syncs that other processes have made.
+        want_sync: requests a sync of a log; those of a turn are started together.
+        notices: the notices of syncs that other processes have made.
         sync_at_once: syncs logs before it returns, if no other request waits meanwhile.
     """
 
@@ -106,7 +106,7 @@ class Durability:
         self._ended.append(row)
 
     def go_on(self, now_ns: int) -> bool:
-        """Call back all whose logs are on disk by now, or are offline.
+        """Call the callbacks whose logs are all on disk by now, or offline.
 
         Returns:
             Whether any log was looked at. The caller then starts the syncs that are
@@ -115,7 +115,7 @@ class Durability:
         rows, self._ended = self._ended, []
         if not self._notices.is_empty():
             told, look_at_all = self._notices.take()
-            # All, if notices were lost: by a death, or as the ring was full.
+            # Look at all if notices were lost, by a death or because the ring was full.
             rows.extend(list(self._waiting) if look_at_all else told)
         looked = False
         for row in rows:

@@ -1,4 +1,7 @@
-"""Java's String.hashCode(): it decides which partition holds a group's records."""
+"""Compute Java's String.hashCode(), which chooses the partition of a group's records.
+
+Source: Java's String.hashCode; Kafka's Utils.abs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading the state of groups and transactions back from their logs.
+"""Load the state of groups and transactions from their logs.
 
 A load is a generator that reads some megabytes in each step. Between two steps the
 process serves requests for the logs that are loaded already. Transactions are loaded
@@ -26,7 +26,7 @@ _LOOK_AGAIN_MS: Final = 2000
 
 
 class LogLoading:
-    """The loads that are under way or to come, one after another."""
+    """The loads that run or wait; one runs at a time."""
 
     def __init__(
         self, logs: CoordinatorLogs, state: StateMachines, now_ms: Callable[[], int]
@@ -80,8 +80,8 @@ class LogLoading:
                 self.load_again(number)
                 return
             if number in self._numbers:
-                # It was lost again while it is being loaded. That load must end first:
-                # the second one of two would undo what is served after the first.
+                # It was lost again during its load. That load must end first: otherwise
+                # a second load would replace what is changed after the first.
                 self.load_again(number)
                 return
             self._numbers.add(number)
@@ -124,7 +124,7 @@ class LogLoading:
             yield replayed
 
     def replay(self, partition: int, record: LoadedRecord, now_ms: int) -> None:
-        """Take over a record of __consumer_offsets; skip one that cannot be read."""
+        """Apply a record of __consumer_offsets; skip one that cannot be read."""
         groups = self._groups
         if record.commit is not None:
             groups.replay_end_of_transaction(

@@ -1,4 +1,4 @@
-"""The outbox: the records and answers that the state machines have decided on.
+"""Collect the records and answers of the state machines: the outbox.
 
 The state machines write here and have no other effect. `record_writer` appends the
 records, and sends each answer once the records that it rests on are on disk.
@@ -41,7 +41,7 @@ def appended_to(log: int) -> int:
 
 
 def rests_on(number: int) -> tuple[int, bool]:
-    """Return the log that is meant, and whether it must be on disk."""
+    """Return the log of such a number, and whether the log must be on disk."""
     if number >= _APPENDED // 2:
         return number - _APPENDED, False
     return number, True
@@ -188,7 +188,7 @@ class Outbox:
     ) -> None:
         """Answer a call when all that was written to these logs is on disk."""
         if call.answered:
-            return  # a bug of ours was met on the way, and was the answer
+            return  # the request met a bug and was answered with an error
         call.answered = True
         self.answers.append(Answer(call, response, after))
 

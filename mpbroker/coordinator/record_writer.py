@@ -1,6 +1,6 @@
-"""From the outbox to the logs, from there to the disk, and then to the clients.
+"""Empty the outbox: append its records, sync them, then send its answers.
 
-Everything that clients are promised depends on this order:
+All promises to clients depend on this order:
 
     1. append the records, one batch a log
     2. call the functions that wait for an append (Outbox.once_appended): they let other
@@ -93,10 +93,10 @@ class Replies:
 
 
 class RecordWriter:
-    """Carries out what is in the outbox.
+    """Appends the outbox's records, and sends its answers when these are on disk.
 
     Args:
-        lost: told of a log that cannot be written or synced.
+        lost: called with the number of a log that cannot be written or synced.
     """
 
     def __init__(

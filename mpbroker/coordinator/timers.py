@@ -1,4 +1,4 @@
-"""Named timers, made for thousands of members whose deadlines move all the time.
+"""Call functions at their deadlines: named timers for thousands of members.
 
 The deadlines are in a heap. Each heartbeat moves the deadline of its member, always to
 a later time. That changes one number and leaves the heap as it is: the entry is put in
