@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from mpbroker.metadata.topic_names import TopicPartition
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.fields import Struct
 from mpbroker.protocol.message import Message
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 NOW: Final = ()
 _APPENDED: Final = 1 << 40  # far from any log's number
 
-TopicPartition = tuple[str, int]
 Marked = Callable[
     [Mapping[TopicPartition, ErrorCode], int, "Sequence[AppendedMarker]"], None
 ]

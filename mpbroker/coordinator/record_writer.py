@@ -22,8 +22,9 @@ from typing import Final, NamedTuple, cast
 from mpbroker.base.logger import get_logger
 from mpbroker.coordinator.coordinator_logs import CoordinatorLogs
 from mpbroker.coordinator.durability import Awaited, Durability
-from mpbroker.coordinator.outbox import Answer, Markers, Outbox, Step, TopicPartition
+from mpbroker.coordinator.outbox import Answer, Markers, Outbox, Step
 from mpbroker.coordinator.transactions.transaction_markers import MarkerWriter
+from mpbroker.metadata.topic_names import TopicPartition
 from mpbroker.network.request_channel import HandlerEnd
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError, ProtocolError

@@ -1,4 +1,4 @@
-"""Check names of topics, and list those of internal topics.
+"""Define topic and partition names: the legal and the internal ones.
 
 Source: org.apache.kafka.common.internals.Topic, for rules and messages.
 """
@@ -9,6 +9,9 @@ from typing import Final
 
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
+
+# A topic's name and the index of one of its partitions.
+TopicPartition = tuple[str, int]
 
 MAX_NAME_LENGTH: Final = 249
 CLUSTER_METADATA_TOPIC: Final = "__cluster_metadata"

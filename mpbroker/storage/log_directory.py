@@ -22,12 +22,12 @@ from mpbroker.base.storage_errors import (
 )
 from mpbroker.metadata.metadata_image import TopicImage
 from mpbroker.metadata.metadata_log import LogCell, recover_metadata_log
+from mpbroker.metadata.topic_names import TopicPartition
 from mpbroker.storage.files.checkpoints import (
     CLEANER_OFFSET,
     LOG_START_OFFSET,
     RECOVERY_POINT,
     TOPIC_IDS,
-    TopicPartition,
     read_offsets,
     read_topic_ids,
     write_offsets,

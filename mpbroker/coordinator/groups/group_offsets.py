@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from mpbroker.coordinator.groups.group_records import OffsetCommitValue
+from mpbroker.metadata.topic_names import TopicPartition
 
 
 class OffsetAndMetadata(NamedTuple):
@@ -52,7 +53,7 @@ class GroupOffsets:
     def __init__(self) -> None:
         self.topics: dict[str, dict[int, OffsetAndMetadata]] = {}
         # producer id -> (topic, partition) -> the offset that its transaction wrote
-        self._pending: dict[int, dict[tuple[str, int], PendingOffset]] = {}
+        self._pending: dict[int, dict[TopicPartition, PendingOffset]] = {}
         self._count = 0  # of all pending offsets that there ever were
 
     def __bool__(self) -> bool:
@@ -122,7 +123,7 @@ class GroupOffsets:
             }
         return bool(found)
 
-    def pending(self) -> set[tuple[str, int]]:
+    def pending(self) -> set[TopicPartition]:
         """Return all partitions whose offsets an open transaction may change."""
         return {place for each in self._pending.values() for place in each}
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mpbroker.base.logger import get_logger
-from mpbroker.coordinator.outbox import TopicPartition
 from mpbroker.ipc.tables.transaction_table import TransactionTable
-from mpbroker.metadata.topic_names import OFFSETS_TOPIC
+from mpbroker.metadata.topic_names import OFFSETS_TOPIC, TopicPartition
 from mpbroker.metadata.topics import TopicRegistry
 
 _LOG = get_logger(__name__)

@@ -43,11 +43,11 @@ from mpbroker.coordinator.transactions.transaction_metadata import (
     COMPLETE,
     EPOCH_BUMPS_SINCE,
     PREPARED,
-    TopicPartition,
     TransactionMetadata,
     TransactionState,
 )
 from mpbroker.coordinator.transactions.transaction_records import TransactionLogValue
+from mpbroker.metadata.topic_names import TopicPartition
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse

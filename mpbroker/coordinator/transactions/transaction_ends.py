@@ -29,13 +29,13 @@ from mpbroker.coordinator.context import CoordinatorContext
 from mpbroker.coordinator.outbox import (
     AppendedMarker,
     Markers,
-    TopicPartition,
 )
 from mpbroker.coordinator.transactions.transaction_metadata import (
     PREPARED,
     TransactionMetadata,
     TransactionState,
 )
+from mpbroker.metadata.topic_names import TopicPartition
 from mpbroker.protocol.error_code import ErrorCode
 
 _LOG = get_logger(__name__)

@@ -38,7 +38,6 @@ from mpbroker.coordinator.transactions.transaction_markers import (
 )
 from mpbroker.coordinator.transactions.transaction_metadata import (
     COMPLETE,
-    TopicPartition,
     TransactionMetadata,
     TransactionState,
 )
@@ -46,6 +45,7 @@ from mpbroker.coordinator.transactions.transaction_records import (
     read_transaction,
     what_counts,
 )
+from mpbroker.metadata.topic_names import TopicPartition
 from mpbroker.protocol.errors import ApiError, ProtocolError
 
 _LOG = get_logger(__name__)

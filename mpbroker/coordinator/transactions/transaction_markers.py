@@ -28,11 +28,10 @@ from mpbroker.coordinator.outbox import (
     Marked,
     Markers,
     Outbox,
-    TopicPartition,
 )
 from mpbroker.coordinator.transactions.transaction_ends import COORDINATOR_EPOCH
 from mpbroker.ipc.layout import RowStatus
-from mpbroker.metadata.topic_names import OFFSETS_TOPIC
+from mpbroker.metadata.topic_names import OFFSETS_TOPIC, TopicPartition
 from mpbroker.metadata.topics import Topic, TopicRegistry
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError

@@ -27,6 +27,7 @@ from mpbroker.coordinator.transactions.transaction_records import (
     state_value,
     transaction_key,
 )
+from mpbroker.metadata.topic_names import TopicPartition
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 
@@ -36,8 +37,6 @@ MAX_EPOCH: Final = 0x7FFF
 # The version of the client's protocol, as records have it. In 2 each end bumps the
 # epoch.
 EPOCH_BUMPS_SINCE: Final = 2
-
-TopicPartition = tuple[str, int]
 
 
 class TransactionState(IntEnum):

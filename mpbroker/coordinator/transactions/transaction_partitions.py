@@ -21,10 +21,9 @@ from mpbroker.coordinator.transactions.transaction_coordinator import (
 )
 from mpbroker.coordinator.transactions.transaction_metadata import (
     EPOCH_BUMPS_SINCE,
-    TopicPartition,
     TransactionMetadata,
 )
-from mpbroker.metadata.topic_names import OFFSETS_TOPIC
+from mpbroker.metadata.topic_names import OFFSETS_TOPIC, TopicPartition
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.add_offsets_to_txn import (

@@ -16,6 +16,7 @@ from struct import Struct as Packing
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mpbroker.coordinator.outbox import AppendedMarker
+from mpbroker.metadata.topic_names import TopicPartition
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.errors import ProtocolError
 from mpbroker.protocol.fields import (
@@ -135,7 +136,7 @@ class TransactionSnapshot(NamedTuple):
     producer_epoch: int
     timeout_ms: int
     status: int
-    partitions: Iterable[tuple[str, int]] | None
+    partitions: Iterable[TopicPartition] | None
     update_ms: int
     start_ms: int
     client_version: int
@@ -183,7 +184,7 @@ def state_value(state: TransactionSnapshot) -> bytes:
 
 
 @lru_cache(maxsize=256)  # written twice a transaction, and often again by the next one
-def _partitions(partitions: frozenset[tuple[str, int]]) -> bytes:
+def _partitions(partitions: frozenset[TopicPartition]) -> bytes:
     topics: dict[str, list[int]] = {}
     for topic, partition in sorted(partitions):
         topics.setdefault(topic, []).append(partition)

@@ -20,6 +20,7 @@ from mpbroker.base.errors import MpbrokerError
 from mpbroker.base.logger import get_logger
 from mpbroker.base.storage_errors import StorageError
 from mpbroker.ipc.tables.partition_table import LogState
+from mpbroker.metadata.topic_names import TopicPartition
 from mpbroker.protocol.errors import ApiError
 from mpbroker.storage.cleaning.compaction import (
     CleaningAbortedError,
@@ -28,7 +29,6 @@ from mpbroker.storage.cleaning.compaction import (
 )
 from mpbroker.storage.cleaning.key_map import BYTES_PER_KEY
 from mpbroker.storage.cleaning.throttler import Throttler
-from mpbroker.storage.files.checkpoints import TopicPartition
 from mpbroker.storage.files.log_segment import LogSegment
 from mpbroker.storage.log.partition_log import PartitionLog
 from mpbroker.storage.log.partition_view import PartitionView

@@ -14,11 +14,11 @@ from mpbroker.base.logger import get_logger
 from mpbroker.base.storage_errors import StorageError
 from mpbroker.ipc.layout import RowStatus
 from mpbroker.metadata.log_config import LogConfig
+from mpbroker.metadata.topic_names import TopicPartition
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.storage.cleaning.log_cleaner import LogCleaner
 from mpbroker.storage.cleaning.retention import apply_retention
-from mpbroker.storage.files.checkpoints import TopicPartition
 from mpbroker.storage.files.log_files import DELETED_SUFFIX, remove_if_exists
 from mpbroker.storage.log.partition_log import PartitionLog
 from mpbroker.storage.log_directory import LogDirectory

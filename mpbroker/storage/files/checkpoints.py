@@ -20,13 +20,13 @@ from collections.abc import Mapping
 from typing import Final
 
 from mpbroker.base.storage_errors import CheckpointError
+from mpbroker.metadata.topic_names import TopicPartition
 from mpbroker.storage.files.log_files import write_file
 
 RECOVERY_POINT: Final = "recovery-point-offset-checkpoint"
 LOG_START_OFFSET: Final = "log-start-offset-checkpoint"
 CLEANER_OFFSET: Final = "cleaner-offset-checkpoint"
 TOPIC_IDS: Final = "checkpoint-topic-ids"
-TopicPartition = tuple[str, int]
 
 
 def parse_checkpoint(text: str, *, fields: int) -> list[list[str]]:

@@ -16,7 +16,6 @@ from mpbroker.coordinator.outbox import (
     Markers,
     Outbox,
     Step,
-    TopicPartition,
     rests_on,
 )
 from mpbroker.coordinator.timers import Timers
@@ -31,6 +30,7 @@ from mpbroker.coordinator.transactions.transaction_partitions import (
     TransactionPartitions,
 )
 from mpbroker.coordinator.transactions.transaction_records import read_transaction
+from mpbroker.metadata.topic_names import TopicPartition
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.message import Message
 from tests.coordinator.rig import FakeTopics
