@@ -105,7 +105,7 @@ CUTS: Final = (
         "store(control, copy + L.CONNECTION_SENT, n->sent);",
         "store(control, n->row + L.CONNECTION_STATE,\n"
         "          (state & ~L.STATE_MASK) | L.CONNECTION_READING);",
-        "store(control, word, generation_of(load(control, word)) | L.STATE_HELD);",
+        "set_slot_state(&self->control, n->slot, L.STATE_HELD);",
     ),
     # -- appends: what is intended, and what of the request is done
     *_statements(

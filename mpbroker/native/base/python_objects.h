@@ -1,8 +1,9 @@
-/* Python.h, and the fields of Python objects that declare __slots__: read and written at
- * their offsets, without an attribute's lookup.
+/* Python.h, and the fields of Python objects that declare __slots__: read and written
+ * at their offsets, without an attribute's lookup.
  *
- * The offsets are found once, by field_offset(), from the classes that Python hands over.
- * So a class may add or move fields; it may not stop declaring those that are named here.
+ * The offsets are found once, by field_offset(), from the classes that Python hands
+ * over. So a class may add or move fields; it may not stop declaring those that are
+ * named here.
  */
 
 #ifndef MPBROKER_PYTHON_OBJECTS_H
@@ -44,7 +45,8 @@ set_field(PyObject *object, Py_ssize_t offset, PyObject *value)
     Py_XDECREF(old);
 }
 
-/* Read a field that holds an int of 64 bits; 0, without an exception, if it does not. */
+/* Read a field that holds an int of 64 bits; 0, without an exception, if it does
+ * not. */
 static inline int
 read_int_field(PyObject *object, Py_ssize_t offset, int64_t *value)
 {

@@ -1,9 +1,9 @@
 /* Steps: the places at which tests kill a process.
  *
- * A STEP() stands behind each store that another process can see, so that a test can kill
- * a child between any two of them and check what the others, or a successor, make of what
- * is left (`kill_at_step` in tests/support/children.py). In production a step is one load
- * and a branch that is never taken.
+ * A STEP() stands behind each store that another process can see, so that a test can
+ * kill a child between any two of them and check what the others, or a successor, make
+ * of what is left (`kill_at_step` in tests/support/children.py). In production a step
+ * is one load and a branch that is never taken.
  */
 
 #ifndef MPBROKER_STEPS_H

@@ -1,8 +1,8 @@
 /* Connection rows: a row of words a client connection, in the control segment.
  *
  * A row is its owner's to write: the processor that has the socket (network/
- * processor_end.c). Handlers only read: who a request's sender is. By then the client may
- * have gone, and the row may be another connection's: a handler reads what it needs
+ * processor_end.c). Handlers only read: who a request's sender is. By then the client
+ * may have gone, and the row may be another connection's: a handler reads what it needs
  * first, and then whether the row still names the slot (is_row_of_slot). The processor
  * clears that word when a connection ends, before the row can be another's.
  */

@@ -31,7 +31,8 @@ layout_names(PyObject *module, PyObject *unused)
     return list;
 }
 
-/* Whether the values fit each other, as far as the core relies on it without a check. */
+/* Whether the values fit each other, as far as the core relies on it without a
+ * check. */
 static int
 fit_each_other(void)
 {

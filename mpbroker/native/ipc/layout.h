@@ -1,8 +1,8 @@
 /* Where things are in shared memory.
  *
- * The core knows no offset of its own: it is handed the values of ipc/layout.py and of the
- * few other Python files that hold some, once, at import (ipc/compiled.py). So a core
- * that was built for another layout asks for a name that is not there, or is given
+ * The core knows no offset of its own: it is handed the values of ipc/layout.py and of
+ * the few other Python files that hold some, once, at import (ipc/compiled.py). So a
+ * core that was built for another layout asks for a name that is not there, or is given
  * numbers that do not fit each other, and is not used.
  *
  * Unless said otherwise an offset counts 8-byte words; L.RING_TAIL is the value of

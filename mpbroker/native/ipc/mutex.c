@@ -58,6 +58,8 @@ void
 report_repairs(void)
 {
     int count = repairs;
+    if (count == 0)
+        return;
     repairs = 0; /* first: the hook may take locks, too */
     for (; count > 0 && repair_hook != NULL; count--) {
         PyObject *result = PyObject_CallNoArgs(repair_hook);
@@ -91,7 +93,7 @@ raise_damaged_mutex(int error)
     return raise_damaged("a shared mutex cannot be taken: error %d", error);
 }
 
-/* -- the module's functions ---------------------------------------------------------- */
+/* -- the module's functions -------------------------------------------------------- */
 
 /* Read a mutex's address; NULL and an exception. */
 static void *

@@ -20,8 +20,8 @@ mutex_at(const memory *m, int64_t index)
 /* Take a mutex that is mostly held for microseconds. Return as pthread_mutex_lock does:
  * 0, EOWNERDEAD, or an error that means damage. */
 int lock_spinning(void *mutex);
-/* The same, and make a dead owner's mutex usable again; 0, or an error that means damage:
- * then the mutex is not held. */
+/* The same, and make a dead owner's mutex usable again; 0, or an error that means
+ * damage: then the mutex is not held. */
 int lock_mutex(void *mutex, int *owner_died);
 void unlock_mutex(void *mutex);
 

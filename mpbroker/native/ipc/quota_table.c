@@ -1,4 +1,5 @@
-/* Python twin: QuotaRow.charge in ipc/tables/quota_table.py, as far as no client is throttled. */
+/* Python twin: QuotaRow.charge in ipc/tables/quota_table.py, as far as no client is
+ * throttled. */
 
 #include "ipc/quota_table.h"
 

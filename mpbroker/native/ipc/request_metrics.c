@@ -29,7 +29,8 @@ later(int64_t a, int64_t b)
 /* What is known of a request whose answer is out. */
 typedef struct {
     int64_t api_key, version, correlation_id, connection, request_bytes, response_bytes;
-    /* received, dequeued, parked, completed, taken, sent; in ns, none before the last */
+    /* received, dequeued, parked, completed, taken, sent; in ns, none before the
+     * last */
     int64_t times[STAGES];
 } measured;
 
@@ -44,8 +45,8 @@ log_request(const memory *control, int64_t processor, const measured *m)
     const int64_t at = log + L.LOG_FIRST + noted % L.LOG_ENTRIES * L.LOG_ENTRY_WORDS;
     const int64_t fields[] = {m->api_key, m->version, m->correlation_id, m->connection};
     int64_t next = at + 1;
-    /* The number first and last: a reader takes an entry whose number is right before and
-     * after. Killed in between, we leave one that nobody takes. */
+    /* The number first and last: a reader takes an entry whose number is right before
+     * and after. An entry that is left half written by a kill is taken by none. */
     store(control, at, 0);
     for (int i = 0; i < 4; i++)
         store(control, next++, fields[i]);
@@ -58,7 +59,8 @@ log_request(const memory *control, int64_t processor, const measured *m)
     store(control, log + L.LOG_NOTED, noted + 1);
 }
 
-/* Read the times from a slot's row. Some may be missing, if a successor went on with it. */
+/* Read the times from a slot's row. Some may be missing, if a successor went on with
+ * it. */
 static void
 read_times(const memory *control, int64_t row, int64_t taken, int64_t sent,
            int64_t *times)

@@ -1,4 +1,5 @@
-/* Request metrics: histograms of times, bytes and the request log, in the control segment.
+/* Request metrics: histograms of times, bytes and the request log, in the control
+ * segment.
  *
  * A processor writes its own, its successors go on with them, and the exporter reads at
  * any time. The exporter writes one word: from which total time on requests are logged.

@@ -1,10 +1,10 @@
 /* Request slots: a row of words a request, in the control segment.
  *
- * Line 1 of a row (state, connection, where the request is) is the processor's to write
- * that the slot belongs to; but for the state, which each owner of the request writes in
- * its turn: ipc/layout.py draws the transitions. Line 2 (intent, progress, the answer,
- * time stamps) is cleared by the processor, and then written by the handler that has
- * claimed the request; after a death, by whoever repairs what it left.
+ * Line 1 of a row (connection, where the request is) is written by the processor that
+ * the slot belongs to. Only its state is written by each owner of the request in turn:
+ * ipc/layout.py draws the transitions. Line 2 (intent, progress, the answer, time
+ * stamps) is cleared by the processor, and then written by the handler that has claimed
+ * the request; after a death, by the process that repairs what was left.
  */
 
 #ifndef MPBROKER_REQUEST_SLOT_H

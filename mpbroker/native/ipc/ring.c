@@ -1,10 +1,11 @@
-/* Python twin: ipc/ring.py, with the same stores in the same order under the same mutexes.
+/* Python twin: ipc/ring.py, with the same stores in the same order under the same
+ * mutexes.
  *
- * Each operation commits by one store: put and push by that to the tail, take and pop by
- * that to the head. A process that is killed before its commit has done nothing that
- * counts, and the supervisor puts right what it marked: retract() after a put, reclaim()
- * after a take. Killed between its commit and the bell, it leaves a sleeper that no bell
- * wakes; so after each death the supervisor rings them all.
+ * Each operation commits by one store: put and push by that to the tail, take and pop
+ * by that to the head. A process that is killed before its commit has done nothing that
+ * counts, and the supervisor puts right what it marked: retract() after a put,
+ * reclaim() after a take. Killed between its commit and the bell, it leaves a sleeper
+ * that no bell wakes; so after each death the supervisor rings them all.
  */
 
 #include "ipc/ring.h"
@@ -27,7 +28,7 @@ typedef struct {
     int *bells; /* descriptors: of each handler, or of the one processor */
 } ring;
 
-/* -- making and unmaking ------------------------------------------------------------ */
+/* -- making and unmaking ----------------------------------------------------------- */
 
 static int
 take_bells(ring *self, PyObject *fds)
@@ -87,7 +88,7 @@ ring_dealloc(PyObject *object)
     Py_TYPE(object)->tp_free(object);
 }
 
-/* -- what the operations share -------------------------------------------------------- */
+/* -- what the operations share ----------------------------------------------------- */
 
 /* Return the word of the entry at a position, which never wraps: the ring does. */
 static inline int64_t
@@ -98,7 +99,8 @@ entry(const ring *r, int64_t position)
 
 /* Take the ring's mutex; 0 and an exception.
  *
- * A dead owner leaves nothing to be settled here: what it did not commit does not count.
+ * A dead owner leaves nothing to be settled here: what it did not commit does not
+ * count.
  */
 static int
 lock_ring(ring *r, void **mutex)
@@ -119,7 +121,8 @@ unlock_ring(void *mutex)
     report_repairs();
 }
 
-/* Wake the lowest of the sleepers. Outside the mutex, which the woken one wants at once. */
+/* Wake the lowest of the sleepers. Outside the mutex, which the woken one wants at
+ * once. */
 static void
 wake_lowest(const ring *r, int64_t sleepers)
 {
@@ -183,50 +186,50 @@ read_arm(PyObject *const *args, Py_ssize_t nargs, PyObject *names)
     return names != NULL && PyTuple_GET_SIZE(names) == 1 && args[nargs] == Py_True;
 }
 
-/* -- the request ring ------------------------------------------------------------------ */
+/* -- the request ring -------------------------------------------------------------- */
 
-/* Put slots onto the ring under its mutex; return how many had room. */
-static Py_ssize_t
-put_locked(ring *r, const int64_t *slots, Py_ssize_t count, int64_t *sleepers)
+/* Put `count` slots behind the tail, for which there is room, under the mutex; return
+ * the sleepers, the lowest of which is to be woken. */
+static inline int64_t
+put_locked(const ring *r, int64_t tail, const int64_t *slots, Py_ssize_t count)
 {
     const memory *control = &r->control;
-    int64_t tail = load(control, r->base + L.RING_TAIL);
-    int64_t room = r->limit - (tail - load(control, r->base + L.RING_HEAD));
-    if (room <= 0)
-        return 0;
-    if (room < count)
-        count = room;
     for (Py_ssize_t i = 0; i < count; i++) {
         store(control, entry(r, tail + i), slots[i]);
         STEP();
         /* Before the tail: a handler that takes the slot stores CLAIMED, which must not
-         * be overwritten. Killed in between, READY names a slot that is not on the ring,
-         * and retract() makes it HELD again. */
+         * be overwritten. Killed in between, READY names a slot that is not on the
+         * ring, and retract() makes it HELD again. */
         set_slot_state(control, slots[i], L.STATE_READY);
         STEP();
     }
     /* The commit, as one aligned store: until here no handler sees anything. */
     store(control, r->base + L.RING_TAIL, tail + count);
     STEP();
-    *sleepers = load(control, r->base + L.RING_SLEEPERS);
-    if (*sleepers)
-        store(control, r->base + L.RING_SLEEPERS, *sleepers & (*sleepers - 1));
+    const int64_t sleepers = load(control, r->base + L.RING_SLEEPERS);
+    if (sleepers)
+        store(control, r->base + L.RING_SLEEPERS, sleepers & (sleepers - 1));
     STEP();
-    return count;
+    return sleepers;
 }
 
 Py_ssize_t
 ring_put(PyObject *object, PyObject *sequence)
 {
     ring *r = (ring *)object;
-    int64_t few[MAX_BATCH], sleepers = 0;
+    const memory *control = &r->control;
+    int64_t few[MAX_BATCH];
     Py_ssize_t count;
     void *mutex;
     int64_t *slots = slots_of(sequence, few, &count);
     if (slots == NULL)
         return -1;
     if (lock_ring(r, &mutex)) {
-        count = put_locked(r, slots, count, &sleepers);
+        const int64_t tail = load(control, r->base + L.RING_TAIL);
+        const int64_t room = r->limit - (tail - load(control, r->base + L.RING_HEAD));
+        if (room < count)
+            count = room > 0 ? room : 0;
+        const int64_t sleepers = room > 0 ? put_locked(r, tail, slots, count) : 0;
         unlock_ring(mutex);
         if (sleepers)
             wake_lowest(r, sleepers);
@@ -271,7 +274,8 @@ update_sleepers(const ring *r, int64_t handler, int are_left)
     const int64_t at = r->base + L.RING_SLEEPERS;
     int64_t sleepers = load(&r->control, at), woken = 0;
     if (sleepers) {
-        /* Something else may have woken the caller, and the next put must not choose it. */
+        /* Something else may have woken the caller, and the next put must not choose
+         * it. */
         sleepers &= ~((int64_t)1 << handler);
         if (are_left)
             woken = sleepers & -sleepers;
@@ -336,7 +340,7 @@ take(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *names)
     return ring_take(object, limit, handler, handlers, read_arm(args, nargs, names));
 }
 
-/* -- a response ring ---------------------------------------------------------------------- */
+/* -- a response ring --------------------------------------------------------------- */
 
 int
 ring_push(PyObject *object, const int64_t *slots, Py_ssize_t count)
@@ -447,7 +451,7 @@ ring_forget_sleeper(PyObject *object)
         store(&r->control, r->base + L.RING_SLEEPERS, 0);
 }
 
-/* -- types ---------------------------------------------------------------------------- */
+/* -- types ------------------------------------------------------------------------- */
 
 static PyMethodDef request_ring_methods[] = {
     {"put", put, METH_O, "See mpbroker.ipc.ring.RequestRing.put."},

@@ -1,4 +1,5 @@
-/* The rings: requests from processors to handlers, answers from handlers to a processor.
+/* The rings: requests from processors to handlers, answers from handlers to a
+ * processor.
  *
  *     words     written by                                   of the control segment
  *     mutex     its owner
@@ -22,9 +23,9 @@ extern PyTypeObject RequestRing_Type, ResponseRing_Type;
  * exception. */
 Py_ssize_t ring_put(PyObject *ring, PyObject *slots);
 
-/* Claim a fair share of the slots on a RequestRing for a handler: one part in `handlers`,
- * at most `limit`. Return a list; NULL and an exception. `arm`: if there is nothing, mark
- * the handler as asleep, so that its doorbell will ring. */
+/* Claim a fair share of the slots on a RequestRing for a handler: one part in
+ * `handlers`, at most `limit`. Return a list; NULL and an exception. `arm`: if there is
+ * nothing, mark the handler as asleep, so that its doorbell will ring. */
 PyObject *ring_take(PyObject *ring, int64_t limit, int64_t handler, int64_t handlers,
                     int arm);
 
@@ -35,7 +36,8 @@ int ring_push(PyObject *ring, const int64_t *slots, Py_ssize_t count);
  * there is nothing, mark the processor as asleep, so that its doorbell will ring. */
 PyObject *ring_pop(PyObject *ring, int arm);
 
-/* Say, as the only reader of a ResponseRing, that no bell needs to ring: it is awake. */
+/* Say, as the only reader of a ResponseRing, that no bell needs to ring: it is
+ * awake. */
 void ring_forget_sleeper(PyObject *ring);
 
 #endif

@@ -5,8 +5,8 @@
  *   - a number that was read from shared memory is checked against the mapping before it
  *     is used as an offset or a length;
  *   - a word is stored by one aligned store, so that a reader sees the old number or the
- *     new one; what commits is a release store, and is read by acquire: whoever sees it
- *     sees all stores before it;
+ *     new one; what commits is a release store, and is read by acquire: a reader that
+ *     sees it sees all stores before it;
  *   - between taking and releasing a lock nothing allocates, raises or calls Python.
  */
 

@@ -1,8 +1,8 @@
 /* The open transactions of all producers, in a segment of their own.
  *
- * The coordinator alone writes (ipc/tables/transaction_table.py); the core only reads. An entry is
- * a key and a value: the coordinator stores the value first and then the key, and takes an
- * entry back by its key, so that it is there or not by one store.
+ * The coordinator alone writes (ipc/tables/transaction_table.py); the core only reads. An
+ * entry is a key and a value: the coordinator stores the value first and then the key,
+ * and takes an entry back by its key, so that it is there or not by one store.
  */
 
 #ifndef MPBROKER_TRANSACTION_TABLE_H
@@ -15,7 +15,8 @@ typedef struct {
     int64_t first, capacity, epoch_bits;
 } transaction_table;
 
-/* Use the table of `capacity` entries from word `first` of a segment; 0: there is none. */
+/* Use the table of `capacity` entries from word `first` of a segment; 0: there is
+ * none. */
 int open_transaction_table(transaction_table *t, const memory *segment, int64_t first,
                            int64_t capacity, int64_t epoch_bits);
 

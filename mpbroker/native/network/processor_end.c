@@ -1,25 +1,26 @@
-/* A processor's turn over its connections, as far as it is the same for all of them: a
- * whole frame in the slot's block, an answer that is one run of bytes and goes out at
- * once. The twins are network/processor.py, request_reader.py and connection_rows.py,
- * whose order of stores this is; what is not plain is left to them, in a state from
- * which they go on.
+/* Python twins: network/processor.py, request_reader.py and connection_rows.py, whose
+ * order of stores this is. What a successor makes of each state that is left by a kill
+ * is in the table of network/moves/succession.py.
  */
 
 #include "network/processor_end.h"
 
+#include "base/big_endian.h"
+#include "base/clock.h"
+#include "base/steps.h"
 #include "ipc/request_metrics.h"
+#include "ipc/request_slot.h"
+#include "network/processor_turn.h"
 
 #include <errno.h>
-#include <stddef.h>
-#include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
 #define SIZE_BYTES 4
-#define CLEARED_WORDS 16
+#define CLEARED_WORDS 16 /* of a slot: all of line 2 */
 #define HANG_UP (EPOLLRDHUP | EPOLLHUP | EPOLLERR)
 
-/* -- making and unmaking ------------------------------------------------------------------ */
+/* -- making and unmaking ----------------------------------------------------------- */
 
 static int
 find_channel_fields(channel_fields *at, PyTypeObject *type)
@@ -38,6 +39,20 @@ find_channel_fields(channel_fields *at, PyTypeObject *type)
            && field_offset(type, "extent", &at->extent)
            && field_offset(type, "sent", &at->sent)
            && field_offset(type, "active_ns", &at->active_ns);
+}
+
+/* Check that all that the end reaches by numbers is in its segments. */
+static int
+is_within_segments(const processor_end *self)
+{
+    const int64_t last = L.COUNT_EMPTY_POLLS;
+    return has_words(&self->control, 0, L.CONTROL_WORDS)
+           && has_words(&self->control, self->counters, last + 1)
+           && L.COUNT_REQUESTS <= last && L.COUNT_BYTES_IN <= last
+           && L.COUNT_BYTES_OUT <= last && L.COUNT_POLLS <= last
+           && is_slot(self->first_slot) && self->processor >= 0
+           && self->processor < L.MAX_PROCESSORS
+           && PyList_GET_SIZE(self->in_flight) <= L.MAX_SLOTS - self->first_slot;
 }
 
 static PyObject *
@@ -69,13 +84,7 @@ processor_end_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         Py_DECREF(self);
         return NULL;
     }
-    if (!has_words(&self->control, 0, L.CONTROL_WORDS)
-        || !has_words(&self->control, counters, L.COUNT_EMPTY_POLLS + 1)
-        || L.COUNT_REQUESTS > L.COUNT_EMPTY_POLLS
-        || L.COUNT_BYTES_IN > L.COUNT_EMPTY_POLLS
-        || L.COUNT_BYTES_OUT > L.COUNT_EMPTY_POLLS || L.COUNT_POLLS > L.COUNT_EMPTY_POLLS
-        || !is_slot(first_slot) || processor < 0 || processor >= L.MAX_PROCESSORS
-        || PyList_GET_SIZE(in_flight) > L.MAX_SLOTS - first_slot) {
+    if (!is_within_segments(self)) {
         Py_DECREF(self);
         return PyErr_Format(PyExc_ValueError, "segments smaller than their layout");
     }
@@ -118,15 +127,16 @@ processor_end_dealloc(PyObject *object)
     Py_TYPE(object)->tp_free(object);
 }
 
-/* -- a channel's numbers --------------------------------------------------------------------- */
+/* -- a channel's numbers ----------------------------------------------------------- */
 
 typedef struct {
     int64_t fd, row, slot, block, base, start, end, frame_end, extent, sent;
-} numbers;
+} channel_numbers;
 
-/* 0 if the channel is not plain: no slot, an extent, or numbers that cannot be. */
+/* Read the numbers of a channel that has a slot and a frame in the slot's block; 0: it
+ * is left to Python. */
 static int
-get_numbers(const processor_end *self, PyObject *channel, numbers *n)
+read_numbers(const processor_end *self, PyObject *channel, channel_numbers *n)
 {
     const channel_fields *at = &self->at;
     if (!read_int_field(channel, at->slot, &n->slot) || n->slot < self->first_slot
@@ -147,18 +157,17 @@ get_numbers(const processor_end *self, PyObject *channel, numbers *n)
 }
 
 static void
-put(PyObject *channel, Py_ssize_t offset, PyObject *value)
+set_object(PyObject *channel, Py_ssize_t offset, PyObject *value)
 {
     set_field(channel, offset, Py_NewRef(value));
 }
 
-/* -- requests ---------------------------------------------------------------------------- */
+/* -- requests ---------------------------------------------------------------------- */
 
-/* The length of the whole frame at `start`, its size field included; 0: not whole.
- * -1: it is none, or will not fit the block.
- */
+/* Return the length of the whole frame at `start`, its size field included. 0: it is
+ * not whole. -1: it is none, or will not fit the block. */
 static int64_t
-whole_frame(const processor_end *self, const numbers *n)
+whole_frame(const processor_end *self, const channel_numbers *n)
 {
     if (n->end - n->start < SIZE_BYTES)
         return 0;
@@ -168,9 +177,9 @@ whole_frame(const processor_end *self, const numbers *n)
     return size + SIZE_BYTES <= n->end - n->start ? size + SIZE_BYTES : 0;
 }
 
-/* Receive once; 0 if nothing came, whatever the reason. */
+/* Receive once; 0 if no byte came, for whatever reason. */
 static int
-receive_bytes(processor_end *self, PyObject *channel, numbers *n)
+receive_bytes(processor_end *self, PyObject *channel, channel_numbers *n)
 {
     int64_t room = L.REQUEST_PART_BYTES - n->end;
     if (room <= 0)
@@ -178,19 +187,26 @@ receive_bytes(processor_end *self, PyObject *channel, numbers *n)
     uint8_t *into = self->arena.base + n->block + n->end;
     ssize_t got = recv((int)n->fd, into, room, MSG_DONTWAIT);
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
-        put(channel, self->at.readable, Py_False);
+        set_object(channel, self->at.readable, Py_False);
     if (got <= 0)
-        return 0; /* an end, or an error: Python finds it again */
+        return 0; /* an end, or an error: Python meets it again */
     n->end += got;
-    /* A short read drained the socket. Not so after a hang-up: see the twin. */
+    /* A short read has drained the socket; but not after a hang-up, whose end is still
+     * to be read: see request_reader.py. */
     if (got < room && get_field(channel, self->at.closing) == Py_False)
-        put(channel, self->at.readable, Py_False);
+        set_object(channel, self->at.readable, Py_False);
     return 1;
 }
 
-/* ProcessorEnd.send_request: fill the slot in; the flush publishes it. */
+/* Fill a slot in, for the flush to publish: ProcessorEnd.send_request. 0 and an
+ * exception.
+ *
+ * The state last: by its new generation the slot is another request's. It stays HELD:
+ * until the flush stores READY, a successor reads the same bytes as a request again.
+ */
 static int
-send_request(processor_end *self, const numbers *n, int64_t frame_bytes, int64_t now)
+send_request(processor_end *self, const channel_numbers *n, int64_t frame_bytes,
+             int64_t now)
 {
     const memory *control = &self->control;
     int64_t row = slot_row(n->slot);
@@ -214,14 +230,18 @@ send_request(processor_end *self, const numbers *n, int64_t frame_bytes, int64_t
     return result == 0;
 }
 
-/* Processor._publish. */
+/* Mute a connection and send its request: Processor._publish. 0 and an exception.
+ *
+ * Mute first: a handler may answer before the flush returns. Killed in between, the row
+ * is IN_FLIGHT and the slot HELD, from which a successor sees that nothing was
+ * published.
+ */
 static int
-publish(processor_end *self, PyObject *channel, const numbers *n, int64_t frame_bytes,
-        int64_t now)
+publish(processor_end *self, PyObject *channel, const channel_numbers *n,
+        int64_t frame_bytes, int64_t now)
 {
     const memory *control = &self->control;
-    /* Mute first: a handler may answer before the flush returns. */
-    put(channel, self->at.state, self->in_flight_state);
+    set_object(channel, self->at.state, self->in_flight_state);
     store(control, n->row + L.CONNECTION_ACTIVE, now);
     STEP();
     int64_t state = load(control, n->row + L.CONNECTION_STATE);
@@ -241,49 +261,72 @@ publish(processor_end *self, PyObject *channel, const numbers *n, int64_t frame_
 static enum outcome
 receive_request(processor_end *self, PyObject *channel, int64_t now)
 {
-    numbers n;
-    if (!get_numbers(self, channel, &n)
+    channel_numbers n;
+    if (!read_numbers(self, channel, &n)
         || load_relaxed(&self->control, n.row + L.CONNECTION_MUTED_UNTIL))
-        return UNUSUAL;
+        return LEFT_TO_PYTHON;
     int64_t frame_bytes = whole_frame(self, &n);
     if (frame_bytes == 0 && get_field(channel, self->at.readable) == Py_True) {
         if (!receive_bytes(self, channel, &n))
-            return UNUSUAL;
+            return LEFT_TO_PYTHON;
         if (!set_int_field(channel, self->at.end, n.end))
             return FAILED;
         frame_bytes = whole_frame(self, &n);
     }
     if (frame_bytes <= 0)
-        return UNUSUAL;
+        return LEFT_TO_PYTHON;
     if (!set_int_field(channel, self->at.active_ns, now)
         || !set_int_field(channel, self->at.frame_end, n.start + frame_bytes)
         || !publish(self, channel, &n, frame_bytes, now))
         return FAILED;
-    return PLAIN;
+    return DONE;
 }
 
-/* One event of a channel's socket. */
 enum outcome
 process_event(processor_end *self, PyObject *channel, long event, int64_t now)
 {
     PyObject *state = get_field(channel, self->at.state);
     if (event & HANG_UP || (state != self->reading && state != self->in_flight_state))
-        return UNUSUAL;
+        return LEFT_TO_PYTHON;
     if (!(event & EPOLLIN))
-        return PLAIN; /* it can be written to, and nothing waits for that */
-    put(channel, self->at.readable, Py_True);
+        return DONE; /* it can be written to, and nothing waits for that */
+    set_object(channel, self->at.readable, Py_True);
     if (state != self->reading || get_field(channel, self->at.waiting) != Py_False)
-        return PLAIN;
+        return DONE;
     return receive_request(self, channel, now);
 }
 
-/* -- answers ---------------------------------------------------------------------------- */
+/* -- answers ----------------------------------------------------------------------- */
 
-/* RequestReader.finish_request, of a request in the slot's block. */
-static int
-finish_request(processor_end *self, PyObject *channel, numbers *n, int64_t now)
+/* Move a connection on in both of its streams: ConnectionRows.finish.
+ *
+ * Position and sent move together: written to the copy that does not count, they count
+ * from the store to the state on. Killed before it, the row is IN_FLIGHT and the slot
+ * RESPONDING: the successor asks the kernel how much of the answer is out, which is
+ * all.
+ */
+static void
+finish_row(const memory *control, const channel_numbers *n, int64_t now)
 {
-    const memory *control = &self->control;
+    int64_t state = load(control, n->row + L.CONNECTION_STATE)
+                    ^ (int64_t)1 << L.CONNECTION_COPY_SHIFT;
+    int64_t copy = n->row + (state >> L.CONNECTION_COPY_SHIFT & 1);
+    store(control, copy + L.CONNECTION_POSITION, n->base << L.POSITION_SHIFT | n->start);
+    STEP();
+    store(control, copy + L.CONNECTION_SENT, n->sent);
+    STEP();
+    store(control, n->row + L.CONNECTION_ACTIVE, now);
+    STEP();
+    store(control, n->row + L.CONNECTION_STATE,
+          (state & ~L.STATE_MASK) | L.CONNECTION_READING);
+    STEP();
+}
+
+/* Finish a request in the slot's block: RequestReader.finish_request. 0 and an
+ * exception. */
+static int
+finish_request(processor_end *self, PyObject *channel, channel_numbers *n, int64_t now)
+{
     if (n->frame_end < n->end)
         n->start = n->frame_end;
     else {
@@ -295,91 +338,109 @@ finish_request(processor_end *self, PyObject *channel, numbers *n, int64_t now)
         || !set_int_field(channel, self->at.end, n->end)
         || !set_int_field(channel, self->at.sent, n->sent))
         return 0;
-    int64_t state = load(control, n->row + L.CONNECTION_STATE)
-                    ^ (int64_t)1 << L.CONNECTION_COPY_SHIFT;
-    int64_t copy = n->row + (state >> L.CONNECTION_COPY_SHIFT & 1);
-    store(control, copy + L.CONNECTION_POSITION, n->base << L.POSITION_SHIFT | n->start);
+    finish_row(&self->control, n, now);
+    /* Not before the row: IN_FLIGHT and HELD would say that nothing was published, and
+     * the request would be sent to the handlers a second time. */
+    set_slot_state(&self->control, n->slot, L.STATE_HELD);
     STEP();
-    store(control, copy + L.CONNECTION_SENT, n->sent);
-    STEP();
-    store(control, n->row + L.CONNECTION_ACTIVE, now);
-    STEP();
-    /* The commit: killed before it, the answer is out and its successor says so. */
-    store(control, n->row + L.CONNECTION_STATE,
-          (state & ~L.STATE_MASK) | L.CONNECTION_READING);
-    STEP();
-    /* Not before the commit: HELD means that its request was never published. */
-    int64_t word = slot_row(n->slot) + L.SLOT_STATE;
-    store(control, word, generation_of(load(control, word)) | L.STATE_HELD);
-    STEP();
-    put(channel, self->at.state, self->reading);
+    set_object(channel, self->at.state, self->reading);
     return 1;
 }
 
-/* Send one slot's answer; `*sent` of it went out if that was not all. */
+/* Find the channel of a slot's request, which is in flight in the slot's block. NULL:
+ * left to Python. Borrowed. */
+static PyObject *
+find_in_flight(const processor_end *self, int64_t slot, channel_numbers *n)
+{
+    const int64_t index = slot - self->first_slot;
+    if (index < 0 || index >= PyList_GET_SIZE(self->in_flight))
+        return NULL;
+    PyObject *channel = PyList_GET_ITEM(self->in_flight, index);
+    return channel != Py_None && read_numbers(self, channel, n) && n->slot == slot
+                   && get_field(channel, self->at.state) == self->in_flight_state
+                   && n->frame_end >= n->start && n->frame_end <= n->end
+               ? channel
+               : NULL;
+}
+
+/* Send a slot's bytes, if it has any: its length in `*length`. 0: left to Python, after
+ * `*sent` of them went out. */
+static int
+send_bytes(const processor_end *self, int64_t slot, int64_t fd, int64_t *length,
+           int64_t *sent)
+{
+    const memory *control = &self->control;
+    const int64_t row = slot_row(slot), kind = load(control, row + L.SLOT_RESPONSE_KIND);
+    *length = 0;
+    if (kind == L.KIND_NONE)
+        return 1;
+    if (kind != L.KIND_BYTES)
+        return 0;
+    const int64_t offset = load(control, row + L.SLOT_RESPONSE_OFFSET);
+    *length = load(control, row + L.SLOT_RESPONSE_LENGTH);
+    if (*length <= 0 || !has_bytes(&self->arena, offset, *length))
+        return 0;
+    const int flags = MSG_DONTWAIT | MSG_NOSIGNAL;
+    ssize_t out = send((int)fd, self->arena.base + offset, *length, flags);
+    STEP();
+    if (out == *length)
+        return 1;
+    *sent = out < 0 ? 0 : out; /* an error comes again, to Python */
+    return 0;
+}
+
+/* Send one slot's answer. LEFT_TO_PYTHON: `*sent` of it went out; -1: all did, and the
+ * channel wants to be read from. */
 static enum outcome
 send_answer(processor_end *self, int64_t slot, int64_t now, int may_receive,
             int64_t *sent)
 {
-    const memory *control = &self->control;
-    numbers n;
-    int64_t index = slot - self->first_slot;
+    channel_numbers n;
+    int64_t length;
     *sent = 0;
-    if (index < 0 || index >= PyList_GET_SIZE(self->in_flight))
-        return UNUSUAL;
-    PyObject *channel = PyList_GET_ITEM(self->in_flight, index);
-    if (channel == Py_None || !get_numbers(self, channel, &n) || n.slot != slot
-        || get_field(channel, self->at.state) != self->in_flight_state
-        || n.frame_end < n.start || n.frame_end > n.end)
-        return UNUSUAL;
-    int64_t row = slot_row(slot), length = 0;
-    int64_t kind = load(control, row + L.SLOT_RESPONSE_KIND);
-    if (kind == L.KIND_BYTES) {
-        int64_t offset = load(control, row + L.SLOT_RESPONSE_OFFSET);
-        length = load(control, row + L.SLOT_RESPONSE_LENGTH);
-        if (length <= 0 || !has_bytes(&self->arena, offset, length))
-            return UNUSUAL;
-        const int flags = MSG_DONTWAIT | MSG_NOSIGNAL;
-        ssize_t out = send((int)n.fd, self->arena.base + offset, length, flags);
-        STEP();
-        if (out != length) {
-            *sent = out < 0 ? 0 : out; /* an error comes again */
-            return UNUSUAL;
-        }
-    }
-    else if (kind != L.KIND_NONE)
-        return UNUSUAL;
+    PyObject *channel = find_in_flight(self, slot, &n);
+    if (channel == NULL || !send_bytes(self, slot, n.fd, &length, sent))
+        return LEFT_TO_PYTHON;
     count(self, L.COUNT_BYTES_OUT, length);
     n.sent += length;
-    record_request(control, &self->arena, self->processor, slot, now, monotonic_ns());
+    record_request(&self->control, &self->arena, self->processor, slot, now,
+                   monotonic_ns());
     Py_INCREF(channel);
-    int done = PyList_SetItem(self->in_flight, index, Py_NewRef(Py_None)) == 0
-               && finish_request(self, channel, &n, now);
-    enum outcome outcome = done ? PLAIN : FAILED;
-    if (done && (n.start < n.end || get_field(channel, self->at.readable) == Py_True)) {
-        outcome = may_receive ? receive_request(self, channel, now) : UNUSUAL;
-        if (outcome == UNUSUAL)
-            *sent = -1; /* all is out; the channel wants to be read from */
+    int is_done = PyList_SetItem(self->in_flight, slot - self->first_slot,
+                                 Py_NewRef(Py_None)) == 0
+                  && finish_request(self, channel, &n, now);
+    enum outcome outcome = is_done ? DONE : FAILED;
+    if (is_done
+        && (n.start < n.end || get_field(channel, self->at.readable) == Py_True)) {
+        outcome = may_receive ? receive_request(self, channel, now) : LEFT_TO_PYTHON;
+        if (outcome == LEFT_TO_PYTHON)
+            *sent = -1;
     }
     Py_DECREF(channel);
     return outcome;
 }
 
-/* The channel of a slot whose answer is out may be somebody else's by now: say which. */
-static PyObject *
-left_over(PyObject *channel, PyObject *slot, int64_t sent)
+/* Add a slot's answer to what is left to Python, with the channel that it is or was
+ * for; 0 and an exception. */
+static int
+leave_answer(PyObject *left, PyObject *channel, PyObject *slot, int64_t sent)
 {
-    return Py_BuildValue("(OOL)", channel, slot, (long long)sent);
+    PyObject *rest = Py_BuildValue("(OOL)", channel, slot, (long long)sent);
+    int result = rest == NULL ? -1 : PyList_Append(left, rest);
+    Py_XDECREF(rest);
+    return result == 0;
 }
 
 PyObject *
 answer_slots(processor_end *self, PyObject *slots, int64_t now, int may_receive)
 {
-    PyObject *unusual = PyList_New(0);
-    for (Py_ssize_t i = 0; unusual != NULL && i < PyList_GET_SIZE(slots); i++) {
+    PyObject *left = PyList_New(0);
+    for (Py_ssize_t i = 0; left != NULL && i < PyList_GET_SIZE(slots); i++) {
         PyObject *number = PyList_GET_ITEM(slots, i);
         int64_t slot = PyLong_AsLongLong(number), sent = 0;
-        int64_t index = slot - self->first_slot;
+        const int64_t index = slot - self->first_slot;
+        /* Which channel it is, before the answer is out: then the slot may be
+         * another's. */
         PyObject *channel = Py_None;
         if (index >= 0 && index < PyList_GET_SIZE(self->in_flight))
             channel = PyList_GET_ITEM(self->in_flight, index);
@@ -387,17 +448,12 @@ answer_slots(processor_end *self, PyObject *slots, int64_t now, int may_receive)
         enum outcome outcome = FAILED;
         if (!PyErr_Occurred())
             outcome = send_answer(self, slot, now, may_receive, &sent);
-        if (outcome == FAILED)
-            Py_CLEAR(unusual);
-        else if (outcome == UNUSUAL) {
-            PyObject *rest = left_over(channel, number, sent);
-            if (rest == NULL || PyList_Append(unusual, rest) < 0)
-                Py_CLEAR(unusual);
-            Py_XDECREF(rest);
-        }
+        if (outcome == FAILED
+            || (outcome == LEFT_TO_PYTHON && !leave_answer(left, channel, number, sent)))
+            Py_CLEAR(left);
         Py_DECREF(channel);
     }
-    return unusual;
+    return left;
 }
 
 static PyObject *
@@ -411,15 +467,15 @@ answer(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
     return answer_slots((processor_end *)object, args[0], now, args[2] == Py_True);
 }
 
-/* -- the type --------------------------------------------------------------------------- */
+/* -- the type ---------------------------------------------------------------------- */
 
 static PyMethodDef processor_end_methods[] = {
     {"answer", FASTCALL(answer), METH_FASTCALL,
      "answer(slots, now_ns, may_receive): send; return (channel, slot, bytes sent) of\n"
-     "what is not plain, -1 if all is sent and the channel wants to be read from."},
+     "what is left to Python, -1 bytes if the channel only wants to be read from."},
     {"set_turn", FASTCALL(processor_set_turn), METH_FASTCALL,
-     "set_turn(epoll_fd, request_ring, response_ring, channels, doorbell_fd, news_words):\n"
-     "what turn() needs."},
+     "set_turn(epoll_fd, request_ring, response_ring, channels, doorbell_fd,\n"
+     "news_words): what turn() needs."},
     {"turn", FASTCALL(processor_turn), METH_FASTCALL,
      "turn(timeout_ms, may_stay): see native/network/processor_turn.c."},
     {NULL, NULL, 0, NULL},

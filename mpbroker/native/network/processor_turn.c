@@ -1,23 +1,19 @@
-/* A processor's wake-ups: wait for events, receive and publish what is whole, send the
- * answers that are there, publish what their connections had sent meanwhile.
- *
- * After a few milliseconds of sleep all that a process touches has to come from memory
- * again, and Python touches much: in one call the next process is woken, and the answer
- * goes out, before Python gets to see what else there is. And if there is nothing else,
- * the call goes back to sleep: on a core that both share, who was woken runs only then.
- * The twin is Processor.turn.
- */
+/* Python twin: Processor.turn in network/processor.py. */
 
+#include "network/processor_turn.h"
+
+#include "base/clock.h"
+#include "ipc/ring.h"
 #include "network/processor_end.h"
 
 #include <errno.h>
 #include <sys/epoll.h>
 
 #define MAX_EVENTS 256
+#define NS_PER_MS 1000000
 
-/* Whether there may be news since Python was last told: whoever has any rings after its
- * store, and Python looks after this.
- */
+/* Return whether there may be news since Python was last told. A process that has any
+ * stores it and then rings; Python looks later than this, and finds what came since. */
 static int
 has_news(processor_end *self)
 {
@@ -72,7 +68,7 @@ processor_set_turn(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
     Py_RETURN_NONE;
 }
 
-/* How many events there are; -1 and an exception. */
+/* Return how many events there are; -1 and an exception. */
 static int
 wait_for_events(const processor_end *self, struct epoll_event *events, int timeout_ms)
 {
@@ -93,13 +89,14 @@ wait_for_events(const processor_end *self, struct epoll_event *events, int timeo
     return PyErr_CheckSignals() ? -1 : 0;
 }
 
-/* The events that Python sees to, as (fd, bits); NULL and an exception. */
+/* See to events; return those that are left to Python, as (fd, bits); NULL and an
+ * exception. */
 static PyObject *
 process_events(processor_end *self, const struct epoll_event *events, int count,
                int64_t now)
 {
-    PyObject *unusual = PyList_New(0);
-    for (int i = 0; unusual != NULL && i < count; i++) {
+    PyObject *left = PyList_New(0);
+    for (int i = 0; left != NULL && i < count; i++) {
         long bits = events[i].events;
         if (events[i].data.fd == self->doorbell_fd && !has_news(self))
             continue; /* about answers, which are looked for anyway */
@@ -109,21 +106,22 @@ process_events(processor_end *self, const struct epoll_event *events, int count,
         if (fd != NULL)
             channel = PyDict_GetItemWithError(self->channels, fd);
         if (!PyErr_Occurred())
-            outcome = channel == NULL ? UNUSUAL : process_event(self, channel, bits, now);
-        if (outcome == UNUSUAL) {
+            outcome = channel == NULL ? LEFT_TO_PYTHON
+                                      : process_event(self, channel, bits, now);
+        if (outcome == LEFT_TO_PYTHON) {
             PyObject *event = Py_BuildValue("(Ol)", fd, bits);
-            if (event == NULL || PyList_Append(unusual, event) < 0)
+            if (event == NULL || PyList_Append(left, event) < 0)
                 outcome = FAILED;
             Py_XDECREF(event);
         }
         if (outcome == FAILED)
-            Py_CLEAR(unusual);
+            Py_CLEAR(left);
         Py_XDECREF(fd);
     }
-    return unusual;
+    return left;
 }
 
-/* Publish what there is room for; 0 and an exception. */
+/* Publish the requests that there is room for; 0 and an exception. */
 static int
 publish_all(processor_end *self)
 {
@@ -133,68 +131,70 @@ publish_all(processor_end *self)
     return count >= 0 && PyList_SetSlice(self->unpublished, 0, count, NULL) == 0;
 }
 
+/* One call of turn(), so far. */
 typedef struct {
-    PyObject *events, *answers; /* what is left to Python */
+    PyObject *events, *answers; /* what is left to Python, of the last wake-up */
     int64_t now, waited;
-    int found; /* whether there was anything to do */
-} pass;
+    int found; /* whether the last wake-up had anything to do */
+} turn_state;
 
 static void
-forget_lists(pass *p)
+release_lists(turn_state *t)
 {
-    Py_CLEAR(p->events);
-    Py_CLEAR(p->answers);
+    Py_CLEAR(t->events);
+    Py_CLEAR(t->answers);
 }
 
-/* Send these answers, and publish what their connections had sent meanwhile. */
+/* Send these answers, and publish what their connections had sent meanwhile; 0 and an
+ * exception. While the request ring is full nothing more is received. */
 static int
-answer_and_publish(processor_end *self, PyObject *slots, pass *p)
+answer_and_publish(processor_end *self, PyObject *slots, turn_state *t)
 {
     int is_blocked = PyList_GET_SIZE(self->unpublished) > 0;
-    p->found |= PyList_GET_SIZE(slots) > 0;
-    p->answers = answer_slots(self, slots, p->now, !is_blocked);
-    return p->answers != NULL && (is_blocked || publish_all(self));
+    t->found |= PyList_GET_SIZE(slots) > 0;
+    t->answers = answer_slots(self, slots, t->now, !is_blocked);
+    return t->answers != NULL && (is_blocked || publish_all(self));
 }
 
-/* One wake-up; 0 and an exception. */
+/* Wait, and do all that is there then; 0 and an exception. */
 static int
-wake_up(processor_end *self, int timeout_ms, pass *p)
+wake_up(processor_end *self, int timeout_ms, turn_state *t)
 {
     struct epoll_event events[MAX_EVENTS];
     int64_t before = timeout_ms ? monotonic_ns() : 0;
     int found = wait_for_events(self, events, timeout_ms);
     if (found < 0)
         return 0;
-    p->now = monotonic_ns();
-    p->found = found > 0;
-    p->events = process_events(self, events, found, p->now);
-    int64_t waited = timeout_ms ? p->now - before : 0;
-    p->waited += waited;
+    t->now = monotonic_ns();
+    t->found = found > 0;
+    t->events = process_events(self, events, found, t->now);
+    int64_t waited = timeout_ms ? t->now - before : 0;
+    t->waited += waited;
     count(self, L.COUNT_POLLS, 1);
-    if (timeout_ms && !found && waited < timeout_ms * (int64_t)500000)
+    if (timeout_ms && !found && waited < timeout_ms * (int64_t)NS_PER_MS / 2)
         count(self, L.COUNT_EMPTY_POLLS, 1); /* see network/polls.py */
-    /* Its owner is awake, and looks there before it sleeps again. */
+    /* We are awake, and look at the ring before we sleep again. */
     ring_forget_sleeper(self->responses);
-    if (p->events == NULL || !publish_all(self))
+    if (t->events == NULL || !publish_all(self))
         return 0;
     PyObject *slots = ring_pop(self->responses, 0);
-    int result = slots != NULL && answer_and_publish(self, slots, p);
+    int result = slots != NULL && answer_and_publish(self, slots, t);
     Py_XDECREF(slots);
     return result;
 }
 
-/* Whether Python would do nothing now but come here again, to wait. */
+/* Return whether Python would do nothing now but come here again, to wait. */
 static int
-may_go_on(const processor_end *self, const pass *p, int64_t until)
+may_continue(const processor_end *self, const turn_state *t, int64_t until)
 {
-    return p->found && PyList_GET_SIZE(p->events) == 0
-           && PyList_GET_SIZE(p->answers) == 0
-           && PyList_GET_SIZE(self->unpublished) == 0 && p->now < until;
+    return t->found && PyList_GET_SIZE(t->events) == 0
+           && PyList_GET_SIZE(t->answers) == 0
+           && PyList_GET_SIZE(self->unpublished) == 0 && t->now < until;
 }
 
-/* Answer what is there, or wait for more as ``turn(timeout_ms)`` does; 0 and an exception. */
+/* Answer what is there, or wait for more as Processor.turn does; 0 and an exception. */
 static int
-go_on(processor_end *self, int64_t until, pass *p)
+continue_turn(processor_end *self, int64_t until, turn_state *t)
 {
     if (PyErr_CheckSignals())
         return 0;
@@ -203,13 +203,14 @@ go_on(processor_end *self, int64_t until, pass *p)
         return 0;
     int result;
     if (PyList_GET_SIZE(slots) > 0) {
-        Py_CLEAR(p->answers);
-        p->now = monotonic_ns();
-        result = answer_and_publish(self, slots, p);
+        Py_CLEAR(t->answers);
+        t->now = monotonic_ns();
+        result = answer_and_publish(self, slots, t);
     }
     else {
-        forget_lists(p);
-        result = wake_up(self, (int)((until - p->now + 999999) / 1000000), p);
+        release_lists(t);
+        const int64_t left_ns = until - t->now;
+        result = wake_up(self, (int)((left_ns + NS_PER_MS - 1) / NS_PER_MS), t);
     }
     Py_DECREF(slots);
     return result;
@@ -217,29 +218,31 @@ go_on(processor_end *self, int64_t until, pass *p)
 
 /* turn(timeout_ms, may_stay) -> (events, answers, now_ns, waited_ns, is_busy)
  *
- * What the lists say is left to Python: events as (fd, bits), answers as answer() has
- * them. Requests for which the ring has no room stay in the list of the unpublished.
- * Who may stay comes back when there is something for Python, or the time is over.
+ * The lists are left to Python: events as (fd, bits), answers as answer() has them.
+ * Requests for which the ring has no room stay in the list of the unpublished. With
+ * `may_stay` the call returns when there is something for Python, or the time is over.
  */
 PyObject *
 processor_turn(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
 {
     processor_end *self = (processor_end *)object;
     if (nargs != 2 || self->channels == NULL)
-        return PyErr_Format(PyExc_TypeError, "turn(timeout_ms, may_stay), after set_turn()");
+        return PyErr_Format(PyExc_TypeError,
+                            "turn(timeout_ms, may_stay), after set_turn()");
     long timeout_ms = PyLong_AsLong(args[0]);
     if (timeout_ms < 0 || timeout_ms > INT32_MAX)
-        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "%ld ms", timeout_ms);
+        return PyErr_Occurred() ? NULL
+                                : PyErr_Format(PyExc_ValueError, "%ld ms", timeout_ms);
     int may_stay = args[1] == Py_True && timeout_ms;
-    int64_t until = may_stay ? monotonic_ns() + timeout_ms * (int64_t)1000000 : 0;
-    pass p = {NULL, NULL, 0, 0, 0};
-    int is_right = wake_up(self, (int)timeout_ms, &p);
-    while (is_right && may_stay && may_go_on(self, &p, until))
-        is_right = go_on(self, until, &p);
+    int64_t until = may_stay ? monotonic_ns() + timeout_ms * (int64_t)NS_PER_MS : 0;
+    turn_state t = {NULL, NULL, 0, 0, 0};
+    int is_right = wake_up(self, (int)timeout_ms, &t);
+    while (is_right && may_stay && may_continue(self, &t, until))
+        is_right = continue_turn(self, until, &t);
     PyObject *result = NULL;
     if (is_right)
-        result = Py_BuildValue("(OOLLO)", p.events, p.answers, (long long)p.now,
-                               (long long)p.waited, p.found ? Py_True : Py_False);
-    forget_lists(&p);
+        result = Py_BuildValue("(OOLLO)", t.events, t.answers, (long long)t.now,
+                               (long long)t.waited, t.found ? Py_True : Py_False);
+    release_lists(&t);
     return result;
 }
