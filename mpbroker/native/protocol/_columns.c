@@ -1,18 +1,19 @@
-/* A batch's records as Arrow columns, without a Python object for each field.
+/* mpbroker.native._columns: a batch's records as Arrow columns, without a Python object
+ * for each field.
  *
- * A twin of read_columns_in_python() in record_columns.py, which is the specification
- * (tests/protocol/test_record_columns.py). Two walks: the first judges every length and
- * counts what is to be kept, the second only copies.
+ * Python twin, which is the specification: read_columns_in_python() in
+ * protocol/records/record_columns.py (tests/protocol/test_record_columns.py). Two walks: the
+ * first judges every length and counts what is to be kept, the second only copies.
  *
- * Source: Arrow columnar format, "Variable-size Binary Layout": n + 1 int32 offsets, the
- * bytes, and a validity bitmap, least significant bit first.
+ * Source: Arrow columnar format, "Variable-size Binary Layout": n + 1 int32 offsets,
+ * the bytes, and a validity bitmap, least significant bit first.
  */
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#include <string.h>
-
+#include "base/python_objects.h"
 #include "protocol/record_walk.h"
+#include "protocol/varint.h"
+
+#include <string.h>
 
 /* One variable-size column being filled. */
 typedef struct {
@@ -66,7 +67,7 @@ drop_column(column *c)
     Py_XDECREF(c->validity_object);
 }
 
-/* (validity or None, offsets, data); the column keeps its own references. */
+/* Return (validity or None, offsets, data); the column keeps its own references. */
 static PyObject *
 column_tuple(const column *c)
 {
@@ -79,7 +80,8 @@ typedef struct {
     int64_t key_size, value_size, header_key_size, header_value_size;
 } totals;
 
-/* Judge every record and reckon what those from `first_delta` on need. */
+/* Judge every record, and add up what those from offset delta `first_delta` on need;
+ * `*index`: the record at fault. */
 static enum record_fault
 measure(cursor batch, long long count, int64_t first_delta, totals *t, long long *index)
 {

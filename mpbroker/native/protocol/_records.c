@@ -1,27 +1,27 @@
-/* The two loops over a batch's records: the walk on their way into the log, and their
- * encoding in a producer.
+/* mpbroker.native._records: the two loops over a batch's records, the walk on their way
+ * into the log and their encoding in a producer.
  *
- * Twins of walk_records_in_python() in record_walk.py, which is the specification: the
- * same faults, in the same order, for the same bytes (tests/protocol/test_record_walk.py);
- * and of encode_records_in_python() in record_encode.py: the same bytes for the same
- * records (tests/protocol/test_record_encode.py). Nothing is allocated but the answer,
- * and no byte is read before it is known to be there.
+ * Python twins, which are the specification: walk_records_in_python() in
+ * protocol/records/record_walk.py, with the same faults in the same order for the same bytes
+ * (tests/protocol/test_record_walk.py); encode_records_in_python() in
+ * protocol/records/record_encode.py, with the same bytes for the same records
+ * (tests/protocol/test_record_encode.py). Nothing is allocated but the answer.
  */
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#include <stdint.h>
+#include "base/python_objects.h"
+#include "protocol/batch_header.h"
+#include "protocol/record_walk.h"
+#include "protocol/varint.h"
+
 #include <string.h>
 
-#include "protocol/record_walk.h"
-
-#define BATCH_HEADER_SIZE 61
+/* -- the walk ---------------------------------------------------------------------- */
 
 typedef struct {
-    int64_t max_delta;        /* of timestamps, where there is one */
-    long long max_index;      /* first record that has it; -1: none has a timestamp */
+    int64_t max_delta;       /* of the timestamps that there are */
+    long long max_index;     /* the first record that has it; -1: none has a timestamp */
     int64_t min_delta;
-    long long first_keyless;  /* -1: all have keys */
+    long long first_keyless; /* -1: all have keys */
 } walk;
 
 /* Add what a record says to what the walk has found. */
@@ -91,10 +91,10 @@ walk_records(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
                          w.max_index, (long long)w.min_delta, w.first_keyless);
 }
 
-/* -- encoding -- */
+/* -- encoding ---------------------------------------------------------------------- */
 
-/* The size of a field with its length, or -1 and TypeError unless it is bytes or, where
- * that is allowed, None. */
+/* Return the size of a field with its length; -1 and TypeError unless it is bytes or,
+ * where that is allowed, None. */
 static inline Py_ssize_t
 field_size(PyObject *field, int nullable)
 {
@@ -122,8 +122,10 @@ write_field(uint8_t *at, PyObject *field)
     return at + size;
 }
 
-/* Headers are a tuple of pairs, checked here and only read afterwards: tuples, bytes and
- * ints cannot change between the two passes, and no code of others runs. */
+/* Return the size of a record's headers with their count; -1 and TypeError.
+ *
+ * They are a tuple of pairs, checked here and only read afterwards: tuples, bytes and
+ * ints cannot change between the two passes, and no other code runs. */
 static Py_ssize_t
 headers_size(PyObject *headers)
 {
@@ -150,7 +152,7 @@ headers_size(PyObject *headers)
     return total;
 }
 
-/* What a record takes after its length; -1 with an exception if it is none. */
+/* Return the size of a record behind its length; -1 and an exception if it is none. */
 static Py_ssize_t
 body_size(PyObject *record, Py_ssize_t index, int64_t base, int64_t *timestamp)
 {
@@ -180,64 +182,91 @@ body_size(PyObject *record, Py_ssize_t index, int64_t base, int64_t *timestamp)
     return 1 + varint_size(delta) + varint_size(index) + key + value + headers;
 }
 
-/* Encode into new bytes, or behind `room` bytes of a new bytearray if that is above 0. */
+typedef struct {
+    int64_t base, highest; /* timestamps: the first record's, and the newest */
+    Py_ssize_t size;
+} measured;
+
+/* Check all records and add up their size; 0 and an exception. */
+static int
+measure_records(PyObject *rows, measured *m)
+{
+    const Py_ssize_t count = PyTuple_GET_SIZE(rows);
+    *m = (measured){-1, -1, 0};
+    for (Py_ssize_t i = 0; i < count; i++) {
+        int64_t timestamp;
+        Py_ssize_t size = body_size(PyTuple_GET_ITEM(rows, i), i, m->base, &timestamp);
+        if (size < 0)
+            return 0;
+        if (i == 0)
+            m->base = m->highest = timestamp;
+        else if (timestamp > m->highest)
+            m->highest = timestamp;
+        m->size += varint_size(size) + size;
+    }
+    return 1;
+}
+
+/* Write a record that was measured; return where the next one goes. */
+static uint8_t *
+write_record(uint8_t *at, PyObject *record, Py_ssize_t index, int64_t base)
+{
+    int64_t timestamp;
+    at = write_varint(at, body_size(record, index, base, &timestamp));
+    *at++ = 0; /* attributes */
+    at = write_varint(at, (int64_t)((uint64_t)timestamp - (uint64_t)base));
+    at = write_varint(at, index);
+    at = write_field(at, PyTuple_GET_ITEM(record, 1));
+    at = write_field(at, PyTuple_GET_ITEM(record, 2));
+    PyObject *headers = PyTuple_GET_ITEM(record, 3);
+    const Py_ssize_t pairs = PyTuple_GET_SIZE(headers);
+    at = write_varint(at, pairs);
+    for (Py_ssize_t i = 0; i < pairs; i++) {
+        PyObject *pair = PyTuple_GET_ITEM(headers, i);
+        at = write_field(at, PyTuple_GET_ITEM(pair, 0));
+        at = write_field(at, PyTuple_GET_ITEM(pair, 1));
+    }
+    return at;
+}
+
+/* Encode a tuple of records into new bytes or, if `room` is above 0, behind as many
+ * zeros in a new bytearray. */
 static PyObject *
-encode_behind(PyObject *records, Py_ssize_t room)
+encode_rows(PyObject *rows, Py_ssize_t room)
+{
+    measured m;
+    if (!measure_records(rows, &m))
+        return NULL;
+    if (m.size > PY_SSIZE_T_MAX - room)
+        return PyErr_NoMemory();
+    PyObject *payload = room ? PyByteArray_FromStringAndSize(NULL, room + m.size)
+                             : PyBytes_FromStringAndSize(NULL, m.size);
+    if (payload == NULL)
+        return NULL;
+    uint8_t *at = (uint8_t *)(room ? PyByteArray_AS_STRING(payload)
+                                   : PyBytes_AS_STRING(payload));
+    memset(at, 0, (size_t)room);
+    at += room;
+    const Py_ssize_t count = PyTuple_GET_SIZE(rows);
+    for (Py_ssize_t i = 0; i < count; i++)
+        at = write_record(at, PyTuple_GET_ITEM(rows, i), i, m.base);
+    return Py_BuildValue("(NLL)", payload, (long long)m.base, (long long)m.highest);
+}
+
+static PyObject *
+encode_list(PyObject *records, Py_ssize_t room)
 {
     if (!PyList_CheckExact(records)) {
         PyErr_SetString(PyExc_TypeError, "records are given in a list");
         return NULL;
     }
-    /* A tuple cannot shrink under us, whoever else holds the list. */
+    /* A tuple cannot shrink under us, as the list might. */
     PyObject *rows = PyList_AsTuple(records);
     if (rows == NULL)
         return NULL;
-    Py_ssize_t count = PyTuple_GET_SIZE(rows), total = 0;
-    int64_t base = -1, highest = -1, timestamp = -1;
-    for (Py_ssize_t i = 0; i < count; i++) {
-        Py_ssize_t size = body_size(PyTuple_GET_ITEM(rows, i), i, base, &timestamp);
-        if (size < 0)
-            goto fail;
-        if (i == 0)
-            base = highest = timestamp;
-        else if (timestamp > highest)
-            highest = timestamp;
-        total += varint_size(size) + size;
-    }
-    if (total > PY_SSIZE_T_MAX - room) {
-        PyErr_NoMemory();
-        goto fail;
-    }
-    PyObject *payload = room ? PyByteArray_FromStringAndSize(NULL, room + total)
-                             : PyBytes_FromStringAndSize(NULL, total);
-    if (payload == NULL)
-        goto fail;
-    uint8_t *at = (uint8_t *)(room ? PyByteArray_AS_STRING(payload)
-                                   : PyBytes_AS_STRING(payload));
-    memset(at, 0, (size_t)room);
-    at += room;
-    for (Py_ssize_t i = 0; i < count; i++) {
-        PyObject *record = PyTuple_GET_ITEM(rows, i);
-        at = write_varint(at, body_size(record, i, base, &timestamp));
-        *at++ = 0; /* attributes */
-        at = write_varint(at, (int64_t)((uint64_t)timestamp - (uint64_t)base));
-        at = write_varint(at, i);
-        at = write_field(at, PyTuple_GET_ITEM(record, 1));
-        at = write_field(at, PyTuple_GET_ITEM(record, 2));
-        PyObject *headers = PyTuple_GET_ITEM(record, 3);
-        Py_ssize_t pairs = PyTuple_GET_SIZE(headers);
-        at = write_varint(at, pairs);
-        for (Py_ssize_t j = 0; j < pairs; j++) {
-            PyObject *pair = PyTuple_GET_ITEM(headers, j);
-            at = write_field(at, PyTuple_GET_ITEM(pair, 0));
-            at = write_field(at, PyTuple_GET_ITEM(pair, 1));
-        }
-    }
+    PyObject *encoded = encode_rows(rows, room);
     Py_DECREF(rows);
-    return Py_BuildValue("(NLL)", payload, (long long)base, (long long)highest);
-fail:
-    Py_DECREF(rows);
-    return NULL;
+    return encoded;
 }
 
 PyDoc_STRVAR(encode_records_doc,
@@ -247,7 +276,7 @@ PyDoc_STRVAR(encode_records_doc,
 static PyObject *
 encode_records(PyObject *module, PyObject *records)
 {
-    return encode_behind(records, 0);
+    return encode_list(records, 0);
 }
 
 PyDoc_STRVAR(encode_batch_doc,
@@ -257,11 +286,11 @@ PyDoc_STRVAR(encode_batch_doc,
 static PyObject *
 encode_batch(PyObject *module, PyObject *records)
 {
-    return encode_behind(records, BATCH_HEADER_SIZE);
+    return encode_list(records, BATCH_HEADER_SIZE);
 }
 
 static PyMethodDef methods[] = {
-    {"walk_records", (PyCFunction)(void (*)(void))walk_records, METH_FASTCALL,
+    {"walk_records", FASTCALL(walk_records), METH_FASTCALL,
      walk_records_doc},
     {"encode_records", encode_records, METH_O, encode_records_doc},
     {"encode_batch", encode_batch, METH_O, encode_batch_doc},

@@ -1,8 +1,8 @@
 /* The walk over the records of an uncompressed batch: the only one in C.
  *
  * Producers' batches (server), readers' columns and the validation of batches all go by
- * read_record(): a static function with constants for arguments, so each use is compiled
- * to what it needs. No byte is read before it is known to be there.
+ * read_record(): a static function with constants for arguments, so each use is
+ * compiled to what it needs. No byte is read before it is known to be there.
  *
  * The specification is walk_records_in_python() in protocol/records/record_walk.py: the same
  * faults, in the same order, for the same bytes (tests/protocol/test_record_walk.py).
@@ -100,8 +100,8 @@ read_headers(cursor *c, record *r)
     return NO_FAULT;
 }
 
-/* Read the next record of a batch. `has_gaps`: its offset delta need not be its index, as
- * in batches that were compacted; a constant. */
+/* Read the next record of a batch. `has_gaps`: its offset delta need not be its index,
+ * as in batches that were compacted; a constant. */
 static inline enum record_fault
 read_record(cursor *batch, int has_gaps, int64_t index, record *r)
 {

@@ -1,5 +1,5 @@
-/* Varints, and the cursor that they are read by: one reader and one writer for all of the
- * C. Seven bits a byte, the lowest first; of a signed one the bits are zig-zagged.
+/* Varints, and the cursor that they are read by: one reader and one writer for all of
+ * the C. Seven bits a byte, the lowest first; of a signed one the bits are zig-zagged.
  *
  * Source: Kafka protocol guide, "VARINT", "VARLONG" and "UNSIGNED_VARINT".
  */
