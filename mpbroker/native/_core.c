@@ -1,6 +1,14 @@
-/* mpbroker.native._core: its functions, types and constants. */
+/* mpbroker.native._core: its functions, types and constants. See README.md. */
 
-#include "core.h"
+#include "base/python_objects.h"
+#include "base/steps.h"
+#include "coordinator/coordinator_end.h"
+#include "ipc/layout.h"
+#include "ipc/mutex.h"
+#include "ipc/ring.h"
+#include "network/processor_end.h"
+#include "protocol/crc32c.h"
+#include "server/handler_end.h"
 
 /* Of what is offered here; ipc/compiled.py takes no other. */
 #define CORE_VERSION 20
@@ -33,7 +41,7 @@ static PyMethodDef methods[] = {
 static struct PyModuleDef module = {
     PyModuleDef_HEAD_INIT,
     .m_name = "mpbroker.native._core",
-    .m_doc = "The compiled core; see mpbroker/native/core.h.",
+    .m_doc = "The compiled core; see mpbroker/native/README.md.",
     .m_size = -1,
     .m_methods = methods,
 };

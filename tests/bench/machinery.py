@@ -108,24 +108,22 @@ CUTS: Final = (
         "set_slot_state(&self->control, n->slot, L.STATE_HELD);",
     ),
     # -- appends: what is intended, and what of the request is done
-    *_statements(
-        "native/server/handler_execute.c",
-        "p->progress ="
-        " progress_room(&self->control, &self->arena, slot, p->part_count);",
-        "if (p->progress < 0"
-        " || load(&self->control, slot_row(slot) + L.SLOT_PROGRESS) != 0)\n"
-        "        return 0;",
+    Cut(
+        "native/server/produce.c",
+        "p->progress = find_progress(self, slot, p->partition_count);\n"
+        "    return p->progress >= 0;",
+        "return 1;",
     ),
     *_statements(
-        "native/storage/append.c",
-        "store(control, words + L.SLOT_INTENT_BASE, end_offset);",
+        "native/server/produce.c",
+        "store(control, words + L.SLOT_INTENT_BASE, r->state[END_OFFSET]);",
         "store(control, words + L.SLOT_INTENT,"
-        " (int64_t)(ordinal + 1) << 32 | (a.row + 1));",
-        "store(rows, row + L.ROW_INTENT, slot + 1);",
-        "store(arena, p->progress + ordinal, end_offset);",
+        " (int64_t)(ordinal + 1) << 32 | (r->row + 1));",
+        "store(r->rows, row_at(r->row) + L.ROW_INTENT, slot + 1);",
+        "store(&self->arena, progress + ordinal, base_offset);",
         "store(control, words + L.SLOT_PROGRESS, ordinal + 1);",
         "store(control, words + L.SLOT_INTENT, 0);",
-        "store(rows, row + L.ROW_INTENT, 0);",
+        "store(r->rows, row_at(r->row) + L.ROW_INTENT, 0);",
     ),
     # -- handlers: what each is at, and its black box
     *_statements(

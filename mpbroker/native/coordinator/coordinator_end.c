@@ -1,36 +1,35 @@
-/* The coordinator's end of its partitions: records of its own, and the markers that end
- * transactions. The twins: coordinator/coordinator_topic.py's _append and
- * transaction_markers.py's, with storage/log/partition_log.py behind both.
- *
- * As in append.c: what is not plain is left to them before anything of it was written,
- * and nobody is refused here. No request's slot remembers what was appended: a successor
- * reads its log, and looks for its predecessor's markers in the partitions.
+/* Python twins: the callers of storage/log/own_appends.py, which are
+ * coordinator/coordinator_topic.py and coordinator/transactions/transaction_markers.py,
+ * with storage/log/partition_log.py behind both.
  */
 
-#include "core.h"
+#include "coordinator/coordinator_end.h"
+
+#include "base/outcome.h"
+#include "ipc/partition_row.h"
+#include "protocol/batch_header.h"
+#include "protocol/control_record.h"
+#include "protocol/crc32c.h"
 #include "protocol/varint.h"
+#include "storage/append.h"
+#include "storage/producers.h"
 
 #include <stddef.h>
 #include <string.h>
 
-#define BATCH_HEADER 61
-#define BATCH_OVERHEAD 12
-/* Larger ones are rare: a group's of very many members. */
-#define ROOM (16 * 1024)
+/* A larger batch is rare: that of a group with very many members. */
+#define MAX_BATCH_BYTES (16 * 1024)
 #define MAX_RECORDS 256
 /* A record's bytes beside its key and value: five varints of its size and theirs. */
 #define MAX_RECORD_OVERHEAD 24
-#define TRANSACTIONAL_CONTROL 0x30
-#define HELD (-1)
+#define MAGIC 2
 
 typedef struct {
     PyObject_HEAD
-    PyObject *keep; /* what keeps the mapping and the types alive */
-    memory rows;
-    append_plan_fields plan;
-    producer_fields producers;
+    PyObject *keep; /* the arguments: what keeps the mapping and the types alive */
+    log_access logs;
     long long row; /* whose lock is left held */
-    uint8_t batch[ROOM];
+    uint8_t batch[MAX_BATCH_BYTES];
 } coordinator_end;
 
 static PyObject *
@@ -43,19 +42,18 @@ coordinator_end_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
                              &time_index, &PyType_Type, &state, &PyType_Type, &entry,
                              &PyType_Type, &batch))
         return NULL;
-    if (!PyType_IsSubtype((PyTypeObject *)batch, &PyTuple_Type))
-        return PyErr_Format(PyExc_TypeError, "batches are tuples");
     coordinator_end *self = (coordinator_end *)type->tp_alloc(type, 0);
     if (self == NULL)
         return NULL;
     self->keep = Py_NewRef(args);
     self->row = -1;
-    if (!get_memory(rows, &self->rows)
-        || !find_append_plan_fields(&self->plan, (PyTypeObject *)plan, (PyTypeObject *)segment,
-                            (PyTypeObject *)index, (PyTypeObject *)time_index)
-        || !find_producer_fields(&self->producers, (PyTypeObject *)plan,
-                                (PyTypeObject *)state, (PyTypeObject *)entry,
-                                (PyTypeObject *)batch)) {
+    if (!get_memory(rows, &self->logs.rows)
+        || !find_append_plan_fields(&self->logs.plan, (PyTypeObject *)plan,
+                                    (PyTypeObject *)segment, (PyTypeObject *)index,
+                                    (PyTypeObject *)time_index)
+        || !find_producer_fields(&self->logs.producers, (PyTypeObject *)plan,
+                                 (PyTypeObject *)state, (PyTypeObject *)entry,
+                                 (PyTypeObject *)batch)) {
         Py_DECREF(self);
         return NULL;
     }
@@ -69,80 +67,66 @@ coordinator_end_dealloc(PyObject *object)
     Py_TYPE(object)->tp_free(object);
 }
 
-/* -- the append ------------------------------------------------------------------------ */
+/* -- the append -------------------------------------------------------------------- */
 
-/* Append a batch of the end's own, in its last form but for its place in the log.
+/* Append a batch, which has all but its place in the log.
  *
- * `effect`: of a marker; NULL for records of no producer. 1: it is in the log, or was.
- * 0: not plain, nothing of it was written. HELD: the lock's last owner died, and its
- * intent is to be settled before it is released. An exception: see PyErr_Occurred().
+ * `effect`: of a marker; NULL for records, which are of no producer. LEFT_TO_PYTHON:
+ * nothing is committed; if `*is_held`, the lock of self->row is held, as its last owner
+ * died: Python settles the row's intent, and releases it.
  */
-static int
-append_own(coordinator_end *self, const append_plan *a, uint8_t *batch, int64_t size,
-           const marker_effect *effect, appended *done)
+static enum outcome
+append_batch(coordinator_end *self, const append_plan *a, uint8_t *batch, int64_t size,
+             const marker_effect *effect, appended *done, int *is_held)
 {
-    const memory *rows = &self->rows;
-    if (!has_words(rows, a->row * L.ROW_WORDS, L.ROW_WORDS))
-        return 0;
-    const int64_t row = a->row * L.ROW_WORDS;
-    void *mutex = mutex_at(rows, row + L.ROW_MUTEX);
-    int owner_died, error = lock_mutex(mutex, &owner_died);
-    if (error) {
-        raise_damaged_mutex(error);
-        return 0;
+    locked_row r;
+    if (!has_row(&self->logs.rows, a->row))
+        return LEFT_TO_PYTHON;
+    self->row = a->row;
+    const enum lock_result locked = lock_row(&self->logs.rows, a->row, &r);
+    if (locked != LOCKED) {
+        *is_held = locked == LOCK_TO_BE_SETTLED;
+        return *is_held ? LEFT_TO_PYTHON : FAILED;
     }
-    if (owner_died) {
-        self->row = a->row;
-        return HELD;
-    }
-    STEP();
-    int64_t state[STATE_WORDS];
-    const int64_t version = load(rows, row + L.ROW_VERSION);
-    const int64_t current = row + L.ROW_COPIES + (version & 1) * L.ROW_COPY_WORDS;
-    for (int i = 0; i < STATE_WORDS; i++)
-        state[i] = load(rows, current + i);
-    const int64_t end_offset = state[END_OFFSET], position = state[ACTIVE_SIZE];
-    const int64_t last_offset = end_offset + read_big(batch + 23, 4);
+    const int64_t end_offset = r.state[END_OFFSET], position = r.state[ACTIVE_SIZE];
     /* Another process's batch since we looked may be of this producer. */
     if ((effect != NULL && a->producers_end != end_offset)
-        || !fits(a, rows, row, state, size, last_offset, read_big(batch + 35, 8))) {
-        unlock_mutex(mutex);
-        return 0;
+        || !fits(a, &r, batch, size)) {
+        unlock_row(&r);
+        return LEFT_TO_PYTHON;
     }
-    done->row = a->row;
-    done->base_offset = done->next_offset = end_offset;
-    done->position = done->next_position = position;
-    if (effect != NULL) {
-        if (effect->has_ended) {
-            unlock_mutex(mutex);
-            return 1;
-        }
-        state[FIRST_UNSTABLE] = effect->unstable;
+    *done = (appended){a->row, end_offset, end_offset, position, position};
+    if (effect != NULL && effect->has_ended) {
+        unlock_row(&r);
+        return DONE;
     }
-    write_big(batch, end_offset, 8);
-    write_big(batch + 12, a->epoch, 4);
-    const int written = write_batch(a, rows, version, state, batch, size);
-    unlock_mutex(mutex);
-    STEP();
-    if (!written)
-        return 0; /* it is tried again the usual way, which says what is wrong */
-    done->next_offset = last_offset + 1;
-    done->next_position = position + size;
-    return 1;
+    if (effect != NULL)
+        r.state[FIRST_UNSTABLE] = effect->first_unstable;
+    place_batch(batch, end_offset, a->epoch);
+    const int is_written = write_batch(a, &r, batch, size);
+    unlock_row(&r);
+    if (!is_written)
+        return LEFT_TO_PYTHON; /* which tries it again, and says what is wrong */
+    done->next_offset = r.state[END_OFFSET];
+    done->next_position = r.state[ACTIVE_SIZE];
+    return DONE;
 }
 
-/* What append() and append_marker() return. */
+/* Make what append() and append_marker() return: the offset behind the batch, None or
+ * ROW_IS_HELD; NULL if there is an exception. */
 static PyObject *
-told(int result, const appended *done)
+result_of(enum outcome outcome, const appended *done, int is_held)
 {
     if (PyErr_Occurred())
         return NULL;
-    if (result == 0)
+    if (is_held)
+        return PyLong_FromLong(ROW_IS_HELD);
+    if (outcome == LEFT_TO_PYTHON)
         Py_RETURN_NONE;
-    return PyLong_FromLongLong(result == HELD ? HELD : done->next_offset);
+    return PyLong_FromLongLong(done->next_offset);
 }
 
-/* -- records ----------------------------------------------------------------------------- */
+/* -- records ----------------------------------------------------------------------- */
 
 static uint8_t *
 write_bytes(uint8_t *at, PyObject *bytes)
@@ -155,7 +139,8 @@ write_bytes(uint8_t *at, PyObject *bytes)
     return at + size;
 }
 
-/* Write a record of no headers, as old as its batch; NULL: it is odd, or has no room. */
+/* Write a record without headers, of the batch's time; NULL: it is left to Python, or
+ * has no room. */
 static uint8_t *
 write_record(uint8_t *at, const uint8_t *end, int64_t number, PyObject *pair)
 {
@@ -166,7 +151,7 @@ write_record(uint8_t *at, const uint8_t *end, int64_t number, PyObject *pair)
         return NULL;
     const int64_t key_size = PyBytes_GET_SIZE(key);
     const int64_t value_size = value == Py_None ? -1 : PyBytes_GET_SIZE(value);
-    if (key_size > ROOM || value_size > ROOM
+    if (key_size > MAX_BATCH_BYTES || value_size > MAX_BATCH_BYTES
         || key_size + value_size + MAX_RECORD_OVERHEAD > end - at)
         return NULL;
     /* attributes and the time's delta, and behind the value: no headers */
@@ -182,34 +167,41 @@ write_record(uint8_t *at, const uint8_t *end, int64_t number, PyObject *pair)
     return at;
 }
 
-/* Make a batch of (key, value) pairs; its size, or 0 if they are not plain. */
+/* Write the header of a batch of no producer, whose records are there; all but its
+ * place. */
+static void
+write_header(uint8_t *batch, int64_t size, int64_t count, int64_t now_ms)
+{
+    const uint8_t *covered = batch + BATCH_ATTRIBUTES;
+    place_batch(batch, 0, -1);
+    write_big(batch + BATCH_LENGTH, size - LOG_OVERHEAD, 4);
+    batch[BATCH_MAGIC] = MAGIC;
+    write_big(batch + BATCH_ATTRIBUTES, 0, 2);
+    write_big(batch + BATCH_LAST_OFFSET_DELTA, count - 1, 4);
+    write_big(batch + BATCH_BASE_TIMESTAMP, now_ms, 8);
+    write_big(batch + BATCH_MAX_TIMESTAMP, now_ms, 8);
+    write_big(batch + BATCH_PRODUCER_ID, -1, 8);
+    write_big(batch + BATCH_PRODUCER_EPOCH, -1, 2);
+    write_big(batch + BATCH_BASE_SEQUENCE, -1, 4);
+    write_big(batch + BATCH_RECORD_COUNT, count, 4);
+    write_big(batch + BATCH_CRC, crc32c(covered, batch + size - covered), 4);
+}
+
+/* Make a batch of (key, value) pairs; return its size, or 0: it is left to Python. */
 static int64_t
 build_batch(uint8_t *batch, PyObject *records, int64_t now_ms)
 {
     const Py_ssize_t count = PyList_GET_SIZE(records);
     if (count < 1 || count > MAX_RECORDS)
         return 0;
-    uint8_t *at = batch + BATCH_HEADER;
+    uint8_t *at = batch + BATCH_HEADER_SIZE;
     for (Py_ssize_t i = 0; i < count; i++) {
-        at = write_record(at, batch + ROOM, i, PyList_GET_ITEM(records, i));
+        at = write_record(at, batch + MAX_BATCH_BYTES, i, PyList_GET_ITEM(records, i));
         if (at == NULL)
             return 0;
     }
-    const int64_t size = at - batch;
-    at = write_big(batch, 0, 8);
-    at = write_big(at, size - BATCH_OVERHEAD, 4);
-    at = write_big(at, -1, 4);
-    *at = 2; /* magic; behind it the checksum of what follows */
-    at = write_big(at + 5, 0, 2);
-    at = write_big(at, count - 1, 4);
-    at = write_big(at, now_ms, 8);
-    at = write_big(at, now_ms, 8);
-    at = write_big(at, -1, 8);
-    at = write_big(at, -1, 2);
-    at = write_big(at, -1, 4);
-    write_big(at, count, 4);
-    write_big(batch + 17, crc32c(batch + 21, size - 21), 4);
-    return size;
+    write_header(batch, at - batch, count, now_ms);
+    return at - batch;
 }
 
 static PyObject *
@@ -218,23 +210,26 @@ append_records(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
     coordinator_end *self = (coordinator_end *)object;
     append_plan a;
     appended done;
+    int is_held = 0;
     if (nargs != 3 || !PyList_Check(args[1]))
         return PyErr_Format(PyExc_TypeError, "append(plan, list of records, now_ms)");
+    PyObject *plan = args[0];
     const int64_t now_ms = PyLong_AsLongLong(args[2]);
     if (PyErr_Occurred())
         return NULL;
     const int64_t size = build_batch(self->batch, args[1], now_ms);
-    if (size == 0 || !read_append_plan(&self->plan, args[0], &a))
-        return told(0, NULL);
-    const int result = append_own(self, &a, self->batch, size, NULL, &done);
-    if (result == 1
-        && (!keep_up(&self->plan, args[0], &done)
-            || !remember_position(&self->plan, args[0], &done)))
+    if (size == 0 || !read_append_plan(&self->logs.plan, plan, &a))
+        return result_of(LEFT_TO_PYTHON, NULL, 0);
+    const enum outcome outcome =
+        append_batch(self, &a, self->batch, size, NULL, &done, &is_held);
+    if (outcome == DONE
+        && (!advance_producers(&self->logs.plan, plan, &done)
+            || !remember_append(&self->logs.plan, plan, &done)))
         return NULL;
-    return told(result, &done);
+    return result_of(outcome, &done, is_held);
 }
 
-/* -- markers ----------------------------------------------------------------------------- */
+/* -- markers ----------------------------------------------------------------------- */
 
 static PyObject *
 append_marker(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
@@ -243,36 +238,39 @@ append_marker(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
     append_plan a;
     appended done;
     marker_effect effect;
+    int is_held = 0;
     if (nargs != 3 || !PyBytes_Check(args[1])
-        || PyBytes_GET_SIZE(args[1]) != MARKER_BYTES)
+        || PyBytes_GET_SIZE(args[1]) != MARKER_SIZE)
         return PyErr_Format(PyExc_TypeError, "append_marker(plan, marker, now_ms)");
+    PyObject *plan = args[0];
     const int64_t now_ms = PyLong_AsLongLong(args[2]);
     if (PyErr_Occurred())
         return NULL;
     uint8_t *marker = self->batch;
-    memcpy(marker, PyBytes_AS_STRING(args[1]), MARKER_BYTES);
-    /* The plan after that: it may have moved on with what others have appended. */
-    if (marker[21] != 0 || marker[22] != TRANSACTIONAL_CONTROL
-        || !expect_marker(&self->rows, &self->plan, &self->producers, args[0], marker,
-                          now_ms, &effect)
-        || !read_append_plan(&self->plan, args[0], &a))
-        return told(0, NULL);
-    const int result = append_own(self, &a, marker, MARKER_BYTES, &effect, &done);
-    if (result == 1 && !effect.has_ended
-        && (!accept_marker(&self->plan, &self->producers, args[0], marker, &done, now_ms)
-            || !remember_position(&self->plan, args[0], &done)))
-        /* An exception; or the process's own copy is odd, and is read once more. */
-        return PyErr_Occurred() ? NULL : told(result, &done);
-    return told(result, &done);
+    memcpy(marker, PyBytes_AS_STRING(args[1]), MARKER_SIZE);
+    /* The plan is read after the check, which catches up, and moves the plan on. */
+    if (marker[BATCH_ATTRIBUTES] != 0
+        || batch_attributes(marker) != (TRANSACTIONAL_FLAG | CONTROL_FLAG)
+        || !check_marker(&self->logs, plan, marker, now_ms, &effect)
+        || !read_append_plan(&self->logs.plan, plan, &a))
+        return result_of(LEFT_TO_PYTHON, NULL, 0);
+    const enum outcome outcome =
+        append_batch(self, &a, marker, MARKER_SIZE, &effect, &done, &is_held);
+    if (outcome == DONE && !effect.has_ended
+        && apply_marker(&self->logs, plan, marker, &done, now_ms))
+        /* If it cannot be applied, without an exception, this process's copy is odd,
+         * and Python reads it once more. */
+        remember_append(&self->logs.plan, plan, &done);
+    return result_of(outcome, &done, is_held);
 }
 
-/* -- the type --------------------------------------------------------------------------- */
+/* -- the type ---------------------------------------------------------------------- */
 
 static PyMethodDef coordinator_end_methods[] = {
     {"append", FASTCALL(append_records), METH_FASTCALL,
-     "append(plan, records, now_ms): append (key, value) pairs as one batch; the offset\n"
-     "behind it. None: not plain. -1: not plain, and the lock of the partition `row` is\n"
-     "held."},
+     "append(plan, records, now_ms): append (key, value) pairs as one batch; return\n"
+     "the offset behind it. None: left to Python. ROW_IS_HELD: the same, and the lock\n"
+     "of the partition `row` is held."},
     {"append_marker", FASTCALL(append_marker), METH_FASTCALL,
      "append_marker(plan, marker, now_ms): append a transaction's end, unless it is\n"
      "there; as append."},

@@ -1,16 +1,18 @@
-/* Partition rows: the committed state of each partition's log, in the partition segment.
+/* Partition rows: the committed state of each partition's log, in the partition
+ * segment.
  *
  *     words           written by
  *     mutex           its owner
- *     copies          whoever appends, rolls or truncates, under the mutex: the copy that
+ *     copies          an append, a roll or a truncation, under the mutex: the copy that
  *                     does not count
- *     version         the same, under the mutex: the commit, says which copy counts
- *     intent          whoever appends for a request, under the mutex: slot + 1
+ *     version         the same, under the mutex: the commit; says which copy counts
+ *     intent          the append of a request, under the mutex: slot + 1
  *     status, log start offset, structure     Python, under the mutex
- *     waiters         handlers add their bit under the mutex; who appends takes them all
+ *     waiters         handlers, which add their bits under the mutex; an append, which
+ *                     takes them all without it
  *
- * Python twin: ipc/tables/partition_table.py, which also settles the intent of an owner that has
- * died. A row is named by its number; row_at() is its first word.
+ * Python twin: ipc/tables/partition_table.py, which also settles the intent of an owner that
+ * has died. A row is named by its number; row_at() is its first word.
  */
 
 #ifndef MPBROKER_PARTITION_ROW_H
@@ -50,5 +52,31 @@ has_row(const memory *rows, int64_t row)
 
 /* Read the committed state without the lock; 0 if it never stands still. */
 int read_state(const memory *rows, int64_t row, int64_t *state);
+
+/* A row whose lock this process holds, and its state as it was committed last. */
+typedef struct {
+    const memory *rows;
+    void *mutex;
+    int64_t row, version;
+    int64_t state[STATE_WORDS];
+} locked_row;
+
+enum lock_result {
+    LOCK_FAILED = -1, /* an exception is set, and the lock is not held */
+    /* The last owner died. The lock is held; Python has to settle that owner's intent,
+     * and to release the lock. */
+    LOCK_TO_BE_SETTLED = 0,
+    LOCKED = 1,
+};
+
+/* What functions of the module return to Python in place of a result: the lock of the
+ * object's `row` is held, and to be settled. */
+#define ROW_IS_HELD (-1)
+
+/* Take a row's lock, and read its state. */
+enum lock_result lock_row(const memory *rows, int64_t row, locked_row *r);
+/* Make the state in `r`, which the caller has changed, the committed one. */
+void commit_row(locked_row *r);
+void unlock_row(locked_row *r);
 
 #endif

@@ -1,11 +1,12 @@
-/* CRC-32C of small batches: the processor's instruction where it has one, else a table.
- *
- * Large ones are left to the crc32c package, which interleaves three streams.
+/* The processor's instruction where it has one, else a table. The crc32c package reads
+ * three streams at a time instead, which pays off for large batches only.
  */
 
-#include "core.h"
+#include "protocol/crc32c.h"
 
 #include <string.h>
+
+#define POLYNOMIAL 0x82F63B78u /* Castagnoli's, its bits reversed */
 
 static uint32_t table[256];
 
@@ -15,7 +16,7 @@ make_table(void)
     for (uint32_t i = 0; i < 256; i++) {
         uint32_t crc = i;
         for (int bit = 0; bit < 8; bit++)
-            crc = crc >> 1 ^ (crc & 1 ? 0x82F63B78u : 0);
+            crc = crc >> 1 ^ (crc & 1 ? POLYNOMIAL : 0);
         table[i] = crc;
     }
 }

@@ -1,83 +1,155 @@
-/* Reading a request's fields and writing an answer's: of the versions before compact
- * lengths and tagged fields, and of the ("flexible") ones since.
+/* Reading a request's fields and writing an answer's: of versions before compact
+ * lengths and tagged fields, and of the flexible ones since (KIP-482).
  */
 
-#ifndef MPBROKER_WIRE_H
-#define MPBROKER_WIRE_H
+#ifndef MPBROKER_REQUEST_FIELDS_H
+#define MPBROKER_REQUEST_FIELDS_H
 
-#include "core.h"
+#include "base/big_endian.h"
+#include "base/python_objects.h"
 #include "protocol/varint.h"
 
-/* Of bytes that a client sent: whatever is not there, or not plain, makes it bad. */
+#include <string.h>
+
+/* Bytes that a client has sent. What is cut off, or of a kind that the core does not
+ * read, sets `is_bad`; from then on fields are 0 and Python reads the request. */
 typedef struct {
-    const uint8_t *at, *end;
-    int flexible, is_bad;
-} reader;
+    cursor bytes;
+    int is_flexible, is_bad;
+} field_reader;
+
+static inline field_reader
+read_fields(const uint8_t *body, int64_t size, int is_flexible)
+{
+    return (field_reader){{body, body + size}, is_flexible, 0};
+}
 
 static inline int64_t
-get(reader *r, int bytes)
+get_int(field_reader *r, int bytes)
 {
-    if (r->end - r->at < bytes) {
+    if (r->bytes.end - r->bytes.at < bytes) {
         r->is_bad = 1;
         return 0;
     }
-    r->at += bytes;
-    return read_big(r->at - bytes, bytes);
+    r->bytes.at += bytes;
+    return read_big(r->bytes.at - bytes, bytes);
 }
 
+/* Read a length or count, which a flexible version sends plus 1; -1: null. */
 static inline int64_t
-get_unsigned_varint(reader *r)
+get_length(field_reader *r, int bytes)
 {
-    cursor c = {r->at, r->end};
-    uint64_t value;
-    if (!read_unsigned_varint(&c, 28, &value)) {
-        r->is_bad = 1; /* 256 MB of anything is not plain */
+    uint64_t raw;
+    if (!r->is_flexible)
+        return get_int(r, bytes);
+    if (!read_unsigned_varint(&r->bytes, 28, &raw)) { /* no frame has 256 MB */
+        r->is_bad = 1;
         return 0;
     }
-    r->at = c.at;
-    return (int64_t)value;
+    return (int64_t)raw - 1;
 }
 
-/* -1: null. */
 static inline int64_t
-get_count(reader *r)
+get_array_length(field_reader *r)
 {
-    return r->flexible ? get_unsigned_varint(r) - 1 : get(r, 4);
+    return get_length(r, 4);
 }
 
 static inline const uint8_t *
-get_bytes(reader *r, int64_t length)
+get_bytes(field_reader *r, int64_t length)
 {
-    if (length < 0 || length > r->end - r->at) {
+    if (length < 0 || length > r->bytes.end - r->bytes.at) {
         r->is_bad = 1;
         return NULL;
     }
-    r->at += length;
-    return r->at - length;
+    r->bytes.at += length;
+    return r->bytes.at - length;
 }
 
+/* Read a string that is not null. */
 static inline const uint8_t *
-get_string(reader *r, int *length)
+get_string(field_reader *r, int *length)
 {
-    int64_t size = r->flexible ? get_unsigned_varint(r) - 1 : get(r, 2);
+    int64_t size = get_length(r, 2);
     *length = (int)size;
     return get_bytes(r, size);
 }
 
+/* Read that there are no tagged fields; the core knows none. */
 static inline void
-get_no_tags(reader *r)
+get_no_tagged_fields(field_reader *r)
 {
-    if (r->flexible && get(r, 1) != 0)
+    if (r->is_flexible && get_int(r, 1) != 0)
         r->is_bad = 1;
 }
 
-/* -1: null. */
-static inline uint8_t *
-write_length(uint8_t *at, int64_t value, int flexible, int bytes)
+static inline int
+is_read_whole(const field_reader *r)
 {
-    if (!flexible)
-        return write_big(at, value, bytes);
-    return write_unsigned_varint(at, (uint64_t)value + 1);
+    return !r->is_bad && r->bytes.at == r->bytes.end;
+}
+
+/* Write a length or count of `bytes` bytes or, if flexible, a varint; -1: null. */
+static inline uint8_t *
+write_length(uint8_t *at, int64_t value, int is_flexible, int bytes)
+{
+    return is_flexible ? write_unsigned_varint(at, (uint64_t)value + 1)
+                       : write_big(at, value, bytes);
+}
+
+/* Write that there are no tagged fields. */
+static inline uint8_t *
+write_no_tagged_fields(uint8_t *at, int is_flexible)
+{
+    if (is_flexible)
+        *at++ = 0;
+    return at;
+}
+
+/* -- topics ------------------------------------------------------------------------ */
+
+/* Since this version produces and fetches name topics by id. */
+#define TOPIC_IDS_FROM 13
+#define TOPIC_ID_BYTES 16
+
+/* A topic of a request: its name, or its id, and which of the request's partitions are
+ * of it: `count` of them, from `first` on. */
+typedef struct {
+    const uint8_t *name;
+    int name_bytes, first, count;
+} request_topic;
+
+static inline void
+get_topic_name(field_reader *r, int version, request_topic *topic)
+{
+    if (version < TOPIC_IDS_FROM)
+        topic->name = get_string(r, &topic->name_bytes);
+    else
+        topic->name = get_bytes(r, topic->name_bytes = TOPIC_ID_BYTES);
+}
+
+/* Write what an answer has of a topic before its partitions. */
+static inline uint8_t *
+write_topic(uint8_t *at, int version, const request_topic *topic, int is_flexible)
+{
+    if (version < TOPIC_IDS_FROM)
+        at = write_length(at, topic->name_bytes, is_flexible, 2);
+    memcpy(at, topic->name, topic->name_bytes);
+    return write_length(at + topic->name_bytes, topic->count, is_flexible, 4);
+}
+
+/* Return the key by which tables know a topic: its name as a str, or its id as bytes.
+ * NULL, without an exception, if it cannot be one. */
+static inline PyObject *
+topic_key(const request_topic *topic, int version)
+{
+    const char *text = (const char *)topic->name;
+    PyObject *key = version < TOPIC_IDS_FROM
+                        ? PyUnicode_DecodeUTF8(text, topic->name_bytes, NULL)
+                        : PyBytes_FromStringAndSize(text, topic->name_bytes);
+    if (key == NULL)
+        PyErr_Clear();
+    return key;
 }
 
 #endif

@@ -1,9 +1,10 @@
-/* Requests that a handler only hands on: what is a group's or a transaction's goes to the
- * coordinator's lane, whatever it says; who may, and what it costs, is asked over there.
- * The twins: ipc/lane.py's forward, and server/dispatcher.py as far as a header is read
- * there. A header that is not plain, or of no version of ours, is left to it.
- */
+/* Python twins: ipc/lane.py, forward; server/dispatcher.py as far as it reads a
+ * header. */
 
+#include "server/forward.h"
+
+#include "ipc/ring.h"
+#include "protocol/request_header.h"
 #include "server/handler_end.h"
 
 #include <string.h>
@@ -36,18 +37,20 @@ handler_set_lane(PyObject *object, PyObject *args)
 }
 
 int
-forward_plain(const handler_end *self, int64_t slot, int64_t api_key,
-              const uint8_t *frame, int64_t size)
+forward_request(const handler_end *self, int64_t slot, int64_t api_key,
+                const uint8_t *frame, int64_t size)
 {
     if (self->lane == NULL || api_key < 0 || api_key >= MAX_API_KEYS)
         return 0;
     const forwarded_api *api = &self->forwarded[api_key];
-    int64_t version = read_big(frame + 2, 2);
+    const int64_t version = request_api_version(frame);
     if (version < api->oldest || version > api->newest
-        || header_size(frame, size, version >= api->flexible_from) == 0)
+        || request_header_size(frame, size, version >= api->flexible_from) == 0)
         return 0;
+    /* From the commit of this push on, the coordinator answers for the slot: it may
+     * have claimed it, and written to it, before we return. */
     if (ring_push(self->lane, &slot, 1))
         return 1;
-    PyErr_Clear(); /* damaged, so nothing was written: Python finds out, and answers */
+    PyErr_Clear(); /* a damaged mutex, so nothing was written: Python meets it, too */
     return 0;
 }

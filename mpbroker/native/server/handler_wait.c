@@ -1,17 +1,22 @@
-/* A handler's wake-up: wait, take what is there, and if that is one request, execute it as
- * execute() does and push its answer. After a sleep Python comes slowly back from memory:
- * by then the answer is on its way. The twin is RequestHandler.turn, whose order of stores
- * this is.
+/* Python twin: RequestHandler.turn in server/request_handler.py, whose order of stores
+ * this is. Words of its own handler's row that it writes: busy slot and busy since.
  */
 
-#include "server/handler_end.h"
+#include "server/handler_wait.h"
+
+#include "base/clock.h"
+#include "base/steps.h"
+#include "ipc/request_slot.h"
+#include "ipc/ring.h"
+#include "protocol/request_header.h"
+#include "server/fetch.h"
+#include "server/handler_execute.h"
 
 #include <errno.h>
 #include <sys/epoll.h>
 
-/* The doorbell, the disk's event; however many are told of, Python looks at everything. */
+/* The doorbell and the disk's event; whatever comes, Python looks at everything. */
 #define MAX_EVENTS 4
-#define FETCH 1
 
 PyObject *
 handler_set_wait(PyObject *object, PyObject *args)
@@ -20,8 +25,8 @@ handler_set_wait(PyObject *object, PyObject *args)
     PyObject *requests;
     long long handler, row;
     int epoll_fd;
-    if (!PyArg_ParseTuple(args, "iO!LL", &epoll_fd, &RequestRing_Type, &requests, &handler,
-                          &row))
+    if (!PyArg_ParseTuple(args, "iO!LL", &epoll_fd, &RequestRing_Type, &requests,
+                          &handler, &row))
         return NULL;
     if (!has_words(&self->control, row, L.HANDLER_BUSY_SINCE + 1)
         || L.HANDLER_BUSY_SLOT > L.HANDLER_BUSY_SINCE
@@ -34,9 +39,9 @@ handler_set_wait(PyObject *object, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* 0 and an exception. */
+/* Wait for an event, or for the time to be over; 0 and an exception. */
 static int
-sleep_for(const handler_end *self, int timeout_ms)
+wait_for_event(const handler_end *self, int timeout_ms)
 {
     struct epoll_event events[MAX_EVENTS];
     int found;
@@ -62,38 +67,40 @@ must_stop(const handler_end *self)
 
 /* Try the fetch that is parked in a slot; 1: it is answered. */
 static int
-try_parked(handler_end *self, int64_t slot)
+try_parked_fetch(handler_end *self, int64_t slot)
 {
-    int64_t parked = (self->handler + 1) << L.STATE_HANDLER_SHIFT | L.STATE_PARKED;
-    int64_t state = load(&self->control, slot_row(slot) + L.SLOT_STATE), size;
+    const int64_t parked = state_of_handler(self->handler, L.STATE_PARKED);
+    const int64_t state = load(&self->control, slot_row(slot) + L.SLOT_STATE);
+    int64_t size;
     const uint8_t *frame = request_of(self, slot, &size);
     if (state - generation_of(state) != parked || frame == NULL || !are_current(self)
-        || read_big(frame, 2) != FETCH)
+        || request_api_key(frame) != FETCH)
         return 0;
-    int result = execute_fetch(self, slot, frame, size, 1, 0);
-    PyErr_Clear(); /* it is tried again, and what it meets is answered */
-    return result == FETCH_DONE;
+    const enum outcome outcome = execute_fetch(self, slot, frame, size, 1, 0);
+    PyErr_Clear(); /* it is tried again, and what it meets then is answered */
+    return outcome == DONE;
 }
 
-/* After a Produce, by what execute() said of it: answer fetches that waited for it, and
+/* After a Produce that execute() has told of: answer fetches that waited for it, and
  * add their slots to a list; 0 and an exception.
  *
- * One a partition, in most cases all there are; Python sees to the others.
+ * One fetch a partition: in most cases that is all there are, and Python sees to the
+ * rest.
  */
 static int
-answer_waiting(handler_end *self, PyObject *result, PyObject *fetched)
+answer_waiting_fetches(handler_end *self, PyObject *result, PyObject *fetched)
 {
-    long flags = PyLong_Check(result) ? PyLong_AsLong(result) : 0;
-    if (flags < 0 || !(flags & NOTIFY))
+    const long flags = PyLong_Check(result) ? PyLong_AsLong(result) : 0;
+    if (flags < 0 || !(flags & RESULT_NOTIFY))
         return 1;
-    for (int i = 0; i < self->produce.part_count; i++) {
-        PyObject *row = PyLong_FromLongLong(self->produce.parts[i].done.row);
+    for (int i = 0; i < self->produce.partition_count; i++) {
+        PyObject *row = PyLong_FromLongLong(self->produce.partitions[i].done.row);
         PyObject *number = row ? PyDict_GetItemWithError(self->waiting, row) : NULL;
         int64_t slot;
         int is_right = row != NULL && !PyErr_Occurred();
         if (is_right && number != NULL) {
             is_right = read_slot(number, &slot);
-            if (is_right && try_parked(self, slot))
+            if (is_right && try_parked_fetch(self, slot))
                 is_right = PyList_Append(fetched, number) == 0;
         }
         Py_XDECREF(row);
@@ -103,29 +110,32 @@ answer_waiting(handler_end *self, PyObject *result, PyObject *fetched)
     return 1;
 }
 
-/* The beginning of RequestHandler._execute, of a single slot. */
+/* Execute a single claimed slot's request and push its answer: the beginning of
+ * RequestHandler._execute. Return what execute() does. */
 static PyObject *
-begin(handler_end *self, PyObject *number, int64_t now, PyObject *fetched)
+execute_one(handler_end *self, PyObject *number, int64_t now, PyObject *fetched)
 {
     int64_t slot;
     if (!read_slot(number, &slot))
         return NULL;
+    /* Before the request is touched: if it kills us, the supervisor reads here which
+     * one it was, and counts it against the request. */
     store(&self->control, self->handler_row + L.HANDLER_BUSY_SINCE, now);
     store(&self->control, self->handler_row + L.HANDLER_BUSY_SLOT, slot + 1);
     STEP();
     store(&self->control, slot_row(slot) + L.SLOT_DEQUEUED, now);
     PyObject *result = handler_execute((PyObject *)self, number);
-    /* Its processor wakes up while Python does what is left to do. */
+    /* The processors wake up while Python does what is left to do. */
     if (result != NULL
-        && (!answer_waiting(self, result, fetched) || !flush_answers(self)))
+        && (!answer_waiting_fetches(self, result, fetched) || !flush_answers(self)))
         Py_CLEAR(result);
     return result;
 }
 
 /* wait(timeout_ms, limit, may_execute) -> (slots, woken_ns, is_begun, result, fetched)
  *
- * Is it begun, then there is one slot, its `result` is what execute() says, and parked
- * fetches that have been answered after it are `fetched`, slots too.
+ * If it is begun there is one slot, its `result` is what execute() says, and `fetched`
+ * are the slots of parked fetches that have been answered after it.
  */
 PyObject *
 handler_wait(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
@@ -134,25 +144,25 @@ handler_wait(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
     if (nargs != 3 || self->requests == NULL)
         return PyErr_Format(PyExc_TypeError,
                             "wait(timeout_ms, limit, may_execute), after set_wait()");
-    long timeout_ms = PyLong_AsLong(args[0]);
-    int64_t limit = PyLong_AsLongLong(args[1]);
+    const long timeout_ms = PyLong_AsLong(args[0]);
+    const int64_t limit = PyLong_AsLongLong(args[1]);
     if (PyErr_Occurred())
         return NULL;
     if (timeout_ms < 0 || timeout_ms > INT32_MAX)
         return PyErr_Format(PyExc_ValueError, "%ld ms", timeout_ms);
-    if (!sleep_for(self, (int)timeout_ms))
+    if (!wait_for_event(self, (int)timeout_ms))
         return NULL;
-    int64_t now = monotonic_ns();
-    int64_t handlers = load(&self->control, L.HEADER_ACTIVE_HANDLERS);
+    const int64_t now = monotonic_ns();
+    const int64_t handlers = load(&self->control, L.HEADER_ACTIVE_HANDLERS);
     PyObject *slots = must_stop(self) ? PyList_New(0)
                                       : ring_take(self->requests, limit, self->handler,
                                                   handlers > 1 ? handlers : 1, 0);
     if (slots == NULL)
         return NULL;
-    int is_begun = args[2] == Py_True && PyList_GET_SIZE(slots) == 1;
+    const int is_begun = args[2] == Py_True && PyList_GET_SIZE(slots) == 1;
     PyObject *fetched = PyList_New(0), *result = NULL;
     if (fetched != NULL)
-        result = is_begun ? begin(self, PyList_GET_ITEM(slots, 0), now, fetched)
+        result = is_begun ? execute_one(self, PyList_GET_ITEM(slots, 0), now, fetched)
                           : Py_NewRef(Py_None);
     if (result == NULL) {
         Py_DECREF(slots);

@@ -1,18 +1,19 @@
-/* What plain requests cost their clients: the twin of ipc/tables/quota_table.py's charge, of
- * ipc/counters/network_costs.py and of server/quotas/client_quotas.py, as far as nobody has to be throttled. A
- * request is charged before it is executed, so that handlers do not exceed a quota
- * together; what is not executed here after all is given back, and charged in Python.
- * Whoever would be over a quota is left to Python, uncharged.
+/* Python twins: server/quotas/client_quotas.py and ipc/counters/network_costs.py, as far as no client is
+ * throttled.
  */
 
+#include "server/quotas.h"
+
+#include "base/clock.h"
+#include "ipc/connection_row.h"
+#include "ipc/request_slot.h"
+#include "protocol/request_header.h"
 #include "server/handler_end.h"
 
 #include <string.h>
 
-#define PRODUCE 0
 #define MAX_CLIENT_ID_BYTES 256
-
-/* -- a request's client -------------------------------------------------------------------- */
+#define PRINCIPAL_BYTES 8
 
 static int
 read_limit(PyObject *values, Py_ssize_t first, quota_limit *limit)
@@ -23,27 +24,28 @@ read_limit(PyObject *values, Py_ssize_t first, quota_limit *limit)
     return !PyErr_Occurred() && limit->row < L.MAX_QUOTA_ROWS;
 }
 
-/* Find what is known of the client of a request; 0: nothing, or it is not plain. */
+/* Find the limits of a request's client; 0: they are not known here. */
 static int
-find_client(const handler_end *self, int64_t slot, const uint8_t *frame, int64_t size,
+find_limits(const handler_end *self, int64_t slot, const uint8_t *frame, int64_t size,
             quota_charge *c)
 {
-    uint8_t key[8 + MAX_CLIENT_ID_BYTES];
+    uint8_t key[PRINCIPAL_BYTES + MAX_CLIENT_ID_BYTES];
     const memory *control = &self->control;
-    int64_t length = read_big(frame + 8, 2);
-    int64_t connection, row;
+    int64_t length = read_big(frame + CLIENT_ID_LENGTH, 2), connection, row;
     if (length < 0)
         length = 0;
-    if (length > MAX_CLIENT_ID_BYTES || length > size - 10
+    if (length > MAX_CLIENT_ID_BYTES || length > size - CLIENT_ID
         || !find_connection(control, slot, &connection, &row))
         return 0;
-    int64_t principal = load(control, row + L.CONNECTION_PRINCIPAL);
+    const int64_t principal = load(control, row + L.CONNECTION_PRINCIPAL);
     if (!is_row_of_slot(control, row, slot))
         return 0;
-    memcpy(key, &principal, 8);
-    memcpy(key + 8, frame + 10, length);
-    PyObject *bytes = PyBytes_FromStringAndSize((char *)key, 8 + length);
-    PyObject *values = bytes ? PyDict_GetItemWithError(self->quotas.clients, bytes) : NULL;
+    memcpy(key, &principal, PRINCIPAL_BYTES);
+    memcpy(key + PRINCIPAL_BYTES, frame + CLIENT_ID, length);
+    PyObject *bytes = PyBytes_FromStringAndSize((char *)key, PRINCIPAL_BYTES + length);
+    PyObject *values = NULL;
+    if (bytes != NULL)
+        values = PyDict_GetItemWithError(self->quotas.clients, bytes);
     Py_XDECREF(bytes);
     int known = values != NULL && PyTuple_Check(values) && PyTuple_GET_SIZE(values) == 6
                 && read_limit(values, 0, &c->bytes) && read_limit(values, 3, &c->time);
@@ -56,25 +58,26 @@ int
 quota_begin(const handler_end *self, int64_t slot, int64_t api_key, const uint8_t *frame,
             int64_t size, quota_charge *c)
 {
-    const quotas *q = &self->quotas;
+    const quota_table *table = &self->quotas.table;
     c->is_charged = 0;
-    if (!q->are_set)
+    if (!self->quotas.are_set)
         return 1;
-    c->begun = monotonic_ns();
-    if (!find_client(self, slot, frame, size, c))
+    c->begun_ns = monotonic_ns();
+    if (!find_limits(self, slot, frame, size, c))
         return 0;
     if (api_key != PRODUCE)
         c->bytes.row = -1;
-    if (c->time.row >= 0 && !is_within_limit(&q->table, &c->time, c->begun))
+    if (c->time.row >= 0 && !is_within_limit(table, &c->time, c->begun_ns))
         return 0;
-    if (c->bytes.row >= 0 && !charge_within(&q->table, &c->bytes, size, c->begun))
+    if (c->bytes.row >= 0 && !charge_within(table, &c->bytes, size, c->begun_ns))
         return 0;
     c->is_charged = 1;
     c->size = size;
     return 1;
 }
 
-/* network_costs.network_ns: what a request and its answer cost their processor. */
+/* Return what a request and its answer cost their processor:
+ * network_costs.network_ns. */
 static int64_t
 network_ns(const handler_end *self, int64_t slot, int64_t request_bytes)
 {
@@ -91,16 +94,16 @@ void
 quota_end(const handler_end *self, int64_t slot, int was_executed, int is_held_back,
           const quota_charge *c)
 {
+    const quota_table *table = &self->quotas.table;
     if (!c->is_charged)
         return;
-    int64_t now = monotonic_ns();
+    const int64_t now = monotonic_ns();
     if (!was_executed && c->bytes.row >= 0)
-        charge_anyway(&self->quotas.table, &c->bytes, -c->size, now);
-    if (was_executed && c->time.row >= 0
-        && (is_held_back
-            || load(&self->control, slot_row(slot) + L.SLOT_RESPONSE_KIND) != L.KIND_NONE))
-        charge_anyway(&self->quotas.table, &c->time,
-                      now - c->begun + network_ns(self, slot, c->size), now);
+        charge_anyway(table, &c->bytes, -c->size, now);
+    const int64_t kind = load(&self->control, slot_row(slot) + L.SLOT_RESPONSE_KIND);
+    if (was_executed && c->time.row >= 0 && (is_held_back || kind != L.KIND_NONE))
+        charge_anyway(table, &c->time,
+                      now - c->begun_ns + network_ns(self, slot, c->size), now);
 }
 
 PyObject *
@@ -116,10 +119,8 @@ handler_set_quotas(PyObject *object, PyObject *args)
         return NULL;
     if (!open_quota_table(&table, &segment, samples, window_ns))
         return PyErr_Format(PyExc_ValueError, "no table of quotas");
-    PyObject *keep = PyTuple_Pack(2, self->keep, view);
-    if (keep == NULL)
+    if (!keep_alive(self, view))
         return NULL;
-    Py_SETREF(self->keep, keep);
     self->quotas.table = table;
     Py_RETURN_NONE;
 }

@@ -1,9 +1,8 @@
-/* Which topics a request's sender may write to and read, as far as Python was asked: the
- * tables that server/authorization/verdicts.py fills and empties. What they do not say is not denied
- * here but left to the usual way, which asks the authorizer; so nobody is refused here,
- * and nobody let in whom it has not let in before, under the same version of its rules.
- */
+/* Python twin: server/authorization/verdicts.py. */
 
+#include "server/verdicts.h"
+
+#include "ipc/connection_row.h"
 #include "server/handler_end.h"
 
 #include <string.h>
@@ -11,9 +10,8 @@
 #define ADDRESS_WORDS 2
 #define KEY_WORDS (2 + ADDRESS_WORDS)
 
-/* Who sent a slot's request, as request_context.py's senders are told apart. 0: its
- * connection has gone, and perhaps the row is another's.
- */
+/* Read who sent a slot's request, as request_context.py tells senders apart; 0: its
+ * connection has gone, and the row may be another's. */
 static int
 read_sender(const handler_end *self, int64_t slot, uint8_t *key)
 {
@@ -31,7 +29,8 @@ read_sender(const handler_end *self, int64_t slot, uint8_t *key)
     return is_row_of_slot(control, row, slot);
 }
 
-/* The topics of one sender; borrowed, NULL if there are none, perhaps an exception. */
+/* Return a sender's topics, borrowed; NULL, perhaps with an exception, if it has
+ * none. */
 static PyObject *
 topics_of(const handler_end *self, int64_t slot, PyObject *by_sender)
 {
@@ -60,22 +59,18 @@ may_write(const handler_end *self, int64_t slot, PyObject *topic)
 }
 
 int
-may_read(const handler_end *self, int64_t slot, const plain_fetch *f, int uses_ids)
+may_read(const handler_end *self, int64_t slot, const request_topic *wanted, int count,
+         int version)
 {
     const verdicts *v = &self->verdicts;
-    PyObject *topics = NULL;
+    PyObject *topics = NULL; /* the sender's, once they are asked for */
     int found = 1;
     if (!v->are_needed)
         return 1;
-    for (int i = 0; found == 1 && i < f->topic_count; i++) {
-        const char *text = (const char *)f->topics[i].name;
-        int length = f->topics[i].name_bytes;
-        PyObject *name = uses_ids ? PyBytes_FromStringAndSize(text, length)
-                                  : PyUnicode_DecodeUTF8(text, length, NULL);
-        if (name == NULL) {
-            PyErr_Clear();
+    for (int i = 0; found == 1 && i < count; i++) {
+        PyObject *name = topic_key(&wanted[i], version);
+        if (name == NULL)
             return 0;
-        }
         found = PySet_Contains(v->anybody_reads, name);
         if (found == 0) {
             if (topics == NULL)

@@ -1,40 +1,61 @@
-/* What a partition knows of its producers, for batches that carry the next sequence of
- * one that is known, in a transaction or not, and for markers. The twins:
- * storage/producers/producer_state.py and log_producers.py, on whose objects this works: on a
- * process's own copy of what the log says, so nothing here is anybody else's to see.
- * Whatever is not the next batch of a known producer (a repeated one, a gap, another
- * epoch), and the markers of who is not known, are left to them.
- */
+/* Python twins: storage/producers/producer_state.py and log_producers.py. */
 
-#include "core.h"
+#include "storage/producers.h"
 
-#include <string.h>
+#include "ipc/partition_row.h"
+#include "protocol/batch_header.h"
+#include "protocol/control_record.h"
+
 #include <unistd.h>
 
-#define BATCH_HEADER 61
-#define BATCH_OVERHEAD 12
+#define MAGIC 2
 #define BATCHES_KEPT 5
 #define SEQUENCE_MASK 0x7FFFFFFF
-#define CODEC_OR_TIME 0x0F
-#define TRANSACTIONAL 0x10
-#define CONTROL 0x20
-/* So many batches of others' are read here; more are a restart, or somebody's pause. */
+#define NO_OFFSET (-1)
+/* So many batches of others' are read here; more are a restart, or a long pause. */
 #define MAX_CAUGHT_UP 64
 /* Transactions of so many producers in one partition are looked at here. */
-#define MAX_OPEN 64
+#define MAX_ONGOING 64
+
+int
+find_producer_fields(producer_fields *at, PyTypeObject *plan, PyTypeObject *state,
+                     PyTypeObject *entry, PyTypeObject *batch)
+{
+    if (!PyType_IsSubtype(batch, &PyTuple_Type)) {
+        PyErr_SetString(PyExc_TypeError, "batches are tuples");
+        return 0;
+    }
+    at->state_type = state;
+    at->entry_type = entry;
+    at->batch_type = batch;
+    return field_offset(plan, "producers", &at->producers)
+           && field_offset(state, "end_offset", &at->end_offset)
+           && field_offset(state, "entries", &at->entries)
+           && field_offset(state, "ongoing", &at->ongoing)
+           && field_offset(state, "aborted", &at->aborted)
+           && field_offset(entry, "epoch", &at->epoch)
+           && field_offset(entry, "coordinator_epoch", &at->coordinator_epoch)
+           && field_offset(entry, "txn_first_offset", &at->txn_first_offset)
+           && field_offset(entry, "batches", &at->batches)
+           && field_offset(entry, "last_timestamp", &at->last_timestamp)
+           && field_offset(entry, "seen_ms", &at->seen_ms);
+}
 
 int
 read_producer(const uint8_t *batch, batch_producer *b)
 {
-    b->id = read_big(batch + 43, 8);
-    b->epoch = read_big(batch + 51, 2);
-    b->first_sequence = read_big(batch + 53, 4);
-    b->last_sequence = (b->first_sequence + read_big(batch + 23, 4)) & SEQUENCE_MASK;
-    b->timestamp = read_big(batch + 35, 8);
+    b->id = read_big(batch + BATCH_PRODUCER_ID, 8);
+    b->epoch = read_big(batch + BATCH_PRODUCER_EPOCH, 2);
+    b->first_sequence = read_big(batch + BATCH_BASE_SEQUENCE, 4);
+    b->last_sequence = (b->first_sequence + last_offset_delta(batch)) & SEQUENCE_MASK;
+    b->timestamp = max_timestamp(batch);
+    b->is_transactional = (batch_attributes(batch) & TRANSACTIONAL_FLAG) != 0;
     return b->id < 0 || (b->epoch >= 0 && b->first_sequence >= 0);
 }
 
-/* A partition's ProducerState, borrowed; NULL if there is none of that kind. */
+/* -- the copy: ProducerState ------------------------------------------------------- */
+
+/* Return a plan's ProducerState, borrowed; NULL if it has none. */
 static PyObject *
 state_of(const producer_fields *at, PyObject *plan)
 {
@@ -42,7 +63,8 @@ state_of(const producer_fields *at, PyObject *plan)
     return state != NULL && Py_TYPE(state) == at->state_type ? state : NULL;
 }
 
-/* The entry of a producer, borrowed; NULL, perhaps with an exception. */
+/* Return a producer's entry, borrowed; NULL, perhaps with an exception, if it is
+ * unknown. */
 static PyObject *
 find_entry(const producer_fields *at, PyObject *plan, int64_t producer_id)
 {
@@ -61,7 +83,37 @@ find_entry(const producer_fields *at, PyObject *plan, int64_t producer_id)
     return batches != NULL && PyList_CheckExact(batches) ? entry : NULL;
 }
 
-/* Go on at an epoch; 0: an exception, or something odd. */
+/* Return where transactions are open in the partition: a dict of first offset ->
+ * producer id, borrowed; NULL if there is none. */
+static PyObject *
+ongoing_of(const producer_fields *at, PyObject *plan)
+{
+    PyObject *producers = state_of(at, plan);
+    PyObject *ongoing = producers ? get_field(producers, at->ongoing) : NULL;
+    return ongoing != NULL && PyDict_CheckExact(ongoing) ? ongoing : NULL;
+}
+
+/* Return the last sequence of an entry's batches, -1 if it has none; -2: they are
+ * odd. */
+static int64_t
+last_sequence_of(const producer_fields *at, PyObject *entry)
+{
+    PyObject *batches = get_field(entry, at->batches);
+    const Py_ssize_t count = PyList_GET_SIZE(batches);
+    int overflow;
+    if (count == 0) /* a marker was the first of its epoch */
+        return -1;
+    PyObject *last = PyList_GET_ITEM(batches, count - 1);
+    if (!PyTuple_Check(last) || PyTuple_GET_SIZE(last) != 5
+        || !PyLong_Check(PyTuple_GET_ITEM(last, 1)))
+        return -2;
+    int64_t sequence = PyLong_AsLongLongAndOverflow(PyTuple_GET_ITEM(last, 1), &overflow);
+    return overflow ? -2 : sequence;
+}
+
+/* -- what is appended changes the copy --------------------------------------------- */
+
+/* Let an entry go on at an epoch; 0: an exception, or it is odd. */
 static int
 begin_epoch(const producer_fields *at, PyObject *entry, int64_t epoch)
 {
@@ -75,28 +127,20 @@ begin_epoch(const producer_fields *at, PyObject *entry, int64_t epoch)
            && PyList_SetSlice(batches, 0, PyList_GET_SIZE(batches), NULL) == 0;
 }
 
-/* Where transactions are open in the partition: first offset -> producer id. */
-static PyObject *
-ongoing_of(const producer_fields *at, PyObject *plan)
-{
-    PyObject *producers = state_of(at, plan);
-    PyObject *ongoing = producers ? get_field(producers, at->ongoing) : NULL;
-    return ongoing != NULL && PyDict_CheckExact(ongoing) ? ongoing : NULL;
-}
-
-/* A batch of a transaction is there: if it is the first, it begins it. */
+/* Note that a transaction has a batch here: its first one begins it. 0: an exception,
+ * or the copy is odd. */
 static int
 note_transaction(const producer_fields *at, PyObject *plan, PyObject *entry,
-                 const batch_producer *b, int64_t base_offset)
+                 int64_t producer_id, int64_t base_offset)
 {
-    int64_t open;
+    int64_t begun_at;
     PyObject *ongoing = ongoing_of(at, plan);
-    if (ongoing == NULL || !read_int_field(entry, at->txn_first_offset, &open))
+    if (ongoing == NULL || !read_int_field(entry, at->txn_first_offset, &begun_at))
         return 0;
-    if (open >= 0)
+    if (begun_at >= 0)
         return 1;
     PyObject *offset = PyLong_FromLongLong(base_offset);
-    PyObject *id = PyLong_FromLongLong(b->id);
+    PyObject *id = PyLong_FromLongLong(producer_id);
     int done = offset != NULL && id != NULL && PyDict_SetItem(ongoing, offset, id) == 0
                && set_int_field(entry, at->txn_first_offset, base_offset);
     Py_XDECREF(offset);
@@ -104,11 +148,11 @@ note_transaction(const producer_fields *at, PyObject *plan, PyObject *entry,
     return done;
 }
 
-/* ProducerState.apply. */
+/* Add a batch to its producer's entry: ProducerState.apply. */
 static int
 note_batch(const producer_fields *at, PyObject *plan, PyObject *entry,
-           const batch_producer *b, int is_transactional, int64_t base_offset,
-           int64_t last_offset, int64_t now_ms)
+           const batch_producer *b, int64_t base_offset, int64_t last_offset,
+           int64_t now_ms)
 {
     PyObject *batches = get_field(entry, at->batches);
     if (!begin_epoch(at, entry, b->epoch))
@@ -125,167 +169,191 @@ note_batch(const producer_fields *at, PyObject *plan, PyObject *entry,
         done = PyList_SetSlice(batches, 0, 1, NULL) == 0;
     return done && set_int_field(entry, at->last_timestamp, b->timestamp)
            && set_int_field(entry, at->seen_ms, now_ms)
-           && (!is_transactional
-               || note_transaction(at, plan, entry, b, base_offset));
+           && (!b->is_transactional
+               || note_transaction(at, plan, entry, b->id, base_offset));
 }
 
-/* ProducerState.apply_marker, of a producer that is known; 0: not plain, or an
- * exception. What is aborted is noted only by who rebuilds an index: not here.
- */
+/* End an entry's transaction; 0: an exception, or the copy is odd. */
 static int
-follow_marker(const producer_fields *at, PyObject *plan, const uint8_t *marker,
-              int64_t now_ms)
+end_transaction(const producer_fields *at, PyObject *plan, PyObject *entry)
 {
-    static const uint8_t one_record[] = {0, 0, 0, 1, 0x20, 0, 0, 0, 0x08};
-    if (marker[22] & CODEC_OR_TIME || memcmp(marker + 57, one_record, sizeof one_record)
-        || marker[70] != 0x0C || marker[77] != 0)
+    int64_t begun_at;
+    PyObject *ongoing = ongoing_of(at, plan);
+    if (ongoing == NULL || !read_int_field(entry, at->txn_first_offset, &begun_at))
         return 0;
-    int64_t producer_id = read_big(marker + 43, 8), open;
+    if (begun_at < 0)
+        return 1;
+    PyObject *offset = PyLong_FromLongLong(begun_at);
+    int found = offset != NULL ? PyDict_Contains(ongoing, offset) : -1;
+    if (found > 0)
+        found = PyDict_DelItem(ongoing, offset);
+    Py_XDECREF(offset);
+    return found >= 0 && set_int_field(entry, at->txn_first_offset, NO_OFFSET);
+}
+
+/* Add a marker to its producer's entry: ProducerState.apply_marker. 0: an exception, or
+ * left to Python. While an index of aborted transactions is rebuilt, all markers
+ * are. */
+static int
+note_marker(const producer_fields *at, PyObject *plan, const uint8_t *marker,
+            int64_t now_ms)
+{
+    if (!is_usual_marker(marker))
+        return 0;
+    const int64_t producer_id = read_big(marker + BATCH_PRODUCER_ID, 8);
     if (producer_id < 0)
         return 1;
     PyObject *entry = find_entry(at, plan, producer_id);
-    PyObject *ongoing = ongoing_of(at, plan);
-    if (entry == NULL || ongoing == NULL
-        || get_field(state_of(at, plan), at->aborted) != Py_None
-        || !read_int_field(entry, at->txn_first_offset, &open)
-        || !begin_epoch(at, entry, read_big(marker + 51, 2)))
-        return 0;
-    if (open >= 0) {
-        PyObject *offset = PyLong_FromLongLong(open);
-        int found = offset != NULL ? PyDict_Contains(ongoing, offset) : -1;
-        if (found > 0)
-            found = PyDict_DelItem(ongoing, offset);
-        Py_XDECREF(offset);
-        if (found < 0 || !set_int_field(entry, at->txn_first_offset, -1))
-            return 0;
-    }
-    return set_int_field(entry, at->coordinator_epoch, read_big(marker + 73, 4))
-           && set_int_field(entry, at->last_timestamp, read_big(marker + 27, 8))
+    return entry != NULL && ongoing_of(at, plan) != NULL
+           && get_field(state_of(at, plan), at->aborted) == Py_None
+           && begin_epoch(at, entry, read_big(marker + BATCH_PRODUCER_EPOCH, 2))
+           && end_transaction(at, plan, entry)
+           && set_int_field(entry, at->coordinator_epoch, coordinator_epoch(marker))
+           && set_int_field(entry, at->last_timestamp,
+                            read_big(marker + BATCH_BASE_TIMESTAMP, 8))
            && set_int_field(entry, at->seen_ms, now_ms);
 }
 
-/* Take over one batch that somebody else has appended; 0: not plain, or an exception.
- *
- * `head`: its header or, of a marker, all of it.
- */
+/* -- catching up ------------------------------------------------------------------- */
+
+/* Add a batch of another process. `head`: its header or, of a marker, all of it. 0: an
+ * exception, or left to Python. */
 static int
-follow(const producer_fields *at, PyObject *plan, const uint8_t *head, int64_t size,
-       int64_t offset, int64_t now_ms)
+note_foreign(const producer_fields *at, PyObject *plan, const uint8_t *head,
+             int64_t size, int64_t offset, int64_t now_ms)
 {
     batch_producer b;
-    if (head[22] & CONTROL)
-        return size == MARKER_BYTES && follow_marker(at, plan, head, now_ms);
+    if (batch_attributes(head) & CONTROL_FLAG)
+        return size == MARKER_SIZE && note_marker(at, plan, head, now_ms);
     if (!read_producer(head, &b))
         return 0;
     if (b.id < 0)
         return 1;
     PyObject *entry = find_entry(at, plan, b.id);
-    int64_t last_offset = offset + read_big(head + 23, 4);
     return entry != NULL
-           && note_batch(at, plan, entry, &b, head[22] & TRANSACTIONAL, offset,
-                         last_offset, now_ms);
+           && note_batch(at, plan, entry, &b, offset, offset + last_offset_delta(head),
+                         now_ms);
 }
 
-/* LogProducers._catch_up, without the lock; 0: not plain, or an exception. */
+/* Where this process's copy stands in the log. */
+typedef struct {
+    int64_t row, fd, end, position;
+} place;
+
+/* Find it, and the log's committed state; 0: left to Python. */
 static int
-catch_up(const memory *rows, const append_plan_fields *p, const producer_fields *at,
-         PyObject *plan, int64_t now_ms)
+find_place(const log_access *logs, PyObject *plan, place *where, int64_t *state)
 {
-    int64_t row, fd, end, position, active_base, structure, in_python;
-    int64_t state[STATE_WORDS];
-    PyObject *segment = get_field(plan, p->segment), *producers = state_of(at, plan);
+    const append_plan_fields *p = &logs->plan;
+    int64_t active_base, structure, in_python;
+    PyObject *segment = get_field(plan, p->segment);
+    PyObject *producers = state_of(&logs->producers, plan);
     if (segment == NULL || segment == Py_None || producers == NULL
-        || !read_int_field(segment, p->segment_fd, &fd) || fd < 0
-        || !read_int_field(plan, p->row, &row) || !has_row(rows, row)
+        || !read_int_field(segment, p->segment_fd, &where->fd) || where->fd < 0
+        || !read_int_field(plan, p->row, &where->row) || !has_row(&logs->rows, where->row)
         || !read_int_field(plan, p->active_base, &active_base)
         || !read_int_field(plan, p->structure, &structure)
-        || !read_int_field(plan, p->producers_end, &end)
-        || !read_int_field(plan, p->producers_position, &position)
-        || !read_int_field(producers, at->end_offset, &in_python))
+        || !read_int_field(plan, p->producers_end, &where->end)
+        || !read_int_field(plan, p->producers_position, &where->position)
+        || !read_int_field(producers, logs->producers.end_offset, &in_python))
         return 0;
-    /* Python has read on without an append: what it took over is not to come again. */
-    if (in_python > end)
+    /* Python has read on without an append: what it took over must not come twice. */
+    if (in_python > where->end || where->end < 0)
         return 0;
-    if (end < 0 || !read_state(rows, row, state) || state[ACTIVE_BASE] != active_base
-        || load(rows, row_at(row) + L.ROW_STRUCTURE) != structure)
+    return read_state(&logs->rows, where->row, state)
+           && state[ACTIVE_BASE] == active_base
+           && load(&logs->rows, row_at(where->row) + L.ROW_STRUCTURE) == structure;
+}
+
+/* Read the batch at a place, and step over it; 0: left to Python, or an exception. */
+static int
+take_over_batch(const log_access *logs, PyObject *plan, place *where,
+                const int64_t *state, int64_t now_ms)
+{
+    /* Its header and whatever is behind that: a marker is no more. */
+    uint8_t head[MARKER_SIZE];
+    if (where->position < 0)
         return 0;
-    for (int batches = 0; end != state[END_OFFSET]; batches++) {
-        /* Of a batch its header, and whatever is behind that: a marker is no more. */
-        uint8_t head[MARKER_BYTES];
-        if (batches == MAX_CAUGHT_UP || position < 0)
+    const int64_t got = pread((int)where->fd, head, sizeof head, where->position);
+    if (got < BATCH_HEADER_SIZE)
+        return 0;
+    const int64_t size = batch_size(head);
+    const int64_t next = where->end + last_offset_delta(head) + 1;
+    if (size < BATCH_HEADER_SIZE || (size <= MARKER_SIZE && size > got)
+        || size > state[ACTIVE_SIZE] - where->position || head[BATCH_MAGIC] != MAGIC
+        || read_big(head + BATCH_BASE_OFFSET, 8) != where->end || next <= where->end
+        || next > state[END_OFFSET]
+        || !note_foreign(&logs->producers, plan, head, size, where->end, now_ms))
+        return 0;
+    where->position += size;
+    where->end = next;
+    return set_int_field(plan, logs->plan.producers_position, where->position)
+           && set_int_field(plan, logs->plan.producers_end, where->end);
+}
+
+/* Take over what others have appended: LogProducers._catch_up, without the lock. 0:
+ * left to Python, or an exception. */
+static int
+catch_up(const log_access *logs, PyObject *plan, int64_t now_ms)
+{
+    int64_t state[STATE_WORDS];
+    place where;
+    if (!find_place(logs, plan, &where, state))
+        return 0;
+    for (int batches = 0; where.end != state[END_OFFSET]; batches++)
+        if (batches == MAX_CAUGHT_UP
+            || !take_over_batch(logs, plan, &where, state, now_ms))
             return 0;
-        const int64_t got = pread((int)fd, head, sizeof head, position);
-        if (got < BATCH_HEADER)
-            return 0;
-        int64_t size = read_big(head + 8, 4) + BATCH_OVERHEAD;
-        int64_t next = end + read_big(head + 23, 4) + 1;
-        if (size < BATCH_HEADER || (size <= MARKER_BYTES && size > got)
-            || size > state[ACTIVE_SIZE] - position || head[16] != 2
-            || read_big(head, 8) != end || next <= end || next > state[END_OFFSET]
-            || !follow(at, plan, head, size, end, now_ms))
-            return 0;
-        position += size;
-        end = next;
-        if (!set_int_field(plan, p->producers_position, position)
-            || !set_int_field(plan, p->producers_end, end))
-            return 0;
-    }
     return 1;
 }
 
-/* Whether a batch is the next one of a producer that is known, and of its transaction if
- * it has one open: its entry, borrowed; NULL, perhaps with an exception, if not. */
+/* -- batches and markers to be appended -------------------------------------------- */
+
 PyObject *
-expect_batch(const memory *rows, const append_plan_fields *p, const producer_fields *at,
-             PyObject *plan, const batch_producer *b, int is_transactional,
-             int64_t now_ms)
+check_batch(const log_access *logs, PyObject *plan, const batch_producer *b,
+            int64_t now_ms)
 {
-    int64_t epoch, open, sequence = -1;
-    if (at->state_type == NULL || !catch_up(rows, p, at, plan, now_ms))
+    const producer_fields *at = &logs->producers;
+    int64_t epoch, begun_at;
+    if (at->state_type == NULL || !catch_up(logs, plan, now_ms))
         return NULL;
     PyObject *entry = find_entry(at, plan, b->id);
     if (entry == NULL || !read_int_field(entry, at->epoch, &epoch) || epoch != b->epoch
-        || !read_int_field(entry, at->txn_first_offset, &open)
-        || (open >= 0 && !is_transactional))
+        || !read_int_field(entry, at->txn_first_offset, &begun_at)
+        || (begun_at >= 0 && !b->is_transactional))
         return NULL;
-    PyObject *batches = get_field(entry, at->batches);
-    Py_ssize_t count = PyList_GET_SIZE(batches);
-    if (count > 0) { /* else a marker was the first of its epoch */
-        PyObject *last = PyList_GET_ITEM(batches, count - 1);
-        if (!PyTuple_Check(last) || PyTuple_GET_SIZE(last) != 5
-            || !PyLong_Check(PyTuple_GET_ITEM(last, 1)))
-            return NULL;
-        int overflow;
-        sequence = PyLong_AsLongLongAndOverflow(PyTuple_GET_ITEM(last, 1), &overflow);
-        if (overflow)
-            return NULL;
-    }
-    return ((sequence + 1) & SEQUENCE_MASK) == b->first_sequence ? entry : NULL;
+    const int64_t last = last_sequence_of(at, entry);
+    return last >= -1 && ((last + 1) & SEQUENCE_MASK) == b->first_sequence ? entry : NULL;
 }
 
-/* The same batch is in the log: move on with it; 0 and an exception. */
-int
-accept_batch(const append_plan_fields *p, const producer_fields *at, PyObject *plan,
-             PyObject *entry, const batch_producer *b, int is_transactional,
-             const appended *done, int64_t now_ms)
+/* Say how far this process knows the producers now. */
+static int
+move_on(const append_plan_fields *at, PyObject *plan, const appended *done)
 {
-    return note_batch(at, plan, entry, b, is_transactional, done->base_offset,
-                      done->next_offset - 1, now_ms)
-           && set_int_field(plan, p->producers_position, done->next_position)
-           && set_int_field(plan, p->producers_end, done->next_offset);
+    return set_int_field(plan, at->producers_position, done->next_position)
+           && set_int_field(plan, at->producers_end, done->next_offset);
 }
 
-/* Where the first transaction begins that stays open without a producer's; -1: none.
- * 0: there are odd ones, or too many to look at; perhaps an exception. */
+int
+apply_batch(const log_access *logs, PyObject *plan, PyObject *entry,
+            const batch_producer *b, const appended *done, int64_t now_ms)
+{
+    return note_batch(&logs->producers, plan, entry, b, done->base_offset,
+                      done->next_offset - 1, now_ms)
+           && move_on(&logs->plan, plan, done);
+}
+
+/* Find where the first transaction begins that stays open without a producer's; -1:
+ * none. 0: there are odd ones, or too many to look at; perhaps an exception. */
 static int
 first_open_without(const producer_fields *at, PyObject *plan, int64_t producer_id,
                    int64_t *first)
 {
     PyObject *ongoing = ongoing_of(at, plan), *offset, *producer;
-    if (ongoing == NULL || PyDict_GET_SIZE(ongoing) > MAX_OPEN)
+    if (ongoing == NULL || PyDict_GET_SIZE(ongoing) > MAX_ONGOING)
         return 0;
-    *first = -1;
-    for (Py_ssize_t at_entry = 0; PyDict_Next(ongoing, &at_entry, &offset, &producer);) {
+    *first = NO_OFFSET;
+    for (Py_ssize_t next = 0; PyDict_Next(ongoing, &next, &offset, &producer);) {
         const int64_t begins = PyLong_AsLongLong(offset);
         const int64_t id = PyLong_AsLongLong(producer);
         if (PyErr_Occurred())
@@ -296,56 +364,31 @@ first_open_without(const producer_fields *at, PyObject *plan, int64_t producer_i
     return 1;
 }
 
-/* Whether a marker, to be appended, is of a producer that is known, and ends what this
- * may end: what is aborted goes into an index. 0: not plain, or an exception.
- */
 int
-expect_marker(const memory *rows, const append_plan_fields *p, const producer_fields *at,
-              PyObject *plan, const uint8_t *marker, int64_t now_ms,
-              marker_effect *effect)
+check_marker(const log_access *logs, PyObject *plan, const uint8_t *marker,
+             int64_t now_ms, marker_effect *effect)
 {
-    const int64_t id = read_big(marker + 43, 8), ending = read_big(marker + 51, 2);
-    const int is_commit = read_big(marker + 68, 2) == 1;
-    int64_t epoch, coordinator_epoch, open;
-    if (at->state_type == NULL || !catch_up(rows, p, at, plan, now_ms))
+    const producer_fields *at = &logs->producers;
+    const int64_t id = read_big(marker + BATCH_PRODUCER_ID, 8);
+    const int64_t ended_epoch = read_big(marker + BATCH_PRODUCER_EPOCH, 2);
+    int64_t epoch, known_coordinator, begun_at;
+    if (at->state_type == NULL || !catch_up(logs, plan, now_ms))
         return 0;
     PyObject *entry = find_entry(at, plan, id);
-    if (entry == NULL || !read_int_field(entry, at->epoch, &epoch) || ending < epoch
-        || !read_int_field(entry, at->coordinator_epoch, &coordinator_epoch)
-        || read_big(marker + 73, 4) < coordinator_epoch
-        || !read_int_field(entry, at->txn_first_offset, &open)
-        || (open >= 0 && !is_commit))
+    if (entry == NULL || !read_int_field(entry, at->epoch, &epoch) || ended_epoch < epoch
+        || !read_int_field(entry, at->coordinator_epoch, &known_coordinator)
+        || coordinator_epoch(marker) < known_coordinator
+        || !read_int_field(entry, at->txn_first_offset, &begun_at)
+        || (begun_at >= 0 && !is_commit_marker(marker)))
         return 0;
-    effect->has_ended = open < 0 && ending == epoch;
-    return first_open_without(at, plan, id, &effect->unstable);
-}
-
-/* The same marker is in the log: move on with it; 0 and an exception. */
-int
-accept_marker(const append_plan_fields *p, const producer_fields *at, PyObject *plan,
-              const uint8_t *marker, const appended *done, int64_t now_ms)
-{
-    return follow_marker(at, plan, marker, now_ms)
-           && set_int_field(plan, p->producers_position, done->next_position)
-           && set_int_field(plan, p->producers_end, done->next_offset);
+    effect->has_ended = begun_at < 0 && ended_epoch == epoch;
+    return first_open_without(at, plan, id, &effect->first_unstable);
 }
 
 int
-find_producer_fields(producer_fields *at, PyTypeObject *plan, PyTypeObject *state,
-                    PyTypeObject *entry, PyTypeObject *batch)
+apply_marker(const log_access *logs, PyObject *plan, const uint8_t *marker,
+             const appended *done, int64_t now_ms)
 {
-    at->state_type = state;
-    at->entry_type = entry;
-    at->batch_type = batch;
-    return field_offset(plan, "producers", &at->producers)
-           && field_offset(state, "end_offset", &at->end_offset)
-           && field_offset(state, "entries", &at->entries)
-           && field_offset(state, "ongoing", &at->ongoing)
-           && field_offset(state, "aborted", &at->aborted)
-           && field_offset(entry, "epoch", &at->epoch)
-           && field_offset(entry, "coordinator_epoch", &at->coordinator_epoch)
-           && field_offset(entry, "txn_first_offset", &at->txn_first_offset)
-           && field_offset(entry, "batches", &at->batches)
-           && field_offset(entry, "last_timestamp", &at->last_timestamp)
-           && field_offset(entry, "seen_ms", &at->seen_ms);
+    return note_marker(&logs->producers, plan, marker, now_ms)
+           && move_on(&logs->plan, plan, done);
 }
