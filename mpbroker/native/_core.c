@@ -5,13 +5,15 @@
 #include "coordinator/coordinator_end.h"
 #include "ipc/layout.h"
 #include "ipc/mutex.h"
+#include "ipc/partition_row.h"
 #include "ipc/ring.h"
 #include "network/processor_end.h"
 #include "protocol/crc32c.h"
 #include "server/handler_end.h"
+#include "server/handler_execute.h"
 
 /* Of what is offered here; ipc/compiled.py takes no other. */
-#define CORE_VERSION 20
+#define CORE_VERSION 21
 
 static PyObject *
 py_crc32c(PyObject *module, PyObject *data)
@@ -46,16 +48,34 @@ static struct PyModuleDef module = {
     .m_methods = methods,
 };
 
+static PyTypeObject *const types[] = {
+    &RequestRing_Type,  &ResponseRing_Type,   &HandlerEnd_Type,
+    &ProcessorEnd_Type, &CoordinatorEnd_Type,
+};
+
+/* Python reads these, and has no copy of them. */
+static const struct {
+    const char *name;
+    long value;
+} constants[] = {
+    {"VERSION", CORE_VERSION},
+    {"RESULT_API_KEY", RESULT_API_KEY},
+    {"RESULT_NOTIFY", RESULT_NOTIFY},
+    {"RESULT_WAITS", RESULT_WAITS},
+    {"RESULT_AT_ONCE", RESULT_AT_ONCE},
+    {"RESULT_BEGINS", RESULT_BEGINS},
+    {"ROW_IS_HELD", ROW_IS_HELD},
+};
+
 PyMODINIT_FUNC
 PyInit__core(void)
 {
-    PyTypeObject *types[] = {&RequestRing_Type, &ResponseRing_Type, &HandlerEnd_Type,
-                             &ProcessorEnd_Type, &CoordinatorEnd_Type};
     PyObject *made = PyModule_Create(&module);
     for (size_t i = 0; made != NULL && i < sizeof types / sizeof *types; i++)
         if (PyModule_AddType(made, types[i]) < 0)
             Py_CLEAR(made);
-    if (made != NULL && PyModule_AddIntConstant(made, "VERSION", CORE_VERSION) < 0)
-        Py_CLEAR(made);
+    for (size_t i = 0; made != NULL && i < sizeof constants / sizeof *constants; i++)
+        if (PyModule_AddIntConstant(made, constants[i].name, constants[i].value) < 0)
+            Py_CLEAR(made);
     return made;
 }

@@ -3,6 +3,15 @@ from typing import Any
 
 VERSION: int
 
+# What execute() returns: see server/handler_execute.h.
+RESULT_API_KEY: int
+RESULT_NOTIFY: int
+RESULT_WAITS: int
+RESULT_AT_ONCE: int
+RESULT_BEGINS: int
+# In place of a result: the lock of the object's ``row`` is held, and to be settled.
+ROW_IS_HELD: int
+
 def layout_names() -> tuple[str, ...]: ...
 def configure(values: tuple[int, ...], /) -> None: ...
 def spin_lock(address: int, /) -> int: ...

@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+from mpbroker.ipc.compiled import core
 from mpbroker.ipc.layout import CELL_END, METADATA_CELL, cell, handler_row
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.storage.files.log_segment import LogSegment
@@ -78,13 +79,15 @@ _MAX_REMEMBERED: Final = 100
 _MAX_REMEMBERED_BYTES: Final = 500
 _MAX_TOPICS: Final = 10_000
 _MAX_CLIENTS: Final = 10_000
-# What execute() in C adds to an API's key, or returns in its place.
-_NOTIFY: Final = 0x10000
-_WAITS: Final = 0x20000
-_AT_ONCE: Final = 0x40000
-_BEGINS: Final = 0x80000
-_API_KEY: Final = 0xFFFF
-_HELD: Final = -1
+# What execute() adds to an API's key, or returns in its place; without a core it is not
+# called.
+if core is not None:
+    _NOTIFY: Final[int] = core.RESULT_NOTIFY
+    _WAITS: Final[int] = core.RESULT_WAITS
+    _AT_ONCE: Final[int] = core.RESULT_AT_ONCE
+    _BEGINS: Final[int] = core.RESULT_BEGINS
+    _API_KEY: Final[int] = core.RESULT_API_KEY
+    _HELD: Final[int] = core.ROW_IS_HELD
 
 
 class Woken(NamedTuple):

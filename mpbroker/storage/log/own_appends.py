@@ -8,7 +8,7 @@ no core or because the append needs the Python code: then call PartitionLog.appe
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from mpbroker.ipc.compiled import core
 from mpbroker.storage.files.log_segment import LogSegment
@@ -24,8 +24,6 @@ from mpbroker.storage.producers.producer_state import (
 if TYPE_CHECKING:
     from mpbroker.ipc.tables.partition_table import PartitionTable
     from mpbroker.storage.log.partition_log import PartitionLog
-
-_HELD: Final = -1  # as native/coordinator/coordinator_end.c has it
 
 
 class OwnAppends:
@@ -96,7 +94,7 @@ class OwnAppends:
     ) -> int | None:
         plan = log.append_plan()
         end = None if plan is None else append(plan, data, now_ms)
-        if end == _HELD:
+        if core is not None and end == core.ROW_IS_HELD:
             # The core has the lock of a process that was killed. Settle what that one
             # left, as PartitionRow.lock does, and let the Python code append.
             log.row.settle_and_unlock()
