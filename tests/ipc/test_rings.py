@@ -7,15 +7,18 @@ import signal
 
 import pytest
 
+from mpbroker.ipc.errors import DamagedSegmentError
 from mpbroker.ipc.layout import (
     GENERATION_SHIFT,
     NOTIFICATION_RING_CAPACITY,
     REQUEST_RING,
+    RING_ENTRIES,
     RING_MUTEX,
     RING_SLEEPERS,
     SLOT_STATE,
     SlotState,
     notification_ring,
+    response_ring,
     slot_row,
 )
 from mpbroker.ipc.ring import RequestRing
@@ -266,3 +269,20 @@ def test_the_ring_goes_on_after_a_processor_was_killed_in_a_put(memory):
     fork(lambda: dying_ring(memory).put([7, 8]))
     memory.ring.put([2])
     assert take(memory) == [1, 2]
+
+
+# -- damage -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slot", [-1, 1 << 40])
+def test_a_ring_that_holds_what_is_no_slot_is_said_to_be_damaged(memory, slot):
+    if memory.ring.compiled is None:
+        pytest.skip("the twins trust their memory")
+    memory.ring.put([5])
+    memory.responses[0].push([3])
+    for ring in (REQUEST_RING, response_ring(0)):
+        memory.control.words[ring + RING_ENTRIES] = slot
+    with pytest.raises(DamagedSegmentError, match="the request ring holds"):
+        take(memory)
+    with pytest.raises(DamagedSegmentError, match="a response ring holds"):
+        memory.responses[0].pop()
