@@ -24,7 +24,7 @@ from mpbroker.ipc.layout import (
     ProcessorCounter,
     processor_row,
 )
-from mpbroker.network.processor import Processor
+from mpbroker.network.processor import Processor, ProcessorParts
 from mpbroker.supervisor.connection_moves import is_moved, move_connections
 from tests.network.rig import Client, Rig, frame
 from tests.support.children import running, wait_until
@@ -63,8 +63,7 @@ class Outside(Rig):
         processor_module._IDLE_POLL_S = 1000.0
         memory = self.memory
         Counted.turns = self._turns
-        Counted(
-            0,
+        parts = ProcessorParts(
             memory.control,
             memory.arena,
             memory.arena_layout,
@@ -72,9 +71,8 @@ class Outside(Rig):
             memory.processor_bells[0],
             memory.handovers,
             memory.keeper_link,
-            MAX_REQUEST_BYTES,
-            0,
-        ).run()
+        )
+        Counted(0, parts, MAX_REQUEST_BYTES, 0).run()
 
     def until(self, condition):
         def look():
