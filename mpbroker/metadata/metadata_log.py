@@ -338,9 +338,9 @@ def _whole_batches(data: bytes, path: str) -> int:
         pass  # torn or damaged: decided below
     if _holds_a_whole_batch(view[end:]):
         raise CorruptLogError(
-            f"{path}: the batch at byte {end} is damaged and good ones follow; restore"
-            f" the file from a backup, or truncate it to {end} bytes and lose the"
-            " changes from there on"
+            f"{path}: the batch at byte {end} is damaged, and a whole one follows;"
+            f" restore the file from a backup, or truncate it to {end} bytes and lose"
+            " the changes from there on"
         )
     return end
 
@@ -412,7 +412,7 @@ def _read_exactly(fd: int, length: int, position: int, path: str) -> bytes:
         part = os.pread(fd, length, position)
         if not part:
             raise CorruptLogError(
-                f"{path}: ends at byte {position}, {length} committed bytes short"
+                f"{path}: ends at byte {position}, but {length} more are committed"
             )
         parts.append(part)
         position += len(part)

@@ -28,7 +28,7 @@ def producer_of(records: Buffer | None) -> tuple[int, int] | None:
     if not records:
         return None
     if len(records) < _PRODUCER_AT + _PRODUCER.size:
-        raise RecordBatchError(f"{len(records)} bytes are no record batch")
+        raise RecordBatchError(f"{len(records)} bytes are not a record batch")
     if not _ATTRIBUTES.unpack_from(records, _ATTRIBUTES_AT)[0] & _TRANSACTIONAL:
         return None
     producer_id, epoch = _PRODUCER.unpack_from(records, _PRODUCER_AT)

@@ -178,7 +178,8 @@ class LogManager:
             # would miss those at the offsets that it has already passed.
             raise ApiError(
                 ErrorCode.NOT_LEADER_OR_FOLLOWER,
-                f"{name}: ends of transactions that a power cut took come first",
+                f"{name} is not served yet: transaction markers that a power cut took"
+                " have to be written again first",
             )
         parent = self._place(row, name, topic.topic_id)
         hints = parent.hints(
@@ -262,7 +263,7 @@ class LogManager:
             try:
                 os.mkdir(f"{chosen.path}/{name}", DIRECTORY_MODE)
             except OSError as error:
-                logger.error("%s takes no new partition: %s", chosen.path, error)
+                logger.error("%s: cannot create a partition: %s", chosen.path, error)
                 failure = error
             else:
                 return chosen

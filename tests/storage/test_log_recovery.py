@@ -115,7 +115,7 @@ def test_it_is_said_what_is_cut_below_the_point_up_to_where_all_was_on_disk(
     path.write_bytes(content)
     again = open_log(hints=LoadHints(clean=True, recovery_point=end, closed_end=end))
     assert again.lookup.latest() == 0
-    assert f"cut {len(content)} bytes" in caplog.text
+    assert f"cut off {len(content)} bytes" in caplog.text
 
 
 def test_a_log_whose_first_batch_is_damaged_is_appended_to(

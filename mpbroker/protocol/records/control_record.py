@@ -99,7 +99,9 @@ def parse_end_transaction_marker(record: Record) -> EndTransactionMarker:
     """
     control_type = parse_control_type(record)
     if control_type not in (ABORT, COMMIT):
-        raise RecordBatchError(f"control type {control_type} ends no transaction")
+        raise RecordBatchError(
+            f"control type {control_type} does not end a transaction"
+        )
     if record.value is None or len(record.value) < _END_TRANSACTION_VALUE.size:
         raise RecordBatchError("end-transaction marker without a coordinator epoch")
     version, coordinator_epoch = _END_TRANSACTION_VALUE.unpack_from(record.value)

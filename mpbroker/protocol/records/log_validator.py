@@ -230,7 +230,7 @@ def _check_header(header: BatchHeader, policy: ValidationPolicy) -> None:
         raise ApiError(
             ErrorCode.INVALID_RECORD,
             f"record_count {header.record_count} with last_offset_delta "
-            f"{header.last_offset_delta}, which makes {header.last_offset_delta + 1}",
+            f"{header.last_offset_delta}; it must be positive, and one more than that",
         )
     is_control = header.attributes & CONTROL_FLAG
     if is_control and not policy.allow_control:
@@ -288,7 +288,7 @@ def _check_records(
         ):
             raise ApiError(
                 ErrorCode.INVALID_TIMESTAMP,
-                f"records are of {oldest} to {newest} ms; "
+                f"the records' timestamps are from {oldest} to {newest} ms; "
                 f"message.timestamp.before.max.ms={policy.before_max_ms} and "
                 f"message.timestamp.after.max.ms={policy.after_max_ms} allow "
                 f"{now_ms - policy.before_max_ms} to {now_ms + policy.after_max_ms}",

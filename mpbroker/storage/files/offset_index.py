@@ -142,7 +142,9 @@ class OffsetIndex:
             map(lt, positions, positions[1:])
         )
         if not rising or (entries and not 0 <= positions[-1] < log_size):
-            raise CorruptIndexError(f"{self.path}: entries do not rise within the log")
+            raise CorruptIndexError(
+                f"{self.path}: entries are not ascending, or are beyond the log's end"
+            )
 
     def file_entries(self) -> int:
         """Return the number of whole entries in the file, committed or not."""

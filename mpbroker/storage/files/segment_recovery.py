@@ -132,7 +132,9 @@ def _trusted_entries(
         last_offset, position = index.entry(entries - 1)
         # The entry must point at the batch that it names.
         if segment.find(last_offset, file_size, entries)[0] != position:
-            raise CorruptIndexError(f"{index.path}: the last entry points elsewhere")
+            raise CorruptIndexError(
+                f"{index.path}: the last entry does not point at its batch"
+            )
         time_entries = time_index.entries_below(
             last_offset + 1, time_index.file_entries()
         )

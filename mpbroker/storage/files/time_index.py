@@ -103,7 +103,9 @@ class TimeIndex:
         last_timestamp, last_offset = NO_TIMESTAMP, -1
         for slot, (timestamp, offset) in enumerate(loaded):
             if timestamp <= last_timestamp or offset <= last_offset:
-                raise CorruptIndexError(f"{self.path}: entry {slot} does not rise")
+                raise CorruptIndexError(
+                    f"{self.path}: entry {slot} is not above the one before it"
+                )
             last_timestamp, last_offset = timestamp, offset
 
     def file_entries(self) -> int:

@@ -310,7 +310,7 @@ class LogProducers:
                 else:
                     replay_log(producers, view.segments, LogState._make(state))
         except CorruptLogError as error:
-            view.fail(error, "cannot be caught up with")
+            view.fail(error, "cannot be replayed")
         is_here = state[ACTIVE_BASE] == view.active_base
         view.producers_position = state[ACTIVE_SIZE] if is_here else -1
         if now_ms > self._expire_at_ms:

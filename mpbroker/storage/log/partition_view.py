@@ -198,7 +198,8 @@ class PartitionView:
             self.fail(error, "cannot be loaded")
         if loaded.truncated_bytes:
             logger.warning(
-                "%s: cut %d bytes that are no whole batches; it ends at offset %d",
+                "%s: cut off %d bytes that are not whole batches; the log now ends at"
+                " offset %d",
                 self.directory,
                 loaded.truncated_bytes,
                 loaded.state.log_end_offset,
