@@ -219,9 +219,10 @@ def recover_metadata_log(
         log_dir: the first directory of ``log.dirs``.
         cell: the shared cell; its end is set last, when the file is ready.
         now_ms: the wall clock, for the timestamps of new records.
-        may_rewrite: whether the log may be rewritten. It must not be while processes of
-            another program use the file with a cell of their own: their end would be
-            wrong, and so would the rows of partitions, which follow from all records.
+        may_rewrite: whether the log may be rewritten. It must not be if another program
+            may go on with the file and a cell of its own, as the old one after an
+            upgrade that fails: its end would be wrong, and so would the rows of
+            partitions, which follow from all records.
         see_off: called with the topics that were removed, before the log is rewritten
             without them. It may be called again for the same topics.
 

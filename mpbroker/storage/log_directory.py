@@ -125,9 +125,10 @@ class LogDirectory:
         return directory
 
     def know_logs(self, logs: Iterable[tuple[str, int, int, int]]) -> None:
-        """Use the last committed offsets of logs whose broker was killed.
+        """Use the offsets that the old program's processes committed, in an upgrade.
 
-        The machine has kept running, so the logs are complete in the page cache.
+        The machine has not restarted since, so the logs are complete at least in the
+        page cache.
 
         Args:
             logs: topic, partition, log start offset, log end offset.
@@ -375,7 +376,8 @@ def recover_metadata(
     Args:
         directories: all directories, open.
         cell: the shared cell of the metadata log.
-        is_alone: no other program uses these directories, as one does in an upgrade.
+        is_alone: False if the old program may go on after an upgrade that fails: then
+            neither the log is rewritten, nor are directories renamed.
 
     Raises:
         CorruptLogError, LogDirectoryError: as recover_metadata_log().

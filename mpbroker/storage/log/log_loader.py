@@ -61,8 +61,8 @@ class LoadHints(NamedTuple):
         recovery_point: the log below this offset was checked once, and is on disk.
         log_start_offset: the log start offset.
         producer_id_expiration_ms: the setting producer.id.expiration.ms.
-        checked_end: the log below this offset was checked, and is at least in the page
-            cache: its broker was killed, but the machine has kept running.
+        checked_end: the log end offset that the old program had committed, in an
+            upgrade: all below it was checked, and is at least in the page cache.
         closed_end: the log end offset at that clean stop; -1: not known.
     """
 
@@ -326,7 +326,7 @@ def _recover(
             # Remove the later segments before the cut, newest first. If this process is
             # killed in between, the damaged end is still there, and the next load finds
             # it and goes on. After the cut the segment looks complete: a later segment
-            # would then count as valid, with a hole before it.
+            # would then count as valid, with a gap of offsets before it.
             for later in reversed(bases[slot + 1 :]):
                 _remove_segment(segments, later)
             segment.truncate(tail.size)

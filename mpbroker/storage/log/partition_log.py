@@ -12,7 +12,9 @@ An append has these steps, all under the row's lock:
 The commit is one aligned store. A process that is killed before it has appended
 nothing: the next append overwrites its bytes past ``active_size``, and its index
 entries past the committed numbers, at the same positions. After it, the append is
-complete for every process.
+complete for every process. If all processes are killed, the row is lost with them: then
+the next start takes every whole batch in the files as appended, also one that was not
+committed, and whose client got no answer.
 
 A batch is stored as it was received. Only its base offset and leader epoch are
 replaced; its checksum does not cover them.
@@ -20,7 +22,7 @@ replaced; its checksum does not cover them.
 The compiled core (native/produce.c) makes the same steps and stores, as long as the
 AppendPlan, which this class keeps up to date, is enough for it.
 
-Source: Kafka's UnifiedLog (append, roll, deleteRecords), for results and errors.
+Source: Kafka's UnifiedLog (append, roll, maybeIncrementLogStartOffset).
 """
 
 import contextlib
@@ -356,8 +358,8 @@ class PartitionLog:
     ) -> None:
         """Write a batch and its index entries behind the committed state; commit them.
 
-        The last line is the commit. If this process is killed before it, no other
-        process ever reads what was written here, and the next append overwrites it.
+        The last line is the commit. If this process is killed before it, other
+        processes do not read what was written here, and the next append overwrites it.
 
         Args:
             batch: the batch.
@@ -395,9 +397,10 @@ class PartitionLog:
         if header.attributes & _TXN_OR_CONTROL and header.producer_id >= 0:
             # The entry in the index of aborted transactions comes before the marker.
             # Killed in between, the entry has no marker below the log end: readers skip
-            # it, and the next writer of that index cuts it off. In the other order a
-            # marker could be in the log without an entry, and readers of committed
-            # data would get aborted records.
+            # it, and the next writer of that index cuts it off. In the other order, if
+            # all processes are killed in between, the next start finds a marker in the
+            # log without its entry, and readers of committed data may get aborted
+            # records.
             unstable = self.producers.unstable_after(
                 segment, header, marker, end_offset
             )
