@@ -82,7 +82,7 @@ def verify(broker: Broker, load: Load, partition: int = 0) -> None:
         ("handler", "lines", 1500, 1),
         ("handler", "lines", 1500, -1),
         ("processor", "lines", 1500, 1),
-        ("processor", "lines", 500, 1),  # most die while they take over
+        ("processor", "lines", 800, 1),  # most die while they take over
         ("both", "lines", 3000, 1),
         pytest.param("handler", "steps", 300, 1, marks=compiled),
         pytest.param("processor", "steps", 200, 1, marks=compiled),
