@@ -24,7 +24,7 @@ from mpbroker.coordinator.outbox import Outbox
 from mpbroker.coordinator.record_writer import Syncs
 from mpbroker.coordinator.timers import Timers
 from mpbroker.coordinator.transactions.open_transactions import SharedOpenTransactions
-from mpbroker.coordinator.transactions.transaction_config import TransactionConfig
+from mpbroker.coordinator.transactions.transaction_coordinator import TransactionConfig
 from mpbroker.coordinator.transactions.transaction_markers import MarkerWriter
 from mpbroker.coordinator.transactions.transaction_records import (
     VALUE_VERSION,

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from mpbroker.base.logger import get_logger
 from mpbroker.coordinator.context import CoordinatorContext
@@ -34,7 +34,6 @@ from mpbroker.coordinator.outbox import (
     appended_to,
     transaction_log,
 )
-from mpbroker.coordinator.transactions.transaction_config import TransactionConfig
 from mpbroker.coordinator.transactions.transaction_ends import (
     MarkerPlaces,
     TransactionEnds,
@@ -67,6 +66,20 @@ _END_TXN_V2: Final = 5
 _FENCED_SINCE: Final = 2
 _INIT_FENCED_SINCE: Final = 4
 _NO_PRODUCER: Final = -1
+
+
+class TransactionConfig(NamedTuple):
+    """Limits and times of transactions.
+
+    Names and defaults are those of Kafka's keys, with underscores for dots; ``_ms``
+    ends names in milliseconds.
+    """
+
+    transaction_max_timeout_ms: int = 900_000
+    transactional_id_expiration_ms: int = 604_800_000
+    transaction_abort_timed_out_transaction_cleanup_interval_ms: int = 10_000
+    transaction_remove_expired_transaction_cleanup_interval_ms: int = 3_600_000
+    transaction_partition_verification_enable: bool = True
 
 
 class OpenTransactions(Protocol):

@@ -10,8 +10,8 @@ from mpbroker.coordinator.coordinator_topic import CoordinatorTopic
 from mpbroker.coordinator.groups.group_coordinator import GroupCoordinator
 from mpbroker.coordinator.outbox import Call
 from mpbroker.coordinator.transactions.open_transactions import SharedOpenTransactions
-from mpbroker.coordinator.transactions.transaction_config import TransactionConfig
 from mpbroker.coordinator.transactions.transaction_coordinator import (
+    TransactionConfig,
     TransactionCoordinator,
 )
 from mpbroker.coordinator.transactions.transaction_listing import TransactionListing

@@ -37,7 +37,7 @@ from mpbroker.coordinator.outbox import Call, Outbox
 from mpbroker.coordinator.record_writer import Syncs
 from mpbroker.coordinator.timers import Timers
 from mpbroker.coordinator.transactions.open_transactions import SharedOpenTransactions
-from mpbroker.coordinator.transactions.transaction_config import TransactionConfig
+from mpbroker.coordinator.transactions.transaction_coordinator import TransactionConfig
 from mpbroker.coordinator.transactions.transaction_markers import MarkerWriter
 from mpbroker.coordinator.transactions.transactions import Transactions
 from mpbroker.ipc.tables.partition_table import PartitionTable

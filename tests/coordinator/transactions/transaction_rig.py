@@ -19,8 +19,8 @@ from mpbroker.coordinator.outbox import (
     rests_on,
 )
 from mpbroker.coordinator.timers import Timers
-from mpbroker.coordinator.transactions.transaction_config import TransactionConfig
 from mpbroker.coordinator.transactions.transaction_coordinator import (
+    TransactionConfig,
     TransactionCoordinator,
 )
 from mpbroker.coordinator.transactions.transaction_listing import TransactionListing
