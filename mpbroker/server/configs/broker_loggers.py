@@ -9,22 +9,40 @@ also have the texts of the errors.
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, Protocol
 
+import mpbroker
 from mpbroker.base.logger import DEFAULT_LEVEL, LEVELS, ROOT, get_logger
 from mpbroker.protocol.config_source import ConfigSource
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.describe_configs import DescribeConfigsResourceResult
 from mpbroker.protocol.messages.incremental_alter_configs import AlterableConfig
-from mpbroker.server.configs.logger_names import logger_names
 
 _LOG = get_logger(__name__)
 
 _NAMES: Final = {number: name for name, number in LEVELS.items()}
 _SET, _DELETE, _APPEND, _SUBTRACT = range(4)
 _REFUSED_OPERATIONS: Final = {_APPEND: "APPEND", _SUBTRACT: "SUBTRACT"}
+
+# The packages that a broker's processes import.
+_PACKAGES: Final = (
+    "broker",
+    "config",
+    "coordinator",
+    "exporter",
+    "ipc",
+    "metadata",
+    "network",
+    "server",
+    "storage",
+    "supervisor",
+)
+# The text of a source file that has a logger.
+_MARK: Final = b" = get_logger(__name__)"
 
 
 class Levels(Protocol):
@@ -175,3 +193,36 @@ def _shown(text: str) -> str:
 
 def _invalid(message: str) -> ApiError:
     return ApiError(ErrorCode.INVALID_REQUEST, message)
+
+
+# -- the names of loggers -----------------------------------------------------------
+
+
+@functools.cache
+def logger_names() -> frozenset[str]:
+    """Return the names of all loggers, of the packages above them, and of the root.
+
+    A process knows the loggers of the modules that it has imported, and no process
+    imports all modules. So this function searches the installed source files. The first
+    call reads some 2 MB.
+    """
+    top = os.path.dirname(mpbroker.__file__)
+    names = {ROOT}
+    for package in _PACKAGES:
+        for directory, _, files in os.walk(os.path.join(top, package)):
+            for file in files:
+                path = os.path.join(directory, file)
+                if file.endswith(".py") and _has_logger(path):
+                    module = os.path.relpath(path, os.path.dirname(top))[: -len(".py")]
+                    names |= _with_parents(module.replace(os.sep, "."))
+    return frozenset(names)
+
+
+def _has_logger(path: str) -> bool:
+    with open(path, "rb") as file:
+        return _MARK in file.read()
+
+
+def _with_parents(name: str) -> set[str]:
+    parts = name.split(".")
+    return {".".join(parts[:depth]) for depth in range(1, len(parts) + 1)}

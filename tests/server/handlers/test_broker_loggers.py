@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
+import re
+from pathlib import Path
+
 import pytest
 
-from mpbroker.base.logger import LEVELS
+from mpbroker.base.logger import LEVELS, ROOT
 from mpbroker.protocol.error_code import ErrorCode as E
 from mpbroker.protocol.messages import alter_configs as alter
 from mpbroker.protocol.messages import describe_configs as describe
 from mpbroker.protocol.messages import incremental_alter_configs as incremental
 from mpbroker.server.configs import broker_loggers
-from mpbroker.server.configs.logger_names import logger_names
+from mpbroker.server.configs.broker_loggers import logger_names
 from mpbroker.server.handlers.alter_configs import handle_alter_configs
 from mpbroker.server.handlers.describe_configs import handle_describe_configs
 from mpbroker.server.handlers.incremental_alter_configs import (
@@ -210,3 +214,12 @@ def test_all_loggers_of_the_broker_can_be_named():
     } <= names
     assert not any(name.startswith("mpbroker.client") for name in names)
     assert all(name.rpartition(".")[0] in {*names, ""} for name in names)
+
+
+def test_every_module_that_is_named_has_a_logger():
+    found = {name: importlib.util.find_spec(name) for name in logger_names() - {ROOT}}
+    assert None not in found.values()
+    modules = [spec for spec in found.values() if not spec.submodule_search_locations]
+    for spec in modules:
+        source = Path(spec.origin).read_text()
+        assert re.search(r"^\w+ = get_logger\(__name__\)$", source, re.M), spec.name
