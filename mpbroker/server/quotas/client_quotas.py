@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
@@ -45,6 +46,8 @@ from mpbroker.ipc.layout import (
 )
 from mpbroker.ipc.tables.quota_table import GONE, QuotaKind, QuotaRow, QuotaTable
 from mpbroker.protocol.api_key import ApiKey
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
 from mpbroker.server.request import CLOSE, FORWARDED, NO_RESPONSE, Deferred, Request
 
 if TYPE_CHECKING:
@@ -336,28 +339,42 @@ class ClientQuotas:
         if limit is None:
             return None
 
-        # Imported here, and others below, since most brokers have no such quotas.
-        from mpbroker.server.quotas.mutation_quota import MutationQuota
+        return partial(
+            self._take_partitions, request, request.api_version >= strict_since
+        )
 
-        def mute(throttle_ms: int) -> None:
-            if throttle_ms > request.throttle_ms:
-                self.mute(request, throttle_ms)
+    def _take_partitions(self, request: Request, strict: bool, partitions: int) -> None:
+        """Charge partitions that a request is about to create or delete.
 
-        def find_row() -> QuotaRow | None:
-            found = self._limit(kind, request)
-            if found is not None and not self._table.is_current(found[0]):
-                self._known.clear()
-                found = self._limit(kind, request)
-            return None if found is None else found[0]
+        Args:
+            strict: whether to refuse the change while the client is above its quota. If
+                not, the change is charged, and the throttle time grows.
 
-        return MutationQuota(
-            find_row,
-            limit[1],
-            limit[1] * self._burst_s,
-            self._now_ns,
-            mute,
-            strict=request.api_version >= strict_since,
-        ).take
+        Raises:
+            ApiError: THROTTLING_QUOTA_EXCEEDED: the change must not be made now.
+
+        Source: Kafka's StrictControllerMutationQuota and
+        PermissiveControllerMutationQuota.
+        """
+        taken, throttle_ms = True, GONE
+        for _ in range(2):
+            limit = self._limit(QuotaKind.CONTROLLER_MUTATION, request)
+            if limit is None:
+                return  # the table has no room for the client
+            row, bound = limit
+            taken, throttle_ms = row.mutate(
+                partitions, bound, bound * self._burst_s, self._now_ns(), strict=strict
+            )
+            if throttle_ms != GONE:
+                break
+            self._known.clear()  # the row is another client's now: find the new one
+        if throttle_ms > request.throttle_ms:
+            self.mute(request, throttle_ms)
+        if not taken:
+            raise ApiError(
+                ErrorCode.THROTTLING_QUOTA_EXCEEDED,
+                "The throttling quota has been exceeded.",
+            )
 
     # -- the client of a request and its quota --------------------------------------
 
@@ -395,6 +412,7 @@ class ClientQuotas:
         return limit
 
     def _find(self, kind: QuotaKind, number: int, client_id: str) -> Limit | None:
+        # Imported here, since most brokers have no quotas.
         from mpbroker.server.quotas.quota_policy import quota_of
 
         user = self._name(number).partition(":")[2]
