@@ -23,6 +23,7 @@ from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.create_acls import AclCreation
 from mpbroker.server.authorization.authorization import Access
+from mpbroker.server.errors import invalid_request
 
 # Kafka's MAX_RECORDS_PER_USER_OP.
 MAX_ENTRIES: Final = 10_000
@@ -78,7 +79,7 @@ def acl_filter(wanted: RequestedFilter) -> AclFilter:
         AclPermissionType.of(wanted.permission_type),
     )
     if found.is_unknown:
-        raise _invalid(
+        raise invalid_request(
             f"The filter has unknown elements: resource type"
             f" {wanted.resource_type_filter}, pattern type"
             f" {wanted.pattern_type_filter}, operation {wanted.operation},"
@@ -104,30 +105,26 @@ def acl_binding(creation: AclCreation) -> AclBinding:
     )
     name = acl.resource_name
     if acl.resource_type <= ResourceType.ANY:
-        raise _invalid(f"Invalid resourceType {creation.resource_type}.")
+        raise invalid_request(f"Invalid resourceType {creation.resource_type}.")
     if acl.pattern_type not in (PatternType.LITERAL, PatternType.PREFIXED):
-        raise _invalid(f"Invalid patternType {creation.resource_pattern_type}.")
+        raise invalid_request(f"Invalid patternType {creation.resource_pattern_type}.")
     if acl.operation <= AclOperation.ANY:
-        raise _invalid(f"Invalid operation {creation.operation}.")
+        raise invalid_request(f"Invalid operation {creation.operation}.")
     if acl.permission_type <= AclPermissionType.ANY:
-        raise _invalid(f"Invalid permissionType {creation.permission_type}.")
+        raise invalid_request(f"Invalid permissionType {creation.permission_type}.")
     if not name:
-        raise _invalid("Invalid empty resource name.")
+        raise invalid_request("Invalid empty resource name.")
     if acl.resource_type is ResourceType.CLUSTER and name != CLUSTER_NAME:
-        raise _invalid(
+        raise invalid_request(
             f"The only valid name for the CLUSTER resource is {CLUSTER_NAME}."
         )
     kind, colon, who = acl.principal.partition(":")
     if not (kind and colon and who):
-        raise _invalid(
+        raise invalid_request(
             f"Could not parse principal from `{acl.principal:.100}`: it is a type, a"
             " colon and a name, for example User:alice."
         )
     longest = max(len(name), len(acl.principal), len(acl.host))
     if longest > MAX_TEXT:
-        raise _invalid(f"A text of {longest} characters; at most {MAX_TEXT}.")
+        raise invalid_request(f"A text of {longest} characters; at most {MAX_TEXT}.")
     return acl
-
-
-def _invalid(message: str) -> ApiError:
-    return ApiError(ErrorCode.INVALID_REQUEST, message)

@@ -21,6 +21,7 @@ from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.describe_configs import DescribeConfigsResourceResult
 from mpbroker.protocol.messages.incremental_alter_configs import AlterableConfig
+from mpbroker.server.errors import invalid_request
 
 _LOG = get_logger(__name__)
 
@@ -87,10 +88,10 @@ class BrokerLoggers:
             ApiError: INVALID_REQUEST: the resource is not this broker.
         """
         if not resource_name:
-            raise _invalid("Broker id must not be empty")
+            raise invalid_request("Broker id must not be empty")
         number = _number("Broker id", resource_name)
         if number != self._node_id:
-            raise _invalid(
+            raise invalid_request(
                 f"Unexpected broker id, expected {self._node_id} but received"
                 f" {resource_name}"
             )
@@ -125,7 +126,7 @@ class BrokerLoggers:
         """
         number = _number("Node id", resource_name)
         if number != self._node_id:
-            raise _invalid(
+            raise invalid_request(
                 f"Unexpected node id. Expected {self._node_id}, but received"
                 f" {resource_name}"
             )
@@ -145,7 +146,7 @@ class BrokerLoggers:
         name = operation.name
         refused = _REFUSED_OPERATIONS.get(operation.config_operation)
         if refused is not None:
-            raise _invalid(
+            raise invalid_request(
                 f"{refused} operation is not allowed for the BROKER_LOGGER resource"
             )
         if name not in self._names():
@@ -154,7 +155,7 @@ class BrokerLoggers:
             )
         if operation.config_operation == _DELETE:
             if name == ROOT:
-                raise _invalid(
+                raise invalid_request(
                     f"Removing the log level of the {ROOT} logger is not allowed"
                 )
             return None
@@ -182,17 +183,13 @@ def _number(what: str, text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise _invalid(
+        raise invalid_request(
             f"{what} must be an integer, but it is: {_shown(text)}"
         ) from None
 
 
 def _shown(text: str) -> str:
     return text if len(text) <= 100 else text[:100] + "..."
-
-
-def _invalid(message: str) -> ApiError:
-    return ApiError(ErrorCode.INVALID_REQUEST, message)
 
 
 # -- the names of loggers -----------------------------------------------------------

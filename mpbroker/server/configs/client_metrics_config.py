@@ -29,6 +29,7 @@ from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.records.crc32c import crc32c
 from mpbroker.server.configs.config_entries import CLIENT_METRICS_RESOURCE
+from mpbroker.server.errors import invalid_request
 
 METRICS: Final = "metrics"
 INTERVAL: Final = "interval.ms"
@@ -95,8 +96,7 @@ def subscription_names(registry: Registry) -> list[str]:
 def check_subscription_name(name: str) -> None:
     """Raise ApiError INVALID_REQUEST if the name of a subscription is empty."""
     if not name:
-        raise ApiError(
-            ErrorCode.INVALID_REQUEST,
+        raise invalid_request(
             "Client metrics subscription name must not be empty.",
         )
 
@@ -112,7 +112,7 @@ def check_client_metrics_configs(overrides: Mapping[str, str]) -> None:
         for name, text in overrides.items():
             CLIENT_METRICS_CONFIG_DEF.key(name).parse(text)
     except ConfigError as error:
-        raise ApiError(ErrorCode.INVALID_REQUEST, str(error)) from None
+        raise invalid_request(str(error)) from None
     _patterns(overrides.get(MATCH, ""))
 
 

@@ -49,6 +49,7 @@ from mpbroker.server.configs.group_config_def import (
     check_group_configs,
     check_group_name,
 )
+from mpbroker.server.errors import invalid_request
 
 # Takes a copy of a resource's overrides, by key; returns the new ones.
 ConfigChange = Callable[[dict[str, str]], Mapping[str, str]]
@@ -75,8 +76,7 @@ def unsupported_resource(resource_type: int) -> ApiError:
     text = "there is no such resource"
     if resource_type == BROKER_LOGGER_RESOURCE:
         text = "levels of loggers are changed by IncrementalAlterConfigs"
-    return ApiError(
-        ErrorCode.INVALID_REQUEST,
+    return invalid_request(
         f"Unsupported resource type {resource_type}: {text}; TOPIC (2), BROKER (4),"
         " CLIENT_METRICS (16) and GROUP (32) are.",
     )
@@ -85,8 +85,7 @@ def unsupported_resource(resource_type: int) -> ApiError:
 def check_broker_name(name: str, node_id: int) -> None:
     """Raise ApiError INVALID_REQUEST if a resource's name is not this broker's id."""
     if name != str(node_id):
-        raise ApiError(
-            ErrorCode.INVALID_REQUEST,
+        raise invalid_request(
             f"Unexpected broker id, expected {node_id} or empty string, but received"
             f" {name}",
         )
@@ -120,9 +119,7 @@ class NamedOnce:
     def check(self, resource: Resource) -> None:
         """Raise ApiError INVALID_REQUEST if the request names a resource twice."""
         if self._counts[resource.resource_type, resource.resource_name] > 1:
-            raise ApiError(
-                ErrorCode.INVALID_REQUEST, "Each resource must appear at most once."
-            )
+            raise invalid_request("Each resource must appear at most once.")
 
 
 def alter_each(
@@ -161,8 +158,7 @@ def each_once(configs: Iterable[ConfigT]) -> Iterator[ConfigT]:
     seen = set()
     for config in configs:
         if config.name in seen:
-            raise ApiError(
-                ErrorCode.INVALID_REQUEST,
+            raise invalid_request(
                 f"Error due to duplicate config keys: {config.name}",
             )
         seen.add(config.name)
@@ -171,7 +167,7 @@ def each_once(configs: Iterable[ConfigT]) -> Iterator[ConfigT]:
 
 def null_value(name: str) -> ApiError:
     """Return the error for a request that sets a config to null."""
-    return ApiError(ErrorCode.INVALID_REQUEST, f"Null value not supported for: {name}")
+    return invalid_request(f"Null value not supported for: {name}")
 
 
 def alter_resource(
@@ -197,9 +193,7 @@ def _alter_topic(
     name: str, change: ConfigChange, broker: Broker, validate_only: bool
 ) -> None:
     if not name:
-        raise ApiError(
-            ErrorCode.INVALID_REQUEST, "Default topic resources are not allowed."
-        )
+        raise invalid_request("Default topic resources are not allowed.")
     broker.registry.alter_topic_config(name, change, validate_only=validate_only)
 
 
@@ -288,7 +282,7 @@ def _check_together(
     except UnusableConfigError as error:
         raise ApiError(ErrorCode.INVALID_CONFIG, str(error)) from None
     except ConfigError as error:
-        raise ApiError(ErrorCode.INVALID_REQUEST, str(error)) from None
+        raise invalid_request(str(error)) from None
 
 
 def _check_broker_configs(
@@ -300,8 +294,7 @@ def _check_broker_configs(
             key = prefixed[1]
             _check_may_change(key, name, is_prefixed=True)
             if is_default and key.update_mode is UpdateMode.PER_BROKER:
-                raise ApiError(
-                    ErrorCode.INVALID_REQUEST,
+                raise invalid_request(
                     "Cannot update these configs at default cluster level, broker id"
                     f" must be specified: {name}",
                 )
@@ -315,7 +308,7 @@ def _check_broker_configs(
             key.parse(text)
         except ConfigError as error:
             prefix = name.removesuffix(key.name) if prefixed else ""
-            raise ApiError(ErrorCode.INVALID_REQUEST, f"{prefix}{error}") from None
+            raise invalid_request(f"{prefix}{error}") from None
 
 
 def _check_may_change(key: ConfigKey, name: str, *, is_prefixed: bool) -> None:
@@ -329,16 +322,14 @@ def _check_may_change(key: ConfigKey, name: str, *, is_prefixed: bool) -> None:
     ):
         raise _read_only(name)
     if key.update_mode is UpdateMode.PER_BROKER and not is_prefixed:
-        raise ApiError(
-            ErrorCode.INVALID_REQUEST,
+        raise invalid_request(
             "These security configs can be dynamically updated only per-listener using"
             f" the listener prefix: {name}; set listener.name.<listener>.{name}",
         )
 
 
 def _read_only(name: str) -> ApiError:
-    return ApiError(
-        ErrorCode.INVALID_REQUEST,
+    return invalid_request(
         f"Cannot update these configs dynamically: {name}; set it where the broker is"
         " started, and restart it.",
     )

@@ -18,6 +18,7 @@ from mpbroker.base.config_def import (
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.server.configs.config_entries import BrokerConfigs
+from mpbroker.server.errors import invalid_request
 
 SESSION_TIMEOUT: Final = "consumer.session.timeout.ms"
 HEARTBEAT_INTERVAL: Final = "consumer.heartbeat.interval.ms"
@@ -51,7 +52,7 @@ _BROKER_KEYS: Final = {
 def check_group_name(name: str) -> None:
     """Raise ApiError INVALID_REQUEST if a group's name is empty."""
     if not name:
-        raise ApiError(ErrorCode.INVALID_REQUEST, "Group name must not be empty.")
+        raise invalid_request("Group name must not be empty.")
 
 
 def group_default(name: str, broker: BrokerConfigs) -> str:

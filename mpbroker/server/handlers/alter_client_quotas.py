@@ -29,6 +29,7 @@ from mpbroker.protocol.messages.alter_client_quotas import (
     EntryResult,
     OpData,
 )
+from mpbroker.server.errors import invalid_request
 from mpbroker.server.handler_context import HandlerContext
 
 PRODUCER_BYTE_RATE: Final = "producer_byte_rate"
@@ -79,7 +80,7 @@ def handle_alter_client_quotas(
         try:
             entity = _entity(entry.entity, context.broker.resolves)
             if named[_named(entry.entity)] > 1:
-                raise _invalid(f"Ignoring duplicate entity {described(entity)}")
+                raise invalid_request(f"Ignoring duplicate entity {described(entity)}")
             wanted.append((entity, _changes(entity, entry.ops)))
         except ApiError as error:
             result.error_code, result.error_message = error.error_code, str(error)
@@ -112,27 +113,27 @@ def _entity(
         ApiError: INVALID_REQUEST: its parts make no entity.
     """
     if not parts:
-        raise _invalid("Invalid empty client quota entity")
+        raise invalid_request("Invalid empty client quota entity")
     names: dict[str, str | None] = {}
     for part in parts:
         kind, name = part.entity_type, part.entity_name
         if kind in names:
-            raise _invalid(
+            raise invalid_request(
                 f"Invalid client quota entity, duplicate entity entry {kind}"
             )
         if kind not in (USER, CLIENT_ID, IP):
-            raise _invalid(f"Unhandled client quota entity type: {kind}")
+            raise invalid_request(f"Unhandled client quota entity type: {kind}")
         if name == "":
-            raise _invalid(f"Empty {kind} not supported")
+            raise invalid_request(f"Empty {kind} not supported")
         names[kind] = name
     if IP in names and len(names) > 1:
-        raise _invalid(
+        raise invalid_request(
             "Invalid quota entity combination, IP entity should not be used with User"
             " or ClientId"
         )
     address = names.get(IP)
     if address is not None and not resolves(address):
-        raise _invalid(f"{address} is not a valid IP or resolvable host.")
+        raise invalid_request(f"{address} is not a valid IP or resolvable host.")
     return quota_entity(names)
 
 
@@ -149,7 +150,7 @@ def _changes(
     for operation in operations:
         key = operation.key
         if key in changes:
-            raise _invalid(
+            raise invalid_request(
                 f"Duplicate quota key {key} not updating quota for this entity"
                 f" {described(entity)}"
             )
@@ -161,19 +162,17 @@ def _changes(
 
 def _check(keys: Mapping[str, str], key: str, value: float) -> None:
     if key not in keys:
-        raise _invalid(
+        raise invalid_request(
             f"Invalid configuration key {key}; this entity may have"
             f" {', '.join(sorted(keys))}"
         )
     # 0 blocks all connections from an address, which is useful; for rates it is not.
     if not (value > 0 or (value == 0 and key == CONNECTION_CREATION_RATE)):
-        raise _invalid(f"Quota {key} must be greater than 0, not {value:g}")
+        raise invalid_request(f"Quota {key} must be greater than 0, not {value:g}")
     kind = keys[key]
     if value > _LARGEST[kind] or math.isinf(value):
-        raise _invalid(f"Proposed value for {key} is too large for a {kind}: {value:g}")
+        raise invalid_request(
+            f"Proposed value for {key} is too large for a {kind}: {value:g}"
+        )
     if kind != _DOUBLE and abs(value - round(value)) > _EPSILON:
-        raise _invalid(f"{key} cannot be a fractional value, as {value:g} is")
-
-
-def _invalid(message: str) -> ApiError:
-    return ApiError(ErrorCode.INVALID_REQUEST, message)
+        raise invalid_request(f"{key} cannot be a fractional value, as {value:g} is")

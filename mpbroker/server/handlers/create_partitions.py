@@ -18,6 +18,7 @@ from mpbroker.protocol.messages.create_partitions import (
     CreatePartitionsTopic,
     CreatePartitionsTopicResult,
 )
+from mpbroker.server.errors import invalid_request
 from mpbroker.server.handler_context import HandlerContext
 
 # A hash of the group or transactional id chooses the partition of an internal topic, so
@@ -49,7 +50,7 @@ def handle_create_partitions(
         results[wanted.name] = result
         try:
             if named[wanted.name] > 1:
-                raise ApiError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
+                raise invalid_request("Duplicate topic name.")
             topic = registry.topic(wanted.name)
             if topic is not None and 0 < counts[place] < wanted.count == len(
                 topic.partitions

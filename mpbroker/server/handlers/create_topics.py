@@ -22,6 +22,7 @@ from mpbroker.protocol.messages.create_topics import (
     CreateTopicsRequest,
     CreateTopicsResponse,
 )
+from mpbroker.server.errors import invalid_request
 from mpbroker.server.handler_context import Broker, HandlerContext
 from mpbroker.server.intent import id_words, noted_ids
 
@@ -56,8 +57,7 @@ def handle_create_topics(
     for topic in request.topics:
         try:
             if named[topic.name] > 1:
-                raise ApiError(
-                    ErrorCode.INVALID_REQUEST,
+                raise invalid_request(
                     f"Create topics request from client contains duplicate topic"
                     f" {topic.name}.",
                 )
@@ -153,8 +153,7 @@ def _assigned(topic: CreatableTopic, node_id: int) -> int:
         ApiError: INVALID_REQUEST, INVALID_REPLICA_ASSIGNMENT.
     """
     if (topic.num_partitions, topic.replication_factor) != (-1, -1):
-        raise ApiError(
-            ErrorCode.INVALID_REQUEST,
+        raise invalid_request(
             "Both numPartitions or replicationFactor and replicasAssignments were set."
             " Both cannot be used at the same time.",
         )

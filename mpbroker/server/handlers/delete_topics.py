@@ -17,6 +17,7 @@ from mpbroker.protocol.messages.delete_topics import (
     DeleteTopicsResponse,
     DeleteTopicState,
 )
+from mpbroker.server.errors import invalid_request
 from mpbroker.server.handler_context import HandlerContext
 from mpbroker.server.intent import NO_ID, id_words, noted_ids
 
@@ -86,11 +87,9 @@ def _find(
     name: str | None, topic_id: bytes, times: int, registry: TopicRegistry
 ) -> Topic:
     if times > 1:
-        raise ApiError(ErrorCode.INVALID_REQUEST, "Duplicate topic in the request.")
+        raise invalid_request("Duplicate topic in the request.")
     if name is not None and topic_id != NO_ID:
-        raise ApiError(
-            ErrorCode.INVALID_REQUEST, "Topic name and topic ID can not both be set."
-        )
+        raise invalid_request("Topic name and topic ID can not both be set.")
     if name is None:
         topic = registry.topic_by_id(topic_id)
         if topic is None:

@@ -24,6 +24,7 @@ from mpbroker.protocol.messages.describe_client_quotas import (
     EntryData,
     ValueData,
 )
+from mpbroker.server.errors import invalid_request
 from mpbroker.server.handler_context import HandlerContext
 
 _EXACT: Final = 0
@@ -55,8 +56,7 @@ class _Filter:
             self._add(component)
         named = self._names.keys() | self._types
         if IP in named and len(named) > 1:
-            raise ApiError(
-                ErrorCode.INVALID_REQUEST,
+            raise invalid_request(
                 "Invalid entity filter component combination. IP filter component"
                 " should not be used with user or clientId filter component.",
             )
@@ -69,10 +69,9 @@ class _Filter:
             component.match,
         )
         if not kind:
-            raise ApiError(ErrorCode.INVALID_REQUEST, "Invalid empty entity type.")
+            raise invalid_request("Invalid empty entity type.")
         if kind in self._names or kind in self._types:
-            raise ApiError(
-                ErrorCode.INVALID_REQUEST,
+            raise invalid_request(
                 f"Entity type {kind} cannot appear more than once in the filter.",
             )
         if kind not in _TYPES:
@@ -80,15 +79,13 @@ class _Filter:
                 ErrorCode.UNSUPPORTED_VERSION, f"Unsupported entity type {kind}"
             )
         if match not in _MATCHES:
-            raise ApiError(ErrorCode.INVALID_REQUEST, f"Unknown match type {match}")
+            raise invalid_request(f"Unknown match type {match}")
         if match == _EXACT and name is None:
-            raise ApiError(
-                ErrorCode.INVALID_REQUEST,
+            raise invalid_request(
                 "Request specified MATCH_TYPE_EXACT, but set match string to null.",
             )
         if match != _EXACT and name is not None:
-            raise ApiError(
-                ErrorCode.INVALID_REQUEST,
+            raise invalid_request(
                 f"Request specified {_MATCHES[match]}, but also specified a match"
                 " string.",
             )

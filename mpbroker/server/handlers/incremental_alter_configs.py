@@ -34,6 +34,7 @@ from mpbroker.server.configs.config_resources import (
     null_value,
 )
 from mpbroker.server.configs.group_config_def import GROUP_CONFIG_DEF
+from mpbroker.server.errors import invalid_request
 from mpbroker.server.handler_context import Broker, HandlerContext
 
 
@@ -71,8 +72,7 @@ def handle_incremental_alter_configs(
 def _check_operations(resource: AlterConfigsResource) -> None:
     for config in each_once(resource.configs):
         if not 0 <= config.config_operation <= OpType.SUBTRACT:
-            raise ApiError(
-                ErrorCode.INVALID_REQUEST,
+            raise invalid_request(
                 f"Unknown operation {config.config_operation} for {config.name}; it is"
                 " 0 (set), 1 (delete), 2 (append) or 3 (subtract).",
             )

@@ -17,6 +17,7 @@ from mpbroker.protocol.messages.list_offsets import (
     ListOffsetsResponse,
     ListOffsetsTopicResponse,
 )
+from mpbroker.server.errors import invalid_request
 from mpbroker.server.fetch.fetch_handler import check_leader_epoch
 from mpbroker.server.handler_context import HandlerContext
 
@@ -58,7 +59,7 @@ def handle_list_offsets(
             index = partition.partition_index
             try:
                 if (wanted.name, index) in twice:
-                    raise ApiError(ErrorCode.INVALID_REQUEST, "named twice")
+                    raise invalid_request("named twice")
                 if topic is None or not 0 <= index < len(topic.partitions):
                     raise ApiError(
                         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
@@ -110,7 +111,7 @@ def _lookup(
     elif timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
         found = None  # nothing is tiered
     elif timestamp < 0:
-        raise ApiError(ErrorCode.INVALID_REQUEST, f"timestamp {timestamp}")
+        raise invalid_request(f"timestamp {timestamp}")
     else:
         found = log.offset_for_timestamp(timestamp)
         end = log.last_stable_offset() if committed else log.latest()

@@ -19,6 +19,7 @@ from mpbroker.protocol.records.compression import (
     DecompressionLimitError,
     decompress,
 )
+from mpbroker.server.errors import invalid_request
 from mpbroker.server.handler_context import HandlerContext
 from mpbroker.server.request import CLOSE, Deferred
 from mpbroker.server.telemetry.client_telemetry import (
@@ -47,7 +48,7 @@ def handle_push_telemetry(
     assert telemetry is not None
     instance_id, max_bytes = request.client_instance_id, telemetry.max_bytes
     if instance_id in RESERVED_INSTANCES:
-        raise ApiError(ErrorCode.INVALID_REQUEST, "a push without an instance id")
+        raise invalid_request("a push without an instance id")
     client = telemetry.client(received, instance_id)
     if client is None:
         return CLOSE
@@ -104,8 +105,7 @@ def admit_push(
     )
     try:
         if had_ended:
-            raise ApiError(
-                ErrorCode.INVALID_REQUEST,
+            raise invalid_request(
                 f"client instance {request.client_instance_id.hex()} pushes after it"
                 " said that it ends",
             )
