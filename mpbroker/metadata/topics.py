@@ -647,6 +647,24 @@ class _Draft:
         return topic_id
 
 
+def require_partition(topic: Topic | None, name: str, index: int) -> Topic:
+    """Return a topic that has a partition of this index.
+
+    Args:
+        topic: the topic that was looked up; None: there is none.
+        name: the name that it was looked up by.
+
+    Raises:
+        ApiError: UNKNOWN_TOPIC_OR_PARTITION: the topic or the partition does not exist.
+    """
+    if topic is None or not 0 <= index < len(topic.partitions):
+        raise ApiError(
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+            f"there is no partition {index} of topic {name}",
+        )
+    return topic
+
+
 def _unknown(name: str) -> ApiError:
     return ApiError(
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist."

@@ -32,7 +32,7 @@ from mpbroker.coordinator.outbox import (
 from mpbroker.coordinator.transactions.transaction_ends import COORDINATOR_EPOCH
 from mpbroker.ipc.layout import RowStatus
 from mpbroker.metadata.topic_names import OFFSETS_TOPIC, TopicPartition
-from mpbroker.metadata.topics import Topic, TopicRegistry
+from mpbroker.metadata.topics import Topic, TopicRegistry, require_partition
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.write_txn_markers import (
@@ -147,9 +147,7 @@ class MarkerWriter:
         for topic_partition in markers.partitions:
             name, partition = topic_partition
             try:
-                topic = self._registry.topic(name)
-                if topic is None or not 0 <= partition < len(topic.partitions):
-                    raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+                topic = require_partition(self._registry.topic(name), name, partition)
                 log = self._log(topic, partition)
                 end = self._append(log, data, now_ms)
             except ApiError as error:

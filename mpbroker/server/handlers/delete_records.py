@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from mpbroker.metadata.topics import require_partition
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.delete_records import (
@@ -59,13 +60,10 @@ def _delete(
     logs: LogManager,
 ) -> int:
     index = wanted.partition_index
-    if topic is None or not 0 <= index < len(topic.partitions):
-        raise ApiError(
-            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{name}-{index} does not exist"
-        )
-    if topic.is_internal:
+    existing = require_partition(topic, name, index)
+    if existing.is_internal:
         raise ApiError(
             ErrorCode.INVALID_TOPIC_EXCEPTION,
             f"Cannot delete records of internal topic {name}",
         )
-    return logs.log(topic, index).delete_records(wanted.offset)
+    return logs.log(existing, index).delete_records(wanted.offset)

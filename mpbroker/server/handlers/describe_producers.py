@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.metadata.topics import require_partition
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.describe_producers import (
     DescribeProducersRequest,
@@ -33,15 +33,11 @@ def handle_describe_producers(
         partitions = []
         for index in wanted.partition_indexes:
             try:
-                if topic is None or not 0 <= index < len(topic.partitions):
-                    raise ApiError(
-                        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                        f"there is no partition {index} of topic {wanted.name}",
-                    )
+                existing = require_partition(topic, wanted.name, index)
                 partitions.append(
                     PartitionResponse(
                         partition_index=index,
-                        active_producers=_producers(broker.logs.log(topic, index)),
+                        active_producers=_producers(broker.logs.log(existing, index)),
                     )
                 )
             except ApiError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from mpbroker.metadata.topics import require_partition
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.list_offsets import (
@@ -60,15 +61,11 @@ def handle_list_offsets(
             try:
                 if (wanted.name, index) in twice:
                     raise invalid_request("named twice")
-                if topic is None or not 0 <= index < len(topic.partitions):
-                    raise ApiError(
-                        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                        f"{wanted.name}-{index} does not exist",
-                    )
+                existing = require_partition(topic, wanted.name, index)
                 committed = request.isolation_level == _READ_COMMITTED
                 answers.append(
                     _lookup(
-                        broker.logs.look(topic, index),
+                        broker.logs.look(existing, index),
                         partition,
                         context.version,
                         committed=committed,

@@ -5,7 +5,7 @@ Source: Kafka protocol guide, "OffsetForLeaderEpoch"; KIP-101, KIP-320.
 
 from __future__ import annotations
 
-from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.metadata.topics import require_partition
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.offset_for_leader_epoch import (
     EpochEndOffset,
@@ -29,12 +29,8 @@ def handle_offset_for_leader_epoch(
         for partition in wanted.partitions:
             index = partition.partition
             try:
-                if topic is None or not 0 <= index < len(topic.partitions):
-                    raise ApiError(
-                        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                        f"{wanted.topic}-{index} does not exist",
-                    )
-                found = broker.logs.log(topic, index).lookup
+                existing = require_partition(topic, wanted.topic, index)
+                found = broker.logs.log(existing, index).lookup
                 check_leader_epoch(partition.current_leader_epoch, found)
                 end = found.end_offset_for_epoch(partition.leader_epoch)
                 results.append(
