@@ -1,4 +1,4 @@
-"""The table of APIs: what a row says is all there is to serving an API."""
+"""The table of APIs: its rows, and serving an API with a row, message and handler."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_no_module_of_handlers_is_left_that_answers_nothing():
     assert modules == answering
 
 
-def test_clients_are_asked_for_metrics_only_where_somebody_receives_them():
+def test_telemetry_apis_are_served_only_with_a_receiver():
     telemetry = {ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, ApiKey.PUSH_TELEMETRY}
     everything = {row.key for row in served(has_receiver=True)}
     assert everything == set(APIS)
@@ -86,7 +86,7 @@ def test_the_control_plane_serves_no_data():
     assert set(APIS) - rows == {ApiKey.PRODUCE, ApiKey.FETCH}
 
 
-def test_what_is_handed_on_unread_is_not_looked_into_first():
+def test_apis_that_a_handler_decides_about_are_not_forwarded_unread():
     assert not {ApiKey.PRODUCE, ApiKey.INIT_PRODUCER_ID} & set(forwarded_apis())
 
 
@@ -155,7 +155,7 @@ def test_a_new_api_is_its_message_its_handler_and_its_row(vote, rule):
     assert ask_vote(rule) == (ErrorCode.NONE, "mine of r")
 
 
-def test_its_row_says_what_a_sender_needs(vote):
+def test_a_row_names_the_permission_that_a_sender_needs(vote):
     nobody = authorization(Granting())
     somebody = authorization(Granting((Op.ALTER, "kafka-cluster")))
     assert ask_vote(OPEN, nobody) == (ErrorCode.NONE, "mine of r")

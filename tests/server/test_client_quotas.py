@@ -1,4 +1,4 @@
-"""Which quota counts, and for how long a client must be quiet for it.
+"""The quota that applies to a client, its charges and its throttle times.
 
 Kafka's ClientQuotaManagerTest, ClientRequestQuotaManagerTest and
 ControllerMutationQuotaManagerTest, on our table; the time is the test's.
@@ -107,7 +107,7 @@ def clients(control):
     return Clients(control)
 
 
-def test_who_comes_after_a_client_that_has_gone_is_not_muted_for_it(clients):
+def test_a_new_connection_in_a_reused_row_is_not_muted(clients):
     clients.set(1.0, client="c")
     request = clients.request(key=ApiKey.PRODUCE, size=1_000_000)
     row = connection_row(request.connection)
@@ -117,7 +117,7 @@ def test_who_comes_after_a_client_that_has_gone_is_not_muted_for_it(clients):
 
 
 def taken_by(clients, request, user=None):
-    """The request's client has gone; its row is free, or another's by now."""
+    """Disconnect the request's client; its row is free, or of another client."""
     row = connection_row(request.connection)
     clients.words[row + CONNECTION_SLOT] = -(request.slot + 1)
     clients.words[row + CONNECTION_STATE] = 0
@@ -127,7 +127,7 @@ def taken_by(clients, request, user=None):
         clients.words[row + CONNECTION_STATE] = ConnectionState.READING
 
 
-def test_nobody_pays_for_a_client_that_was_there_before(clients):
+def test_the_next_client_of_a_row_does_not_pay_for_the_one_before(clients):
     clients.set(100.0, "userA", None)
     clients.set(100.0, "userB", None)
     request = clients.request("c", "userA", key=ApiKey.PRODUCE, size=1_000_000)
@@ -136,7 +136,7 @@ def test_nobody_pays_for_a_client_that_was_there_before(clients):
     assert clients.charge(0, user="userB") == 0
 
 
-def test_nobody_pays_who_has_come_and_gone_since(clients):
+def test_a_later_client_of_a_row_does_not_pay_after_it_disconnected(clients):
     clients.set(100.0, "userB", None)
     request = clients.request("c", "userA", key=ApiKey.PRODUCE, size=1_000_000)
     taken_by(clients, request, "userB")
@@ -145,7 +145,7 @@ def test_nobody_pays_who_has_come_and_gone_since(clients):
     assert clients.charge(0, user="userB") == 0
 
 
-def test_who_goes_before_the_answer_pays_as_long_as_nobody_else_is_there(clients):
+def test_a_client_that_disconnects_pays_while_its_row_is_not_reused(clients):
     clients.set(100.0, "userA", None)
     request = clients.request("c", "userA", key=ApiKey.PRODUCE, size=1_000_000)
     taken_by(clients, request)
@@ -254,7 +254,7 @@ def test_kinds_are_looked_for_apart(clients):
 
 
 @pytest.mark.parametrize("client", [None, ""])
-def test_who_has_no_client_id_has_the_defaults(clients, client):
+def test_a_client_without_a_client_id_has_the_defaults(clients, client):
     clients.set(10, "-", None)
     assert clients.charge(200, client) == 10_000
     clients.set(None, "-", None)
@@ -314,7 +314,7 @@ def test_a_produce_is_charged_its_bytes_and_muted_before_it_is_answered(clients)
     assert clients.muted_ms(request) == 10_000
 
 
-def test_a_produce_that_nobody_answers_is_muted_too(clients):
+def test_a_produce_with_acks_0_is_muted_too(clients):
     clients.set(10, "-", None)
     clients.set(0.0001, "-", None, "request_percentage")
     request = clients.request(key=ApiKey.PRODUCE, size=200)
@@ -334,7 +334,7 @@ def test_a_parked_produce_is_charged_when_it_is_parked(clients):
 
 
 @pytest.mark.parametrize("answer", [CLOSE, FORWARDED])
-def test_what_is_not_done_is_not_charged(clients, answer):
+def test_a_request_that_is_not_executed_is_not_charged(clients, answer):
     clients.set(10, "-", None)
     request = clients.request(key=ApiKey.PRODUCE, size=200)
     assert clients.quotas.settle(request, answer) is answer
@@ -372,7 +372,7 @@ def test_the_longest_throttle_counts(clients):
     assert request.throttle_ms == 1000  # of 100 for the bytes
 
 
-def test_a_request_costs_what_its_processor_did_for_it_too(clients):
+def test_a_request_is_charged_for_its_processors_time_too(clients):
     clients.set(100, "-", None, "request_percentage")
     unit = processor_row(0) + PROCESSOR_UNIT_COST
     clients.words[unit] = MS
@@ -393,7 +393,7 @@ def test_a_request_costs_what_its_processor_did_for_it_too(clients):
     )
 
 
-def test_what_brokers_ask_each_other_is_exempt(clients):
+def test_requests_between_brokers_are_exempt(clients):
     clients.set(0.001, "-", None, "request_percentage")
     request = clients.request(key=ApiKey.WRITE_TXN_MARKERS)
     clients.now += S
@@ -401,7 +401,7 @@ def test_what_brokers_ask_each_other_is_exempt(clients):
     assert request.throttle_ms == 0
 
 
-def test_the_time_of_a_parked_request_is_what_it_was_worked_on(clients):
+def test_the_time_in_which_a_request_is_parked_is_not_charged(clients):
     clients.set(1, "-", None, "request_percentage")
     request = clients.request(key=ApiKey.FETCH)
     row = slot_row(request.slot)
@@ -457,7 +457,7 @@ def test_a_strict_quota_refuses_and_mutes_and_an_older_client_is_only_muted(clie
     clients.quotas.permit(new, 6)(1)
 
 
-def test_who_has_no_such_quota_may_change_what_it_likes(clients):
+def test_without_a_mutation_quota_all_changes_are_allowed(clients):
     assert clients.quotas.permit(clients.request(), 6) is None
 
 

@@ -1,4 +1,4 @@
-"""Which request goes where, and what becomes of those that go nowhere."""
+"""The dispatcher: handlers of requests, refusals, errors and bugs."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ def counted(frame):
     return found
 
 
-def test_what_closes_a_connection_is_counted_with_its_reason():
-    """Kafka closes without a trace but a line of its log: old clients are not found."""
+def test_a_request_that_closes_its_connection_is_counted_with_the_reason():
+    """Kafka only writes a line to its log, so it is hard to find old clients."""
     unsupported = ErrorCode.UNSUPPORTED_VERSION
     fetch, _ = APIS[ApiKey.FETCH].versions
     old = encode_request_header(ApiKey.FETCH, fetch - 1, 1, "old")

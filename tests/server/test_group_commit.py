@@ -1,4 +1,4 @@
-"""One sync for many: who asks in time is covered, who comes late gets the next."""
+"""Group commit: one sync for many requests; late records are in the next one."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Log:
 
 
 class Commit:
-    """A handler's group commit, and what it told whom."""
+    """A handler's group commit, and the notices that it has sent."""
 
     def __init__(self, handler=0):
         self.disk = Disk()
@@ -100,7 +100,7 @@ def owner(log):
     return log.row.words[log.row.base + ROW_SYNC_OWNER]
 
 
-def test_a_sync_makes_durable_what_was_there_when_it_started(memory):
+def test_a_sync_makes_durable_the_records_present_at_its_start(memory):
     log, own = Log(memory, 1), Commit()
     log.grow(10)
     own.want(log)
@@ -124,7 +124,7 @@ def test_many_requests_of_a_batch_share_one_sync(memory):
     assert own.commit.syncs == 1
 
 
-def test_who_comes_late_starts_the_next_when_the_first_has_ended(memory):
+def test_records_that_come_late_start_the_next_sync_when_the_first_has_ended(memory):
     log, own = Log(memory, 1), Commit()
     log.grow(10)
     own.want(log)
@@ -204,7 +204,7 @@ def test_nothing_left_to_sync_ends_at_once(memory):
     assert log.row.durable_end_offset == 10
 
 
-def test_a_sync_whose_owner_died_is_made_again_by_who_needs_it(memory):
+def test_a_sync_whose_owner_died_is_made_again_by_a_waiting_handler(memory):
     log, dead, alive = Log(memory, 1), Commit(0), Commit(1)
     log.grow(10)
     dead.want(log)
@@ -227,11 +227,11 @@ def test_an_older_sync_never_takes_durability_back(memory):
     assert log.row.durable_end_offset == 50
 
 
-def test_what_has_failed_for_another_is_durable_for_nobody(memory):
+def test_a_log_whose_sync_failed_is_durable_for_no_process(memory):
     log, own = Log(memory, 1), Commit()
     log.grow(10)
     own.want(log)
-    log.row.status = RowStatus.OFFLINE  # an fsync of somebody else, of the same pages
+    log.row.status = RowStatus.OFFLINE  # an fsync of another process, of the same pages
     own.end()
     assert log.row.durable_end_offset == 0
     assert log.row.status == RowStatus.OFFLINE
@@ -240,7 +240,7 @@ def test_what_has_failed_for_another_is_durable_for_nobody(memory):
 # -- at once -------------------------------------------------------------------------
 
 
-def test_who_is_alone_on_a_quick_disk_waits_for_no_event(memory):
+def test_a_lone_request_on_a_fast_disk_is_synced_at_once(memory):
     log, own = Log(memory, 1, files=2), Commit()
     log.grow(10)
     own.commit.is_alone = own.disk.is_quick = True
@@ -251,7 +251,7 @@ def test_who_is_alone_on_a_quick_disk_waits_for_no_event(memory):
 
 
 @pytest.mark.parametrize(("alone", "quick"), [(False, True), (True, False)])
-def test_nobody_else_has_to_wait_for_a_sync_that_is_made_at_once(memory, alone, quick):
+def test_no_sync_is_made_at_once_while_other_requests_wait(memory, alone, quick):
     log, own = Log(memory, 1), Commit()
     log.grow(10)
     own.commit.is_alone, own.disk.is_quick = alone, quick
@@ -285,7 +285,7 @@ def test_of_those_that_are_synced_together_one_may_fail(memory):
     ]
 
 
-def test_what_is_appended_while_a_sync_is_made_at_once_is_not_durable_by_it(memory):
+def test_records_appended_during_a_sync_at_once_are_not_durable_by_it(memory):
     logs, own = [Log(memory, index) for index in range(2)], Commit()
     for log in logs:
         log.grow(10)
@@ -330,7 +330,7 @@ def cannot_be_opened(number):
 @pytest.mark.parametrize("at_once", [True, False])
 @pytest.mark.parametrize("status", [RowStatus.OFFLINE, RowStatus.DELETED])
 def test_a_log_whose_files_are_gone_is_done_with(memory, at_once, status, caplog):
-    """Nobody dies of it; that it was deleted stays to be seen."""
+    """No handler fails; the row still says that the log was deleted."""
     log, own = Log(memory, 1, error=cannot_be_opened(2)), Commit()
     log.grow(10)
     if status == RowStatus.DELETED:
@@ -355,7 +355,7 @@ def test_a_log_whose_files_are_gone_is_done_with(memory, at_once, status, caplog
 
 @pytest.mark.parametrize("at_once", [True, False])
 @pytest.mark.parametrize("number", [errno.ENFILE, errno.EMFILE, errno.ENOMEM])
-def test_what_cannot_be_opened_just_now_is_synced_later(memory, at_once, number):
+def test_a_log_that_cannot_be_opened_now_is_synced_later(memory, at_once, number):
     """Nothing has failed to be written: that it is not tried again is for fsync."""
     log, own, other = Log(memory, 1), Commit(), Commit(1)
     log.error, log.make_room = OSError(number, os.strerror(number)), lambda: None
@@ -363,7 +363,7 @@ def test_what_cannot_be_opened_just_now_is_synced_later(memory, at_once, number)
     if at_once:
         own.commit.is_alone = own.disk.is_quick = True
         own.commit.sync_at_once([log])
-        assert own.commit.is_idle  # whoever waits for it asks for it
+        assert own.commit.is_idle  # each waiting handler wants a sync
     own.want(log)
     assert log.row.status == RowStatus.ONLINE and log.row.durable_end_offset == 0
     assert not own.commit.is_idle and owner(log) == 0 and not own.told
@@ -381,7 +381,9 @@ def test_what_cannot_be_opened_just_now_is_synced_later(memory, at_once, number)
 
 @pytest.mark.parametrize("at_once", [True, False])
 @pytest.mark.parametrize("helps", [True, False])
-def test_who_lacks_a_descriptor_makes_room_and_tries_once_more(memory, at_once, helps):
+def test_without_free_descriptors_files_are_closed_and_opening_is_tried_again(
+    memory, at_once, helps
+):
     first, log, own = Log(memory, 1), Log(memory, 2), Commit()
     log.error = OSError(errno.EMFILE, "Too many open files")
     begun = []

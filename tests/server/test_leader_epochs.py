@@ -1,4 +1,4 @@
-"""Directories that other brokers led before: their last epoch is ours, to everybody."""
+"""Log directories from other brokers: their last leader epoch is the broker's."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_clients_are_told_the_last_epoch_of_each_partition(stage, is_open):
     assert is_open or not os.path.exists(f"{stage.log('t', 1).directory[:-1]}0")
 
 
-def test_what_is_left_of_another_topic_of_that_name_says_nothing(stage):
+def test_epochs_of_a_deleted_topic_of_the_same_name_are_ignored(stage):
     stage.registry.delete_topic("t")
     stage.registry.create_topic("t", 3)
     assert epochs(stage) == [0, 0, 0]
@@ -87,10 +87,8 @@ def test_a_directory_that_cannot_be_read_keeps_no_client_from_the_others(
     assert epochs(stage, asking) == [0, 5, 0]
 
 
-def test_epochs_that_cannot_be_read_keep_nobody_from_other_partitions(
-    stage, monkeypatch
-):
-    """Another process may read them: the partition goes on, too."""
+def test_unreadable_epochs_do_not_affect_other_partitions(stage, monkeypatch):
+    """Another process may be able to read them: the partition stays online."""
 
     def broken(directory):
         raise OSError(errno.EIO, "Input/output error")
@@ -123,7 +121,7 @@ def test_epochs_that_cannot_be_read_keep_nobody_from_other_partitions(
     ("current", "error"),
     [(-1, 0), (0, FENCED), (4, FENCED), (5, 0), (6, UNKNOWN)],
 )
-def test_who_knows_another_epoch_is_told_so(stage, current, error):
+def test_a_request_with_another_leader_epoch_is_refused(stage, current, error):
     log = stage.log("t", 1)
     if error:
         with pytest.raises(ApiError) as refused:

@@ -1,4 +1,4 @@
-"""A file of lines may be a pipe, and holds nobody up."""
+"""A file of lines, which may be a pipe, does not block its writer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def write(log: LineFile, data: bytes) -> bool:
     return not writer.is_alive()
 
 
-def test_a_pipe_that_nobody_reads_holds_nobody_up(tmp_path, caplog):
+def test_a_pipe_without_a_reader_does_not_block(tmp_path, caplog):
     path = tmp_path / "metrics"
     os.mkfifo(path)
     log = LineFile(str(path), "request.log.path")
@@ -104,7 +104,7 @@ def test_a_full_file_makes_way_for_the_next_and_only_the_last_two_are_kept(tmp_p
     assert sorted(os.listdir(tmp_path)) == ["metrics", "metrics.1"]
 
 
-def test_what_one_process_has_moved_away_another_does_not(tmp_path, monkeypatch):
+def test_a_file_renamed_by_one_process_is_not_renamed_by_another(tmp_path, monkeypatch):
     path = tmp_path / "metrics"
     log, other = (
         LineFile(str(path), "request.log.path", max_bytes=10) for _ in range(2)
@@ -122,7 +122,7 @@ def test_what_one_process_has_moved_away_another_does_not(tmp_path, monkeypatch)
     assert contents(path) == [b"0123456789\n", b"other's\nours\n"]
 
 
-def test_nobody_waits_for_who_was_stopped_when_moving_it_away(tmp_path):
+def test_no_process_waits_for_one_that_was_stopped_during_the_rename(tmp_path):
     path = tmp_path / "metrics"
     log = LineFile(str(path), "request.log.path", max_bytes=10)
     log.append(b"0123456789\n")

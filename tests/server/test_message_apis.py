@@ -104,14 +104,14 @@ def test_a_transactional_producer_is_the_coordinators(stage, version):
 
 
 @pytest.mark.parametrize("version", [0, 1])
-def test_who_has_authenticated_may_not_begin_again(stage, version):
+def test_an_authenticated_client_may_not_authenticate_again(stage, version):
     answer = stage.ask(SaslHandshakeRequest(mechanism="PLAIN"), version)
     assert answer.error_code == ErrorCode.ILLEGAL_SASL_STATE
     assert list(answer.mechanisms) == []
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])
-def test_a_token_of_who_has_authenticated_is_not_looked_at(stage, version):
+def test_a_token_of_an_authenticated_client_is_ignored(stage, version):
     asked = SaslAuthenticateRequest(auth_bytes=b"\0alice\0wonder")
     answer = stage.ask(asked, version)
     assert answer.error_code == ErrorCode.ILLEGAL_SASL_STATE

@@ -1,4 +1,4 @@
-"""Requests that wait: completed when it is time, answered once, and cheap meanwhile."""
+"""Parked requests: completed in time, answered once, and cheap while they wait."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.server.waiting import Waiting, append, purgatory
 from tests.support.children import running, wait_until
 
 
-def test_an_append_completes_what_waits_for_it_in_the_same_process(memory):
+def test_an_append_completes_waiting_operations_of_the_same_process(memory):
     own = purgatory(memory)
     operation = Waiting(memory, 3)
     own.watch(operation)
@@ -20,7 +20,7 @@ def test_an_append_completes_what_waits_for_it_in_the_same_process(memory):
     assert (operation.completed, own.size) == (1, 0)
 
 
-def test_an_append_completes_what_waits_for_it_in_another_handler(memory):
+def test_an_append_completes_waiting_operations_of_another_handler(memory):
     mine, others = purgatory(memory, 0), purgatory(memory, 5)
     operation = Waiting(memory, 3)
     others.watch(operation)
@@ -39,7 +39,7 @@ def test_a_change_that_is_not_enough_leaves_it_waiting_for_the_next(memory):
     assert (operation.looked, operation.completed) == (3, 1)
 
 
-def test_a_change_of_another_row_is_nobodys_business(memory):
+def test_a_change_of_an_unwatched_row_tries_no_operation(memory):
     own = purgatory(memory)
     operation = Waiting(memory, 3)
     own.watch(operation)
@@ -61,7 +61,7 @@ def test_it_completes_once_whichever_of_its_rows_change(memory):
     assert (operation.completed, operation.expired) == (1, 0)
 
 
-def test_the_deadline_answers_what_nothing_has_completed(memory):
+def test_the_deadline_answers_operations_that_were_not_completed(memory):
     own = purgatory(memory)
     late = Waiting(memory, 1, deadline_ns=200)
     early = Waiting(memory, 1, deadline_ns=100)
@@ -79,7 +79,7 @@ def test_the_deadline_answers_what_nothing_has_completed(memory):
     assert own.next_deadline_ns > 1 << 61
 
 
-def test_what_is_no_longer_watched_is_neither_completed_nor_expired(memory):
+def test_an_unwatched_operation_is_not_completed_and_does_not_expire(memory):
     own = purgatory(memory)
     operation = Waiting(memory, 1, deadline_ns=100)
     own.watch(operation)
@@ -119,7 +119,9 @@ def test_after_a_death_it_looks_at_everything_and_asks_for_notices_again(memory)
     own.watch(data)
     own.watch(sync)
     row = memory.table.row(2)
-    row.words[row.base + ROW_WAITERS] = 0  # cleared by one who died before telling us
+    row.words[row.base + ROW_WAITERS] = (
+        0  # cleared by a process that died before it sent the notice
+    )
     memory.notices[0].overflow()
     own.process_notices()
     assert (data.looked, sync.looked) == (1, 1)
@@ -128,7 +130,7 @@ def test_after_a_death_it_looks_at_everything_and_asks_for_notices_again(memory)
     assert data.completed == 1
 
 
-def test_one_who_waits_for_a_sync_is_not_told_of_data(memory):
+def test_an_operation_that_waits_for_a_sync_is_not_tried_for_new_data(memory):
     own = purgatory(memory)
     operation = Waiting(memory, sync_key(2))
     own.watch(operation)
@@ -152,7 +154,7 @@ def test_a_notice_to_itself_takes_no_ring_and_is_not_slept_over(memory):
     assert not own.has_notices
 
 
-def test_its_own_change_while_nobody_waits_does_not_cost_the_next_one_its_notice(
+def test_an_own_change_without_waiters_does_not_use_up_the_next_notice(
     memory,
 ):
     own, other = purgatory(memory), purgatory(memory, 1)
@@ -193,7 +195,7 @@ def test_one_append_tells_each_waiting_handler_once(memory):
     append(memory, 2, 1, purgatory(memory, 2))
     assert memory.notices[0].take() == ([2], False)
     assert memory.notices[1].take() == ([2], False)
-    append(memory, 2, 2, other)  # nobody has asked again yet
+    append(memory, 2, 2, other)  # no operation has set the bit again yet
     assert memory.notices[0].is_empty()
 
 
@@ -245,14 +247,14 @@ def test_a_bug_in_one_does_not_keep_the_others_waiting(memory):
     assert met == [bad, late]
 
 
-def test_without_anybody_to_answer_a_bug_is_not_hidden(memory):
+def test_without_a_handler_for_bugs_the_exception_is_raised(memory):
     own = purgatory(memory)
     own.watch(Buggy(memory, 1, deadline_ns=5))
     with pytest.raises(ZeroDivisionError):
         own.expire(5)
 
 
-def test_when_the_broker_stops_only_what_may_is_answered_early(memory):
+def test_when_the_broker_stops_operations_that_may_end_early_are_answered(memory):
     own = purgatory(memory)
     fetch, produce = Waiting(memory, 1), Waiting(memory, 1)
     produce.may_end_early = False

@@ -1,4 +1,4 @@
-"""Quotas as clients meet them: told in the answer, and not heard until then.
+"""Quotas as clients see them: a throttle time in the answer, and a muted connection.
 
 No times are measured: a throttle shows in ``throttle_time_ms`` and in the order of what
 happens, and a rate in how much of it is counted.
@@ -134,7 +134,9 @@ def topic(own_broker, topic_name):
     return topic_name
 
 
-def test_a_producer_over_its_quota_is_told_and_held(own_broker, client, topic):
+def test_a_producer_above_its_quota_gets_a_throttle_time_and_is_muted(
+    own_broker, client, topic
+):
     set_quota(own_broker, 2000.0, client.name)
     # 20,000 bytes are ten seconds' worth; what comes then is to be waited for.
     told = [client.produce(topic, 6000) for _ in range(4)]
@@ -148,7 +150,7 @@ def test_a_producer_over_its_quota_is_told_and_held(own_broker, client, topic):
     set_quota(own_broker, None, client.name)
 
 
-def test_who_is_muted_is_heard_after_others(own_broker, client, topic):
+def test_a_muted_client_is_read_after_others(own_broker, client, topic):
     set_quota(own_broker, 20_000.0, client.name)
     assert client.produce(topic, 600_000) > 10_000
     client.send(METADATA, 9, MetadataRequest(topics=[]).encode(9))
@@ -161,7 +163,7 @@ def test_who_is_muted_is_heard_after_others(own_broker, client, topic):
     set_quota(own_broker, None, client.name)
 
 
-def test_what_nobody_answers_mutes_as_well(own_broker, client, topic):
+def test_a_produce_with_acks_0_mutes_as_well(own_broker, client, topic):
     set_quota(own_broker, 20_000.0, client.name)
     client.send_produce(topic, 600_000, acks=0)
     client.send(METADATA, 9, MetadataRequest(topics=[]).encode(9))
@@ -215,7 +217,9 @@ def test_time_is_limited_for_any_request(own_broker, client):
     assert client.metadata() == 0
 
 
-def test_changes_of_topics_are_refused_to_those_who_know_why(own_broker, topic_name):
+def test_changes_of_topics_are_refused_to_clients_that_know_the_error(
+    own_broker, topic_name
+):
     set_quota(own_broker, 1.0, topic_name, "controller_mutation_rate")
     refused = ErrorCode.THROTTLING_QUOTA_EXCEEDED
 

@@ -313,7 +313,7 @@ def test_a_handler_ends_when_the_broker_has_stopped(memory):
 
 
 def test_a_sleeping_handler_is_woken_by_requests_notices_and_syncs(memory, tmp_path):
-    """It sleeps without end: who is not woken never answers."""
+    """It sleeps without a timeout: without a wake-up it would never answer."""
     with open(tmp_path / "log", "wb") as file:
         stage = Stage(memory, disk=DiskSync())
         log = Log(memory, 1)

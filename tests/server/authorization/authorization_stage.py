@@ -1,4 +1,4 @@
-"""An authorizer that says what a test wants, and what stands around it."""
+"""An authorizer for tests, and the objects around it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages of every API, and what becomes of them behind a guard."""
+"""Messages of every API, executed with an authorizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DescribeAcls, CreateAcls, DeleteAcls: what is valid, what is said of the rest."""
+"""DescribeAcls, CreateAcls and DeleteAcls: validation, changes and answers."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_valid_entries_are_kept_and_shown_by_resource(access):
         ({"resource_name": "x" * 5000}, "5000 characters"),
     ],
 )
-def test_what_makes_no_sense_is_refused_and_the_rest_is_kept(access, fields, words):
+def test_an_invalid_entry_is_refused_and_the_others_are_added(access, fields, words):
     first, (code, message), last = create(
         access, creation(), creation(**fields), creation(operation=8)
     )
@@ -152,7 +152,7 @@ def test_too_many_at_once_are_refused(access, monkeypatch):
     assert kept(access) == []
 
 
-def test_filters_take_away_what_they_mean_and_wrong_ones_nothing(access):
+def test_filters_remove_the_entries_that_they_match_and_invalid_ones_nothing(access):
     create(access, creation(), creation(resource_name="u"), creation(operation=4))
     request = DeleteAclsRequest(
         filters=[
@@ -173,7 +173,7 @@ def test_filters_take_away_what_they_mean_and_wrong_ones_nothing(access):
 
 
 class Notes:
-    """What a slot keeps of a request, whoever dies over it."""
+    """The notes in a request's slot, which outlive its handler."""
 
     def __init__(self) -> None:
         self.words = ()
@@ -194,7 +194,7 @@ def deleted(access, *filters, intent):
     ]
 
 
-def test_whoever_executes_it_again_is_told_of_what_went_and_takes_nothing_more(access):
+def test_a_second_execution_gives_the_same_answer_and_removes_nothing_more(access):
     filters = [
         wanted(operation=3),
         wanted(resource_name_filter="u"),
@@ -224,7 +224,7 @@ def test_a_deletion_that_was_noted_and_not_made_is_made(access):
     assert kept(access) == []
 
 
-def test_an_authorizer_of_ones_own_need_not_know_of_second_executions():
+def test_a_custom_authorizer_need_not_support_second_executions():
     class Own(StandardAuthorizer):
         delete_acls_once = Authorizer.delete_acls_once
 
@@ -267,7 +267,7 @@ class Full:
     delete = create
 
 
-def test_what_cannot_be_written_is_said_for_each_valid_entry():
+def test_a_failed_write_is_told_for_each_valid_entry():
     access = access_by(StandardAuthorizer(Full()))
     wrong, valid = create(access, creation(operation=1), creation())
     assert wrong[0] == INVALID

@@ -1,4 +1,4 @@
-"""Who is asked, how often, what is written about it, and who the sender is."""
+"""Authorization: senders, kept decisions, the log of denials, failing authorizers."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_decisions_of_one_sender_are_not_anothers():
     assert access_of(authorizer, made).may_topic(Op.READ, "t")
 
 
-def test_what_is_no_answer_lets_nobody_in():
+def test_a_result_other_than_true_denies():
     class Vague(Granting):
         def authorize(self, context, operation, resource):
             return "yes"
@@ -84,7 +84,7 @@ def test_what_is_no_answer_lets_nobody_in():
     assert not access_of(Vague()).may_topic(Op.READ, "t")
 
 
-def test_an_authorizer_that_raises_lets_nobody_in():
+def test_an_authorizer_that_raises_denies():
     class Broken(Granting):
         def authorize(self, context, operation, resource):
             raise LookupError("the directory is down")
@@ -133,7 +133,7 @@ def test_a_produce_needs_its_id_and_then_each_topic():
 # -- the log ---------------------------------------------------------------------------
 
 
-def test_a_denial_is_one_line_that_says_who_what_and_where():
+def test_a_denial_is_one_line_with_principal_operation_host_and_resource():
     lines = Lines()
     access_of(Granting(), lines=lines).may_topic(Op.DESCRIBE_CONFIGS, "t")
     assert lines.lines == [
@@ -152,7 +152,7 @@ def test_a_denial_that_comes_again_is_a_line_a_minute():
     assert lines.lines[1].endswith(", 5 times more before")
 
 
-def test_who_tries_many_names_does_not_fill_the_disk():
+def test_denials_of_many_names_do_not_fill_the_disk():
     lines = Lines()
     access = access_of(Granting(), lines=lines)
     for number in range(2000):
@@ -197,7 +197,7 @@ def fill(memory, *, slot, principal="User:ANONYMOUS", listener=0, address=0x0A00
         )
 
 
-def test_a_sender_is_who_its_connections_row_says(memory, contexts):
+def test_the_sender_is_read_from_the_connections_row(memory, contexts):
     fill(memory, slot=9)
     sender = contexts.sender(3, 9)
     assert (sender.principal, sender.host) == ("User:ANONYMOUS", "10.0.0.1")
@@ -220,7 +220,7 @@ def test_a_row_that_was_given_to_another_client_says_nothing(memory, contexts):
     assert contexts.sender(3, 10).principal == "User:admin"
 
 
-def test_what_an_authorizer_is_told_of_a_request(memory):
+def test_an_authorizer_gets_the_sender_and_the_header_of_a_request(memory):
     seen = []
 
     class Curious(Granting):

@@ -1,4 +1,4 @@
-"""Every API is refused to who has no right to it, and untouched by who has all."""
+"""Every API is refused without permissions, and unchanged with all permissions."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_with_all_rights_a_request_reaches_its_handler_as_it_was(key, version):
 
 
 @pytest.mark.parametrize("key", sorted(ANYBODY))
-def test_what_anybody_may_ask_anybody_gets(key):
+def test_apis_without_a_rule_are_open_to_all(key):
     oldest, newest = APIS[key].versions
     for version in range(oldest, newest + 1):
         message = request_class(key)()
@@ -154,7 +154,7 @@ def test_without_an_authorizer_nothing_stands_before_a_handler():
     assert handler.seen.topics == []
 
 
-def test_what_is_parked_is_left_alone():
+def test_a_parked_answer_is_not_amended():
     message = sample(request_class(K.INIT_PRODUCER_ID), 5, K.INIT_PRODUCER_ID)
     handle = guarded(
         K.INIT_PRODUCER_ID,

@@ -1,4 +1,4 @@
-"""What is refused and what is shown to who has some rights: API by API."""
+"""The parts that are refused and shown to a sender with some permissions, by API."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_version_0_does_not_get_all_topics_for_one_that_is_denied():
     assert topics_of(answer) == {"other": TOPIC}
 
 
-def test_a_topic_that_is_not_there_is_created_only_for_who_may_create_it():
+def test_a_missing_topic_is_created_only_with_create_permission():
     describe = (Op.DESCRIBE, "new")
     answer, seen = ask(metadata("new"), 9, describe)
     assert topics_of(answer) == {"new": TOPIC} and not seen.topics
@@ -109,7 +109,7 @@ def test_an_id_that_may_not_be_described_is_refused_without_its_name():
     )
 
 
-def test_operations_are_shown_to_who_asks_for_them():
+def test_operations_are_shown_only_if_the_request_wants_them():
     message = metadata(
         "t",
         include_topic_authorized_operations=True,
@@ -124,7 +124,7 @@ def test_operations_are_shown_to_who_asks_for_them():
     assert answer.cluster_authorized_operations == 1 << 8 | 1 << 5
 
 
-def test_a_cursor_does_not_name_a_topic_that_may_not_be_described():
+def test_a_cursor_does_not_name_a_topic_without_describe_permission():
     message = make(K.DESCRIBE_TOPIC_PARTITIONS)
     answer, seen = ask(message, 0, (Op.DESCRIBE, "t"))
     assert [topic.name for topic in seen.topics] == ["t"]
@@ -175,7 +175,7 @@ def created(*names: str) -> Any:
     )
 
 
-def test_topics_are_created_by_who_may_create_them_and_configs_shown_to_whom_may_see():
+def test_creating_topics_needs_create_and_showing_configs_describe_configs():
     answer, seen = ask(creatable("t", "u"), 7, (Op.CREATE, "t"), response=created("t"))
     assert [topic.name for topic in seen.topics] == ["t"]
     made, refused = answer.topics
@@ -204,7 +204,7 @@ def test_a_topic_is_deleted_by_its_id_without_telling_its_name():
     ]
 
 
-def test_leader_epochs_are_for_brokers_and_for_who_may_describe():
+def test_leader_epochs_need_cluster_action_or_describe():
     message = sample(
         request_class(K.OFFSET_FOR_LEADER_EPOCH), 4, K.OFFSET_FOR_LEADER_EPOCH
     )
@@ -283,7 +283,7 @@ def test_offsets_are_committed_for_topics_that_may_be_read(version):
     assert (partition.partition_index, partition.error_code) == (4, TOPIC)
 
 
-def test_groups_are_listed_to_who_may_describe_them_or_the_cluster():
+def test_listing_groups_needs_describe_of_them_or_of_the_cluster():
     response = response_class(K.LIST_GROUPS)(
         groups=[
             part(K.LIST_GROUPS, "ListedGroup", group_id=group) for group in ("g", "h")
@@ -309,7 +309,7 @@ def test_a_member_must_be_allowed_to_describe_all_topics_it_subscribes_to():
     assert answer.error_code == 0 and seen is not None
 
 
-def test_a_group_of_topics_that_may_not_be_described_is_not_described():
+def test_a_group_is_described_only_with_describe_of_its_topics():
     module = "consumer_group_describe"
     key = K.CONSUMER_GROUP_DESCRIBE
     assert key.name.lower() == module
@@ -343,7 +343,7 @@ def test_a_group_of_topics_that_may_not_be_described_is_not_described():
     ("key_type", "code", "kind"),
     [(0, GROUP, ResourceType.GROUP), (1, ID, ResourceType.TRANSACTIONAL_ID)],
 )
-def test_coordinators_are_found_by_who_may_describe(key_type, code, kind):
+def test_finding_a_coordinator_needs_describe(key_type, code, kind):
     authorizer = Granting((Op.DESCRIBE, "a"))
     message = make(K.FIND_COORDINATOR, key_type=key_type, coordinator_keys=["a", "b"])
     handler = Handler(K.FIND_COORDINATOR)
@@ -391,14 +391,14 @@ def test_if_one_topic_is_denied_no_partition_is_added():
     }
 
 
-def test_what_is_not_there_is_the_coordinators_to_say():
+def test_a_missing_topic_is_left_to_the_coordinator():
     message = add_partitions("t", "missing")
     rights = [(Op.WRITE, name) for name in ("t", "missing", "x")]
     _, seen = ask(message, 3, *rights)
     assert len(seen.v3_and_below_topics) == 2
 
 
-def test_a_producer_id_is_for_who_may_write_somewhere():
+def test_a_producer_id_needs_write_of_any_topic():
     message = make(K.INIT_PRODUCER_ID, transactional_id=None)
     answer, seen = ask(message, 4)
     assert answer.error_code == CLUSTER and seen is None
@@ -421,7 +421,7 @@ def test_offsets_of_a_transaction_need_three_rights(rights, code):
     assert codes_of(answer) == {code}
 
 
-def test_of_transactions_only_what_may_be_described_is_shown():
+def test_only_transactions_and_topics_with_describe_are_shown():
     key = K.DESCRIBE_TRANSACTIONS
     response = response_class(key)(
         transaction_states=[

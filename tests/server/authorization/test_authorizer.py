@@ -1,4 +1,4 @@
-"""Who may do what by ACLs: Kafka's StandardAuthorizer's behaviour, and an oracle."""
+"""Decisions by ACLs: the behaviour of Kafka's StandardAuthorizer, and an oracle."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def may(acls, operation, name="t", *, who=None, kind=TOPIC, **options):
 # -- Kafka's behaviours ---------------------------------------------------------------
 
 
-def test_nobody_may_do_what_no_entry_allows_unless_the_broker_says_so():
+def test_without_an_entry_access_is_denied_unless_the_broker_allows_it():
     assert not may([], Op.READ)
     assert may([], Op.READ, allow_everyone_if_no_acl_found=True)
     assert not may(
@@ -89,7 +89,7 @@ def test_nobody_may_do_what_no_entry_allows_unless_the_broker_says_so():
     )
 
 
-def test_super_users_may_do_everything_whatever_is_denied():
+def test_super_users_may_do_everything_in_spite_of_denials():
     deny = entry(DENY, Op.ALL, "*", principal="User:*")
     options = {"super_users": ["User:admin", "User:CN=x, O=y"]}
     assert may([deny], Op.WRITE, who=sender("User:admin"), **options)
@@ -98,7 +98,7 @@ def test_super_users_may_do_everything_whatever_is_denied():
     assert not may([deny], Op.WRITE, who=sender("Group:admin"), **options)
 
 
-def test_a_denial_wins_whatever_else_is_allowed():
+def test_a_denial_wins_over_all_that_is_allowed():
     allow = entry(operation=Op.ALL, name="*", principal="User:*")
     for deny in (
         entry(DENY),
@@ -121,7 +121,7 @@ def test_a_denial_wins_whatever_else_is_allowed():
 
 
 @pytest.mark.parametrize("by", [Op.READ, Op.WRITE, Op.DELETE, Op.ALTER, Op.ALL])
-def test_describe_is_implied_by_what_is_allowed_and_not_by_what_is_denied(by):
+def test_allowed_operations_imply_describe_and_denied_ones_do_not(by):
     assert may([entry(operation=by)], Op.DESCRIBE)
     everything = entry(operation=Op.ALL)
     denied = may([everything, entry(DENY, by)], Op.DESCRIBE)
@@ -212,7 +212,7 @@ def writes(permission=ALLOW, name="t", **fields):
     return entry(permission, fields.pop("operation", Op.WRITE), name, **fields)
 
 
-def test_who_may_write_somewhere_may_have_a_producer_id():
+def test_write_of_any_topic_allows_by_resource_type():
     assert some_topic([writes()])
     assert some_topic([writes(name="*")])
     assert some_topic([writes(name="p", pattern=PREFIXED)])
@@ -222,7 +222,7 @@ def test_who_may_write_somewhere_may_have_a_producer_id():
     assert some_topic([], allow_everyone_if_no_acl_found=True)
 
 
-def test_who_may_write_nowhere_may_not():
+def test_without_write_of_any_topic_the_resource_type_is_denied():
     assert not some_topic([])
     assert not some_topic([entry()])
     assert not some_topic([writes(principal="User:bob")])
@@ -325,7 +325,7 @@ def test_some_topic_may_be_written_to_if_there_can_be_one(entries, who, default)
 
 
 @given(st.lists(acls, max_size=6))
-def test_what_everybody_may_any_stranger_may(entries):
+def test_everybody_may_agrees_with_the_decision_for_a_stranger(entries):
     authorizer = StandardAuthorizer(Store(*entries))
     for operation, name in itertools.product((Op.WRITE, Op.READ), NAMES[:-1]):
         resource = Resource(TOPIC, name)
@@ -342,7 +342,7 @@ class Simple(Authorizer):
         return context.principal == "User:alice"
 
 
-def test_an_authorizer_of_ones_own_needs_one_method():
+def test_a_custom_authorizer_needs_one_method():
     simple = Simple()
     simple.configure({"super.users": "User:x"})
     assert simple.authorize(sender(), Op.READ, CLUSTER)

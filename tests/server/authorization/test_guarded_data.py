@@ -282,7 +282,7 @@ def test_a_session_reads_no_more_than_its_user_still_may(stage):
     assert fetch(stage, session=(session, 3))[1] == [(0, True)]
 
 
-def test_a_session_is_not_grown_by_what_may_not_be_read(stage):
+def test_a_fetch_session_does_not_grow_by_denied_topics(stage):
     create_acls(stage.registry, [acl(READ, "one")])
     _, _, session = fetch(stage, "one", session=(0, 0))
     code, rows, _ = fetch(stage, "two", session=(session, 1))

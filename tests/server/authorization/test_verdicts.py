@@ -1,4 +1,4 @@
-"""What the short cut lets pass is what the authorizer allows, whatever changes."""
+"""The short cut allows what the authorizer allows, after any changes of its rules."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ WAYS = [
 
 
 class Guarded(Stage):
-    """One connection, whose row says who is behind it."""
+    """One connection, with its principal in its row."""
 
     def __init__(self, memory, data, *, short, authorizer):
         super().__init__(memory, data, short=short, authorizer=authorizer)
@@ -170,7 +170,7 @@ def acl(operation, name, principal="User:alice", permission=ALLOW, **fields):
     )
 
 
-def test_who_may_takes_the_short_way_from_the_second_time_on(stage):
+def test_an_allowed_sender_takes_the_short_cut_from_the_second_request_on(stage):
     create_acls(stage.registry, [acl(WRITE, "a"), acl(READ, "a")])
     for _ in range(4):
         assert stage.produce("a") == 0
@@ -186,7 +186,7 @@ def test_who_may_takes_the_short_way_from_the_second_time_on(stage):
     "other",
     [("User:bob",), ("User:alice", HOSTS[1]), ("User:ANONYMOUS",)],
 )
-def test_what_one_may_is_nobody_elses_right(stage, other):
+def test_a_permission_of_one_sender_is_not_used_for_others(stage, other):
     entries = [acl(WRITE, "a", host=HOSTS[0]), acl(READ, "a", host=HOSTS[0])]
     create_acls(stage.registry, entries)
     for _ in range(3):
@@ -199,7 +199,7 @@ def test_what_one_may_is_nobody_elses_right(stage, other):
     assert stage.produce("a") == 0
 
 
-def test_who_may_write_may_not_read_and_the_other_way_round(stage):
+def test_a_permission_to_write_is_none_to_read_and_the_reverse(stage):
     create_acls(stage.registry, [acl(WRITE, "a"), acl(READ, "b")])
     for _ in range(3):
         assert stage.produce("a") == 0
@@ -251,7 +251,7 @@ steps = st.lists(
 
 @settings(max_examples=40)
 @given(steps)
-def test_no_history_of_changes_lets_anybody_in_whom_the_authorizer_denies(stage, steps):
+def test_no_history_of_changes_allows_a_sender_that_the_authorizer_denies(stage, steps):
     delete_acls(stage.registry, [AclFilter()])
     oracle = standard(stage.registry)
     everything = [
@@ -287,7 +287,7 @@ def test_no_history_of_changes_lets_anybody_in_whom_the_authorizer_denies(stage,
 
 
 class Moody(Authorizer):
-    """Changes its mind without a word in the metadata log."""
+    """Changes its decisions without a record in the metadata log."""
 
     def __init__(self, *, version=1):
         self.answer = True
@@ -341,7 +341,7 @@ def test_without_a_version_every_request_is_asked_about(moody):
     assert stage.short_ways == []
 
 
-def test_an_authorizer_that_breaks_lets_nobody_in_by_what_it_said_before(moody):
+def test_after_the_authorizer_fails_its_earlier_decisions_allow_no_request(moody):
     stage, authorizer = moody
     for _ in range(3):
         assert stage.produce("a") == 0
@@ -353,7 +353,7 @@ def test_an_authorizer_that_breaks_lets_nobody_in_by_what_it_said_before(moody):
     assert stage.produce("a") == 0
 
 
-def test_verdicts_are_bounded_whatever_clients_do(moody, monkeypatch):
+def test_the_number_of_verdicts_is_bounded(moody, monkeypatch):
     stage, _ = moody
     if stage.plain is None:
         return

@@ -1,4 +1,4 @@
-"""BROKER_LOGGER: the levels of loggers asked for and set, as clients see it."""
+"""BROKER_LOGGER: the levels of loggers, described and changed as clients do it."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_levels_are_told_as_kafka_tells_them(stage):
 
 
 @pytest.mark.parametrize("level", sorted(LEVELS))
-def test_every_level_is_told_as_it_was_set(stage, level):
+def test_every_level_is_described_as_it_was_set(stage, level):
     assert stage.alter(("mpbroker.server", SET, level)) == (0, None)
     assert stage.levels.levels == {"mpbroker.server": LEVELS[level]}
     assert stage.told()["mpbroker.server"] == level
@@ -161,7 +161,7 @@ def test_every_level_is_told_as_it_was_set(stage, level):
         (("mpbroker", SET, "WARN"), E.INVALID_REQUEST, "duplicate config keys"),
     ],
 )
-def test_what_cannot_be_set_says_why_and_nothing_of_it_is_done(
+def test_an_invalid_change_has_a_reason_and_changes_nothing(
     stage, operation, code, text
 ):
     found = stage.alter(("mpbroker", SET, "TRACE"), operation)
@@ -183,7 +183,7 @@ def test_loggers_are_those_of_this_broker(stage, name):
     assert stage.levels.levels == {}
 
 
-def test_what_is_only_to_be_validated_is_not_set(stage):
+def test_a_change_with_validate_only_sets_nothing(stage):
     assert stage.alter(("root", SET, "WARN"), validate_only=True) == (0, None)
     assert stage.alter(("root", SET, "LOUD"), validate_only=True)[0]
     assert stage.levels.levels == {}

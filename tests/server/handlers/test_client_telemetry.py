@@ -1,4 +1,4 @@
-"""Clients' metrics: what they are told to push, and which pushes are taken."""
+"""Clients' metrics: subscriptions, and accepted and refused pushes."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_a_subscription_is_altered_described_listed_and_outlives_the_broker(
         (("match", SET, "client_id=(a"), E.INVALID_CONFIG, "Illegal client matching"),
     ],
 )
-def test_what_is_no_subscription_is_refused_and_changes_nothing(
+def test_an_invalid_subscription_is_refused_and_changes_nothing(
     registry, change, code, words
 ):
     told, text = alter(registry, "mine", change)
@@ -150,7 +150,9 @@ def set_subscription(registry, name, metrics, interval_ms, match=""):
     assert alter(registry, name, *changes) == (0, "")
 
 
-def test_who_matches_nothing_is_to_push_nothing_every_five_minutes(registry):
+def test_a_client_without_a_subscription_has_no_metrics_and_the_default_interval(
+    registry,
+):
     set_subscription(registry, "others", "*", 1000, "client_id=other.*")
     found = subscription_of(registry, JAVA, ID)
     assert (found.metrics, found.interval_ms) == ([], 300_000)
@@ -179,7 +181,7 @@ def test_a_pattern_is_about_the_whole_value(registry, name):
         assert subscription_of(registry, nameless, ID).metrics == []
 
 
-def test_an_id_stands_for_a_client_and_what_it_is_told(registry):
+def test_a_subscription_id_depends_on_the_client_and_the_content(registry):
     def number(uuid=ID, client=JAVA):
         return subscription_of(registry, client, uuid).subscription_id
 
@@ -219,7 +221,7 @@ def refused(call, *arguments, **named):
     return caught.value.error_code
 
 
-def test_a_client_is_told_all_it_has_to_know():
+def test_a_client_gets_all_fields_of_its_subscription():
     told = ask(ClientInstance(), 5000)
     assert told.client_instance_id == ID
     assert told.subscription_id == 42
@@ -252,7 +254,7 @@ def test_it_asks_once_an_interval_but_at_once_if_it_was_told_to():
     assert refused(ask, client, 6004) == E.THROTTLING_QUOTA_EXCEEDED
 
 
-def test_who_ends_may_push_early_and_never_again():
+def test_a_terminating_client_may_push_early_and_then_never_again():
     client = ClientInstance()
     ask(client, 5000)
     push(client, 5001)
@@ -260,7 +262,7 @@ def test_who_ends_may_push_early_and_never_again():
     assert refused(push, client, 9000) == E.INVALID_REQUEST
 
 
-def test_a_request_whose_handler_died_is_let_pass_again():
+def test_a_request_whose_handler_died_is_not_too_early_the_second_time():
     client = ClientInstance()
     ask(client, 5000)
     ask(client, 5000)
@@ -277,7 +279,7 @@ def test_more_than_the_limit_is_refused_as_it_comes_and_inflated():
 
 
 @pytest.mark.parametrize("codec", range(5))
-def test_metrics_are_inflated_for_whoever_receives_them(codec):
+def test_metrics_are_decompressed_for_the_receiver(codec):
     request = push(ClientInstance(), 5000, compress(codec, b"metrics"), codec=codec)
     assert inflate(request, 100) == b"metrics"
 
@@ -291,5 +293,5 @@ def test_bytes_that_are_not_compressed_as_they_say_are_no_record(codec, data):
         assert error.error_code in (E.INVALID_RECORD, E.TELEMETRY_TOO_LARGE)
 
 
-def test_a_push_of_nothing_is_received_by_nobody():
+def test_an_empty_push_is_not_given_to_the_receiver():
     assert inflate(push(ClientInstance(), 5000, b""), 100) is None

@@ -137,7 +137,7 @@ def test_a_name_that_cannot_be_created_says_why(registry):
     assert topic.error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
 
 
-def test_a_topic_that_somebody_else_created_meanwhile_is_answered(
+def test_a_topic_that_another_process_created_meanwhile_is_answered(
     registry, monkeypatch
 ):
     create_topic = registry.create_topic
@@ -151,7 +151,7 @@ def test_a_topic_that_somebody_else_created_meanwhile_is_answered(
     assert (topic.error_code, len(topic.partitions)) == (0, 1)
 
 
-def test_authorized_operations_come_only_when_asked_for(registry):
+def test_authorized_operations_come_only_if_the_request_wants_them(registry):
     response = ask(registry, 8, named("a"))
     assert response.cluster_authorized_operations == NOT_ASKED
     assert response.topics[0].topic_authorized_operations == NOT_ASKED
@@ -325,7 +325,7 @@ def test_every_directory_tells_its_partitions_and_its_volume(registry):
     }
 
 
-def test_only_partitions_that_exist_and_were_asked_for_are_told(registry):
+def test_only_wanted_partitions_that_exist_are_described(registry):
     asked = [("a", [1, 7, -1]), ("none", [0]), ("a", [1])]
     assert describe_dirs(registry, asked) == {
         "/d0": (0, [], 1000, 400),

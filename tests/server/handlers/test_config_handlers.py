@@ -133,7 +133,7 @@ def overrides(registry, name="t"):
 # -- describing topics ----------------------------------------------------------------
 
 
-def test_a_topics_own_value_comes_first_and_then_what_it_would_inherit(registry):
+def test_a_topics_own_value_comes_before_the_inherited_ones(registry):
     entry = entries(registry, TOPIC, "t")["segment.bytes"]
     assert (entry.value, entry.config_source, entry.read_only) == ("1000", 1, False)
     assert sources(entry) == [
@@ -161,7 +161,7 @@ def test_an_inherited_value_names_the_layer_that_it_is_from(registry):
     ]
 
 
-def test_all_keys_are_described_unless_some_are_asked_for(registry):
+def test_all_keys_are_described_unless_the_request_names_some(registry):
     assert set(entries(registry, TOPIC, "t")) == {key.name for key in LOG_CONFIG_DEF}
     assert set(entries(registry, TOPIC, "t", keys=[])) == {
         key.name for key in LOG_CONFIG_DEF
@@ -170,7 +170,7 @@ def test_all_keys_are_described_unless_some_are_asked_for(registry):
     assert list(asked) == ["segment.ms"]
 
 
-def test_synonyms_and_documentation_come_only_when_asked_for(registry):
+def test_synonyms_and_documentation_come_only_if_the_request_wants_them(registry):
     entry = entries(registry, TOPIC, "t", synonyms=False)["segment.bytes"]
     assert (entry.synonyms, entry.documentation) == ([], None)
     entry = entries(registry, TOPIC, "t", documentation=True)["segment.bytes"]
@@ -189,7 +189,7 @@ def test_synonyms_and_documentation_come_only_when_asked_for(registry):
         (99, "", ErrorCode.INVALID_REQUEST),
     ],
 )
-def test_what_cannot_be_described_says_why(registry, kind, name, code):
+def test_a_resource_that_cannot_be_described_has_a_reason(registry, kind, name, code):
     result = describe_one(registry, kind, name)
     assert (result.error_code, result.configs) == (code, [])
     assert result.error_message
@@ -235,7 +235,7 @@ def test_a_resource_named_many_times_is_not_described_many_times(registry):
     ] * 3
 
 
-def test_what_a_url_lets_in_with_is_never_shown(registry):
+def test_credentials_in_a_url_are_never_shown(registry):
     static = {**STATIC, "otlp.endpoint": "http://collector/v1?token=hunter2"}
     entry = entries(registry, BROKER, "1", static=static)["otlp.endpoint"]
     shown = "http://collector/v1?token=[hidden]"
@@ -249,7 +249,7 @@ def test_a_password_is_never_shown(registry):
     assert sources(entry) == [("ssl.key.password", None, 4)]
 
 
-def test_the_cluster_default_shows_only_what_was_set_there(registry):
+def test_the_cluster_default_shows_only_configs_that_are_set_there(registry):
     assert entries(registry, BROKER, "") == {}
     edit(registry, BROKER, "", (SET, "log.preallocate", "TRUE"))
     (entry,) = entries(registry, BROKER, "").values()
@@ -264,7 +264,7 @@ def test_the_cluster_default_shows_only_what_was_set_there(registry):
 # -- replacing ------------------------------------------------------------------------
 
 
-def test_replacing_resets_what_is_not_named(registry):
+def test_replacing_resets_the_configs_that_are_not_named(registry):
     assert replace(registry, TOPIC, "t", [("retention.ms", "5")])[0] is ErrorCode.NONE
     assert overrides(registry) == {"retention.ms": "5"}
     assert replace(registry, TOPIC, "t", [])[0] is ErrorCode.NONE
@@ -305,7 +305,7 @@ def test_replacing_resets_what_is_not_named(registry):
         (77, "1", [], ErrorCode.INVALID_REQUEST),
     ],
 )
-def test_what_cannot_be_replaced_says_why_and_changes_nothing(
+def test_an_invalid_replacement_has_a_reason_and_changes_nothing(
     registry, kind, name, configs, code
 ):
     version = registry.version
@@ -337,7 +337,7 @@ def test_a_resource_named_twice_is_refused_both_times(registry):
 # -- editing --------------------------------------------------------------------------
 
 
-def test_editing_touches_only_what_is_named(registry):
+def test_editing_changes_only_the_configs_that_are_named(registry):
     edit(registry, TOPIC, "t", (SET, "retention.ms", "5"), (SET, "segment.ms", "6"))
     edit(registry, TOPIC, "t", (DELETE, "segment.ms", None), (DELETE, "flush.ms", None))
     assert overrides(registry) == {"segment.bytes": "1000", "retention.ms": "5"}
@@ -352,7 +352,7 @@ def test_appending_starts_from_the_list_in_effect(registry):
     assert overrides(registry)["cleanup.policy"] == "compact"
 
 
-def test_appending_to_what_a_topic_inherits_keeps_that(registry):
+def test_appending_to_an_inherited_list_keeps_its_members(registry):
     edit(registry, BROKER, "", (SET, "log.cleanup.policy", "compact"))
     edit(registry, TOPIC, "t", (APPEND, "cleanup.policy", "delete"))
     assert overrides(registry)["cleanup.policy"] == "compact,delete"
@@ -447,7 +447,7 @@ def test_a_group_has_the_brokers_configs_until_it_has_its_own(registry):
         ("consumer.no.such.ms", "1", "consumer.no.such.ms"),
     ],
 )
-def test_what_a_group_cannot_have_is_refused(registry, name, value, words):
+def test_invalid_configs_of_a_group_are_refused(registry, name, value, words):
     for code, message in (
         edit(registry, GROUP, "g", (SET, name, value)),
         replace(registry, GROUP, "g", [(name, value)]),
@@ -481,7 +481,7 @@ def test_a_group_resource_has_a_name(registry):
         ),
     ],
 )
-def test_what_has_configs_is_listed_by_kind(registry, version, kinds, expected):
+def test_resources_with_configs_are_listed_by_type(registry, version, kinds, expected):
     registry.alter_group_config("g", lambda _: {"consumer.heartbeat.interval.ms": "6"})
     request = ListConfigResourcesRequest(resource_types=kinds)
     answer = handle_list_config_resources(request, context(registry, version=version))

@@ -1,4 +1,4 @@
-"""DescribeProducers: who has written to a partition, and what is open."""
+"""DescribeProducers: the producers of a partition and their transactions."""
 
 import pytest
 
@@ -59,13 +59,13 @@ def fields(partition):
     ]
 
 
-def test_nobody_has_written(describe):
+def test_a_partition_without_records_has_no_producers(describe):
     (partition,) = describe(1)
     assert partition.partition_index == 1
     assert fields(partition) == []
 
 
-def test_producers_and_what_they_have_open_are_told(describe):
+def test_producers_and_their_open_transactions_are_described(describe):
     log = describe.log
     log.append(batch(b"a", b"b", producer=(7, 2, 0), timestamp=5_000), now_ms=1)
     mine = batch(b"c", producer=(8, 1, 4), timestamp=6_000, transactional=True)
@@ -78,7 +78,7 @@ def test_producers_and_what_they_have_open_are_told(describe):
     assert fields(partition)[1] == (8, 1, 4, 7_000, 3, -1)
 
 
-def test_what_is_not_there_has_an_error_beside_the_others(describe):
+def test_a_missing_partition_has_an_error_beside_the_others(describe):
     assert [row.error_code for row in describe(0, 2, -1, 1)] == [
         0,
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,

@@ -1,4 +1,4 @@
-"""What ApiVersions says of features; Apache Kafka 4.1 says the same of these two."""
+"""The features in ApiVersions; Apache Kafka 4.1 answers the same for these two."""
 
 from __future__ import annotations
 
@@ -44,10 +44,8 @@ def test_producers_are_told_that_transactions_bump_epochs(version):
         ('app"} 1', "1", False),
     ],
 )
-def test_a_client_says_what_it_is_in_plain_characters_or_is_refused(
-    name, version, is_good
-):
-    """KIP-511: these become names of metrics and words of log lines."""
+def test_a_client_with_an_invalid_software_name_is_refused(name, version, is_good):
+    """KIP-511: the names become labels of metrics and parts of log lines."""
     request = ApiVersionsRequest(
         client_software_name=name, client_software_version=version
     )

@@ -1,4 +1,4 @@
-"""DescribeClientQuotas and AlterClientQuotas: what is set, and what cannot be."""
+"""DescribeClientQuotas and AlterClientQuotas: changes, filters and refusals."""
 
 import math
 
@@ -72,7 +72,7 @@ def ask(registry, *components, strict=False):
     }
 
 
-def test_what_is_set_is_told_and_what_is_removed_is_not(registry):
+def test_quotas_are_described_until_they_are_removed(registry):
     assert (
         change(
             registry,
@@ -124,7 +124,7 @@ def test_validating_changes_nothing(registry):
     assert registry.version == before
 
 
-def test_setting_what_is_set_writes_nothing(registry):
+def test_setting_an_equal_value_writes_nothing(registry):
     same = entry([("user", "u")], (RATE, 1.0), ("consumer_byte_rate", None))
     change(registry, same)
     before = registry.version
@@ -201,7 +201,7 @@ def test_setting_what_is_set_writes_nothing(registry):
         ),
     ],
 )
-def test_a_mistake_is_told_and_the_others_are_changed(
+def test_an_entry_with_a_mistake_is_refused_and_the_others_are_changed(
     registry, entity, operations, message
 ):
     outcomes = change(

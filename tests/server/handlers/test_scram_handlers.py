@@ -76,7 +76,7 @@ def described(registry, *names):
 
 
 class Notes:
-    """What a slot keeps of a request, whoever dies over it."""
+    """The notes in a request's slot, which outlive its handler."""
 
     def __init__(self, *, deadly=False) -> None:
         self.words = []
@@ -91,7 +91,7 @@ class Notes:
             raise InterruptedError
 
 
-def test_a_deletion_is_answered_alike_whoever_dies_before_the_answer():
+def test_a_deletion_has_the_same_answer_after_any_death():
     deletions = [delete("nobody"), delete(), delete("bob"), delete("bob")]
     answer = {"nobody": E.RESOURCE_NOT_FOUND, "alice": 0, "bob": E.DUPLICATE_RESOURCE}
     registry, notes = Registry(), Notes()
@@ -134,7 +134,7 @@ def test_users_are_put_described_and_deleted():
     }
 
 
-def test_what_is_kept_is_what_the_password_gives_and_not_the_password():
+def test_keys_made_of_the_password_are_stored_and_the_password_is_not():
     registry = Registry()
     by_password = credential_of_password(
         ScramMechanism.SCRAM_SHA_256, "wonder", SALT, 4096
@@ -179,7 +179,7 @@ def test_a_user_with_a_mistake_is_not_changed_and_others_are(
     assert described(registry) == {"other": [(1, 4096)]}
 
 
-def test_a_user_is_changed_once_a_request_whatever_the_mechanisms():
+def test_a_user_is_changed_once_a_request_for_all_mechanisms_together():
     registry = Registry()
     other = put(mechanism=2, salted=b"p" * 64)
     altered(registry, [put()])
@@ -197,7 +197,7 @@ def test_a_user_is_changed_once_a_request_whatever_the_mechanisms():
     assert described(registry) == {"alice": [(1, 4096), (2, 4096)]}
 
 
-def test_nobody_is_described_twice():
+def test_a_user_named_twice_is_refused():
     registry = Registry()
     altered(registry, [put()])
     assert described(registry, "alice", "alice") == {"alice": E.DUPLICATE_RESOURCE}

@@ -1,4 +1,4 @@
-"""Creating, growing, emptying and deleting topics: what clients are told."""
+"""Creating, growing, emptying and deleting topics, as clients see it."""
 
 import pytest
 
@@ -59,7 +59,7 @@ def create_one(registry, version=7, validate_only=False, **topic):
 # -- CreateTopics ---------------------------------------------------------------------
 
 
-def test_a_created_topic_is_told_with_its_id_and_configs(registry):
+def test_a_created_topic_is_answered_with_its_id_and_configs(registry):
     result = create_one(registry, partitions=3, configs=[("segment.bytes", "1000")])
     topic = registry.topic("new")
     assert result.error_code == ErrorCode.NONE
@@ -122,7 +122,9 @@ def test_minus_one_takes_them_in_old_versions_too(registry, version):
     ],
 )
 @pytest.mark.parametrize("validate_only", [False, True])
-def test_what_cannot_be_created_says_why(registry, topic, code, validate_only):
+def test_a_topic_that_cannot_be_created_has_a_reason(
+    registry, topic, code, validate_only
+):
     version = registry.version
     result = create_one(registry, validate_only=validate_only, **topic)
     assert result.error_code == code
@@ -209,7 +211,7 @@ def test_a_topic_is_deleted_by_id_and_told_by_name(registry):
         (("there", b"x" * 16), ErrorCode.INVALID_REQUEST),
     ],
 )
-def test_what_cannot_be_deleted_says_why(registry, state, code):
+def test_a_topic_that_cannot_be_deleted_has_a_reason(registry, state, code):
     results, gone = delete_all(registry, state)
     assert (list(results.values()), gone) == ([code], [])
     assert registry.topic("there") is not None
@@ -271,7 +273,7 @@ def test_partitions_are_added_with_and_without_an_assignment(registry):
         ([("there", 3, None), ("there", 4, None)], ErrorCode.INVALID_REQUEST),
     ],
 )
-def test_what_cannot_grow_says_why(registry, topics, code):
+def test_a_topic_that_cannot_grow_has_a_reason(registry, topics, code):
     assert grow_all(registry, *topics) == [code]
     assert len(registry.topic("there").partitions) == 2
 
@@ -337,7 +339,7 @@ def test_each_partition_answers_with_its_new_start_or_its_error(registry):
 
 
 class Notes:
-    """A slot's words, which outlive whoever wrote them."""
+    """The notes in a request's slot, which outlive the handler that wrote them."""
 
     def __init__(self) -> None:
         self.words: list[int] = []
@@ -354,7 +356,7 @@ class Killed(BaseException):
 
 
 class LastNotes(Notes):
-    """Those of somebody who dies over them."""
+    """Notes whose handler dies right after it wrote them."""
 
     def note(self, words) -> None:
         super().note(words)
@@ -374,7 +376,7 @@ def lives(change):
     return first, second, third
 
 
-def test_topics_are_created_once_whoever_dies_over_it(registry):
+def test_topics_are_created_once_after_any_death(registry):
     def change(name, notes):
         request = create.CreateTopicsRequest(
             topics=[new_topic(name=name.replace(" ", "-")), new_topic(name="there")]
@@ -394,7 +396,7 @@ def test_topics_are_created_once_whoever_dies_over_it(registry):
 
 
 @pytest.mark.parametrize("by_id", [False, True])
-def test_topics_are_deleted_once_whoever_dies_over_it(registry, by_id):
+def test_topics_are_deleted_once_after_any_death(registry, by_id):
     names = {"at once": "one", "after a death": "two"}
     ids = {name: registry.create_topic(name, 1).topic_id for name in names.values()}
 
@@ -427,7 +429,7 @@ def test_the_coordinators_topics_do_not_grow(registry, name, validate_only):
     assert len(registry.topic(name).partitions) == 2
 
 
-def test_topics_grow_once_whoever_dies_over_it(registry):
+def test_topics_grow_once_after_any_death(registry):
     names = {"at once": "one", "after a death": "two"}
     for name in names.values():
         registry.create_topic(name, 1)
@@ -449,7 +451,7 @@ def test_topics_grow_once_whoever_dies_over_it(registry):
     assert change("at once", Notes())[1] == ErrorCode.INVALID_PARTITIONS
 
 
-def test_what_is_only_validated_is_not_noted(registry):
+def test_a_request_with_validate_only_notes_nothing(registry):
     notes = Notes()
     handle_create_topics(
         create.CreateTopicsRequest(topics=[new_topic()], validate_only=True),
