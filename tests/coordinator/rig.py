@@ -1,4 +1,4 @@
-"""A coordinator without a process: a clock to be turned, answers to be looked at."""
+"""A coordinator without a process, with a clock and answers for tests."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ START_MS = 1_000_000
 
 
 def subscription(*topics: str) -> bytes:
-    """What a consumer says when it joins: version 0, topics, no user data."""
+    """Return the metadata of a joining consumer: version 0, topics, no user data."""
     data = b"\0\0" + len(topics).to_bytes(4, "big")
     for topic in topics:
         data += len(topic).to_bytes(2, "big") + topic.encode()
@@ -46,7 +46,7 @@ def subscription(*topics: str) -> bytes:
 
 
 class FakeTopics:
-    """Topics that are there because the test says so."""
+    """The topics that a test has defined."""
 
     def __init__(self) -> None:
         self.counts = {"t": 4, "u": 2}
@@ -69,7 +69,7 @@ class FakeTopics:
 
 
 class Rig:
-    """One coordinator, and what it has decided."""
+    """One coordinator, and its decisions."""
 
     def __init__(self, **config: Any) -> None:
         self.config = GroupConfig(**{"group_initial_rebalance_delay_ms": 0, **config})
@@ -92,7 +92,7 @@ class Rig:
         )
 
     def restart(self) -> None:
-        """Die, and come back with nothing but the log."""
+        """Restart the coordinator: only the log is left."""
         self.collect()
         self._start()
         self.coordinator.begin_loading(range(PARTITIONS))
@@ -107,13 +107,13 @@ class Rig:
     # -- calls ---------------------------------------------------------------------
 
     def access_of(self, client: str) -> Any:
-        """What a client may do; None: everything."""
+        """The permissions of a client; None: all."""
         return None
 
     def send(
         self, name: str, request: Message, version: int, client: str = "c"
     ) -> Call:
-        """Make a request; its answer, once there is one, is ``answer(call)``."""
+        """Send a request; ``answer(call)`` returns its answer, once there is one."""
         call = Call(version, client, "/host", access=self.access_of(client))
         call.request = None
         # Through bytes, as it would come: what a version lacks is not there.
@@ -123,7 +123,7 @@ class Rig:
         return call
 
     def ask(self, name: str, request: Message, version: int, client: str = "c") -> Any:
-        """Make a request that is answered at once."""
+        """Send a request that is answered at once; return the answer."""
         return self.answer(self.send(name, request, version, client))
 
     def collect(self) -> None:
@@ -187,7 +187,7 @@ class Rig:
         )
 
     def new_id(self, **kwargs: Any) -> str:
-        """A member id, as a new member gets it: by MEMBER_ID_REQUIRED."""
+        """Return a member id from an answer MEMBER_ID_REQUIRED."""
         answer = self.answer(self.join(**kwargs))
         assert answer.error_code == 79
         member_id: str = answer.member_id
@@ -247,13 +247,13 @@ class Rig:
         return self.ask("leave_group", request, 5)
 
     def stable(self, count: int, **kwargs: Any) -> list[str]:
-        """A group of so many members, all with an assignment; the first leads."""
+        """Return the ids of a stable group of so many members; the first leads."""
         calls: dict[str, Call] = {}
         ids = [self.new_id(**kwargs) for _ in range(count)]
         for member_id in ids:
             calls[member_id] = self.join(member_id, **kwargs)
             joined = [m for m in calls if calls[m].answered]
-            # Those who were in already hear of it and come again.
+            # The earlier members notice the rebalance and join again.
             for old in joined:
                 if old != member_id:
                     calls[old] = self.join(old, **kwargs)
@@ -313,7 +313,7 @@ class Rig:
         return dict(zip(offsets, codes, strict=True))
 
     def fetch(self, group: str = "g", version: int = 8) -> dict[tuple[str, int], int]:
-        """All committed offsets of a group."""
+        """Return all committed offsets of a group."""
         request = OffsetFetchRequest(
             groups=[OffsetFetchRequestGroup(group_id=group, topics=None)]
         )

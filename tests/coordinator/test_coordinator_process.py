@@ -1,4 +1,4 @@
-"""The coordinator's process: what rests on a log that turns out to be lost."""
+"""The coordinator's process: answers that rest on lost logs, loading, refusals."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ PARTITION = 3
 
 
 class Stage:
-    """A process that has nothing real around it but what waits for the disk."""
+    """A process with fakes around it; only the waiting for the disk is real."""
 
     def __init__(self) -> None:
         self.log = FakeLog(1)
@@ -85,7 +85,7 @@ class Stage:
         )
 
     def fail(self, logs: list[FakeLog]) -> None:
-        """The sync that is made at once has failed."""
+        """Let the sync that is made at once fail."""
         logs[0].row.status = RowStatus.OFFLINE
 
     def call(self) -> Call:
@@ -100,8 +100,8 @@ def stage() -> Iterator[Stage]:
     os.close(made.bell)
 
 
-def test_all_that_rests_on_a_log_is_told_that_its_sync_has_failed(stage: Stage) -> None:
-    """The second too: by then nothing of the log is known any more."""
+def test_answers_and_steps_that_rest_on_a_log_fail_with_its_sync(stage: Stage) -> None:
+    """Also those that come after the log was forgotten."""
     told: list[bool] = []
     stage.out.write(PARTITION, b"k", b"v")
     stage.out.answer(stage.call(), MagicMock(), (PARTITION,))
@@ -112,7 +112,7 @@ def test_all_that_rests_on_a_log_is_told_that_its_sync_has_failed(stage: Stage) 
     stage.coordinator.failed.assert_called_once_with(PARTITION)
 
 
-def test_who_is_answered_does_not_wait_for_the_steps_that_follow(stage: Stage) -> None:
+def test_answers_do_not_wait_for_the_steps_that_follow(stage: Stage) -> None:
     stage.log.row.durable_end_offset = 5
     told: list[tuple[int, int]] = []
 
@@ -148,7 +148,7 @@ def test_a_log_that_was_loaded_again_is_rested_on_again(stage: Stage) -> None:
 def test_a_log_that_is_lost_while_it_is_loaded_is_loaded_again_after_that(
     stage: Stage, log: int
 ) -> None:
-    """Two loads at once would take back what is served by then."""
+    """A second load at once would undo changes made after the first."""
     process, loading = stage.process, stage.process._loading
     now_ms = 0
     loading._now_ms = lambda: now_ms
@@ -172,7 +172,7 @@ def test_a_log_that_is_lost_while_it_is_loaded_is_loaded_again_after_that(
 
 
 def test_partitions_are_opened_before_the_groups_are_loaded(stage: Stage) -> None:
-    """Which may take long; and offsets may rest on markers that are restored first."""
+    """Loading groups may take long, and offsets may need restored markers."""
     done: list[str] = []
 
     def note(what: str) -> Iterator[list[int]]:
@@ -190,7 +190,7 @@ def test_partitions_are_opened_before_the_groups_are_loaded(stage: Stage) -> Non
     assert done == ["ends 0", "ends 1", "open", "groups 5", "groups 6"]
 
 
-def test_a_record_that_says_what_cannot_be_is_passed_over(stage: Stage) -> None:
+def test_a_record_with_an_impossible_value_is_skipped(stage: Stage) -> None:
     key = ConsumerGroupCurrentMemberAssignmentKey(group_id="g", member_id="m")
     value = ConsumerGroupCurrentMemberAssignmentValue(state=25)
     made = GroupCoordinator(
@@ -214,10 +214,10 @@ def test_a_record_that_says_what_cannot_be_is_passed_over(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("name", ["groups", "transactions"])
-def test_nothing_is_done_for_a_topic_that_is_another_by_now(
+def test_no_request_is_executed_after_the_topic_was_recreated(
     stage: Stage, name: str
 ) -> None:
-    """Requests stay claimed, as those of a dead process do, for its successor."""
+    """The requests stay claimed, and the successor executes them."""
     topic = stage.topic if name == "groups" else stage.transactions.topic
 
     def catch_up() -> None:
@@ -272,10 +272,10 @@ TWO_COMMITS = [
     ],
     ids=["OffsetCommit", "DeleteGroups"],
 )
-def test_what_cannot_be_written_is_said_in_rows_where_an_answer_has_no_other_place(
+def test_a_failed_write_is_told_in_the_rows_of_an_answer_without_an_error_code(
     stage: Stage, response: Message, expected: list[str]
 ) -> None:
-    """As Kafka does. A connection that is closed says nothing of why."""
+    """As Kafka does: a closed connection would not tell the client the reason."""
     version = response.valid_versions[-1]
     request = SimpleNamespace(
         slot=1,
@@ -294,7 +294,7 @@ def test_what_cannot_be_written_is_said_in_rows_where_an_answer_has_no_other_pla
 
 
 def error_codes(message: Struct) -> list[int]:
-    """Those of all rows of a message, in their order."""
+    """Return the error codes of all rows of a message, in order."""
     codes = []
     for field in message.__fields__:
         value = getattr(message, field.name)

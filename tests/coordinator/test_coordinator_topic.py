@@ -1,4 +1,4 @@
-"""__consumer_offsets: only the topic that it began with is written to."""
+"""__consumer_offsets: the coordinator writes only to the topic it began with."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CONFIGURED = 5
 
 
 class FakeRegistry:
-    """At most the one topic."""
+    """A registry with at most one topic."""
 
     def __init__(self, there: int = 0) -> None:
         self.found: Any = None
@@ -69,7 +69,7 @@ def append(topic: CoordinatorTopic) -> None:
 
 
 @pytest.mark.parametrize("there", [0, CONFIGURED, 7])
-def test_what_is_there_or_made_is_written_to(there: int) -> None:
+def test_records_go_to_a_topic_that_exists_or_is_created(there: int) -> None:
     registry = FakeRegistry(there)
     topic, written = made_topic(registry)
     assert topic.num_partitions == (there or CONFIGURED)
@@ -79,7 +79,7 @@ def test_what_is_there_or_made_is_written_to(there: int) -> None:
     assert not topic.has_changed
 
 
-def test_what_another_makes_as_it_is_configured_is_written_to() -> None:
+def test_a_topic_that_another_process_creates_as_configured_is_written_to() -> None:
     registry = FakeRegistry()
     topic, written = made_topic(registry)
     registry.unseen = topic_of(CONFIGURED)
@@ -89,8 +89,10 @@ def test_what_another_makes_as_it_is_configured_is_written_to() -> None:
 
 
 @pytest.mark.parametrize("count", [2, 20])
-def test_what_another_makes_with_more_or_fewer_partitions_is_not(count: int) -> None:
-    """Nor when that is seen only as it would be made."""
+def test_a_topic_created_with_more_or_fewer_partitions_is_not_written_to(
+    count: int,
+) -> None:
+    """Also if the other topic is found only when this one is to be created."""
     for seen in (True, False):
         registry = FakeRegistry()
         topic, written = made_topic(registry)
@@ -107,7 +109,7 @@ def test_what_another_makes_with_more_or_fewer_partitions_is_not(count: int) -> 
 
 
 def test_a_topic_that_was_deleted_is_not_made_again() -> None:
-    """Its successor may have another number of partitions: a new start sees to it."""
+    """A new topic may have another number of partitions, so the process restarts."""
     registry = FakeRegistry()
     topic, written = made_topic(registry)
     append(topic)
@@ -115,7 +117,7 @@ def test_a_topic_that_was_deleted_is_not_made_again() -> None:
     assert topic.has_changed
     with pytest.raises(ApiError):
         append(topic)
-    registry.found = topic_of(CONFIGURED)  # somebody else did
+    registry.found = topic_of(CONFIGURED)  # another process did
     with pytest.raises(ApiError):
         append(topic)
     assert topic.has_changed
@@ -136,10 +138,10 @@ DAMAGE = {"codec": (22, 1), "count": (60, 9), "record": (61, 0x7F), "control": (
 
 
 @pytest.mark.parametrize("what", DAMAGE)
-def test_of_a_damaged_batch_nothing_is_loaded_and_all_that_is_around_it(
+def test_a_damaged_batch_is_skipped_and_the_others_are_loaded(
     tmp_path: Path, what: str
 ) -> None:
-    """The broker did not start any more: each coordinator died of it."""
+    """Before, the broker did not start: each coordinator ended with an error."""
     table = PartitionTable.create()
     table.initialise_row(0)
     log = PartitionLog(str(tmp_path), table.row(0), LogConfig({}))

@@ -1,4 +1,4 @@
-"""A damaged batch of a coordinator's log hides nothing that is whole."""
+"""A damaged batch of a coordinator's log hides no other batch."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ PLACES = {"first": 0, "middle": 5, "last": COUNT - 1}
 
 
 def positions_of(path: Path) -> list[int]:
-    """Where the batches begin; to be asked before they are damaged."""
+    """Return where the batches begin; call it before they are damaged."""
     found, at = [], 0
     for _, batch in iter_batches(path.read_bytes()):
         found.append(at)
@@ -140,7 +140,7 @@ def keys(count: int = COUNT) -> list[bytes]:
 @pytest.mark.parametrize("interval", [100, 4096])
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("what", DAMAGE)
-def test_all_but_the_damaged_batch_is_loaded_and_what_is_appended_behind_it(
+def test_all_but_the_damaged_batch_is_loaded_also_after_appends_behind_it(
     make: Callable[..., Logs],
     caplog: pytest.LogCaptureFixture,
     what: str,
@@ -167,10 +167,10 @@ def test_all_but_the_damaged_batch_is_loaded_and_what_is_appended_behind_it(
     assert logs.loaded() == [*expected, b"new"]
 
 
-def test_what_a_client_has_put_into_a_record_is_not_taken_for_a_batch(
+def test_a_batch_inside_a_clients_record_is_not_taken_for_a_batch_of_the_log(
     make: Callable[..., Logs],
 ) -> None:
-    """It would be a client that writes whatever it likes about other groups."""
+    """Otherwise a client could write any records about other groups."""
     logs = make(index_interval_bytes=4096)
     logs.append(b"first")
     logs.append(b"forged")
@@ -246,7 +246,7 @@ def test_files_that_change_meanwhile_hide_nothing_and_repeat_nothing(
     assert loaded == [key for n, key in enumerate(keys(40)) if n != 3]
 
 
-def test_what_is_below_the_start_of_a_log_is_neither_loaded_nor_damage(
+def test_batches_below_the_log_start_are_not_loaded_and_not_reported_as_damaged(
     make: Callable[..., Logs], caplog: pytest.LogCaptureFixture
 ) -> None:
     logs = make(index_interval_bytes=4096)

@@ -1,4 +1,4 @@
-"""What waits for the disk: who is called back, when, and with which failures."""
+"""Callbacks that wait for the disk: when they are called, with which failures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class FakeLog:
 
 
 class FakeNotices:
-    """What other processes say."""
+    """The notices of other processes."""
 
     def __init__(self) -> None:
         self.rows: list[int] = []
@@ -72,7 +72,7 @@ def rig() -> Any:
     return Rig()
 
 
-def test_what_is_on_disk_is_not_waited_for(rig: Rig) -> None:
+def test_a_callback_for_logs_on_disk_runs_at_once(rig: Rig) -> None:
     rig.logs[0].row.durable_end_offset = 5
     rig.when("a", log0=5)
     rig.when("nothing")
@@ -94,7 +94,7 @@ def test_each_goes_on_when_its_own_part_is_on_disk(rig: Rig) -> None:
     assert not len(rig.durability)
 
 
-def test_who_waits_for_several_logs_goes_on_after_the_last(rig: Rig) -> None:
+def test_a_callback_for_several_logs_runs_after_the_last(rig: Rig) -> None:
     rig.when("all", log0=1, log1=2, log2=3)
     rig.when("one", log1=2)
     rig.synced(2, 3)
@@ -104,7 +104,7 @@ def test_who_waits_for_several_logs_goes_on_after_the_last(rig: Rig) -> None:
     assert rig.names() == ["one", "all"]
 
 
-def test_a_log_that_goes_off_line_fails_those_whose_records_it_lost(rig: Rig) -> None:
+def test_a_log_that_goes_offline_fails_the_callbacks_for_lost_records(rig: Rig) -> None:
     rig.logs[0].row.durable_end_offset = 3
     rig.when("lost", log0=5, log1=2)
     rig.logs[0].row.status = RowStatus.OFFLINE
@@ -135,16 +135,16 @@ def test_everything_is_looked_at_when_notices_were_lost(rig: Rig) -> None:
 
 
 def test_a_notice_that_comes_too_early_asks_for_the_next_sync(rig: Rig) -> None:
-    """Its own sync did not cover our records, and nobody else starts another."""
+    """The other process's sync did not cover our records, so we start the next."""
     rig.when("a", log0=5)
     rig.wanted.clear()
     rig.notices.rows = [0]
-    assert rig.durability.go_on(0)  # or nobody would start what is wanted now
+    assert rig.durability.go_on(0)  # otherwise no sync would be started
     assert rig.wanted == [rig.logs[0]]
     assert not rig.called
 
 
-def test_who_waits_for_too_long_is_told_so(rig: Rig) -> None:
+def test_a_callback_that_waits_too_long_fails(rig: Rig) -> None:
     rig.when("old", log0=5, log1=5)
     rig.now_ns = DEADLINE_NS // 2
     rig.when("young", log0=6)
@@ -155,7 +155,7 @@ def test_who_waits_for_too_long_is_told_so(rig: Rig) -> None:
     assert rig.names() == ["old", "young"]
 
 
-def test_who_is_called_back_may_wait_again(rig: Rig) -> None:
+def test_a_callback_may_wait_again(rig: Rig) -> None:
     rig.durability.when(
         [Awaited("log0", rig.logs[0], 1)],  # type: ignore[arg-type]
         lambda failed: rig.when("again", log0=2, log1=1),
@@ -168,7 +168,7 @@ def test_who_is_called_back_may_wait_again(rig: Rig) -> None:
     assert rig.names() == ["again"]
 
 
-def test_what_is_synced_at_once_is_waited_for_by_nobody(rig):
+def test_a_log_synced_at_once_needs_no_further_sync(rig):
     def sync_at_once(logs: list[FakeLog]) -> None:
         for log in logs:
             log.row.durable_end_offset = 5

@@ -1,4 +1,4 @@
-"""Reading the logs: by hand as by the table, and only what is newest."""
+"""Reading the logs: decoding by hand as by the schema, only the newest records."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 
 
 def by_table(key: bytes, value: bytes | None) -> object:
-    """What `read_record` says, in the form of `read_offset`; None: something else."""
+    """Return what `read_record` reads, as `read_offset` would; None: another kind."""
     try:
         found = read_record(key, value)
     except (ProtocolError, UnicodeDecodeError):
@@ -68,7 +68,7 @@ def test_an_offset_is_read_as_it_was_written(
 
 
 @given(NAMES, st.integers(0, 4), st.binary(max_size=4), st.integers(0, 40))
-def test_what_is_not_plain_is_left_to_the_table(group, version, more, cut):
+def test_records_that_are_not_plain_are_left_to_the_table(group, version, more, cut):
     """Other versions, expiry times, bytes that lie: never another answer."""
     row = OffsetCommitValue(offset=3, metadata="m", commit_timestamp=5)
     value = versioned(row, version)
@@ -112,10 +112,8 @@ EPOCHS = st.none() | st.integers(0, 2)
 
 
 @given(st.lists(st.tuples(IDS, EPOCHS), max_size=12), st.integers(1, 5), st.booleans())
-def test_of_transactions_too_what_later_records_replace_is_passed_over(
-    said, step, newer
-):
-    """None: a record that deletes. The last epoch is in the record before alone."""
+def test_replaced_records_of_transactions_are_left_out_too(said, step, newer):
+    """None is a record that deletes. Only the record before has the last epoch."""
     log: list[LoadedRecord] = []
     for number, (name, epoch) in enumerate(said):
         value = None

@@ -112,7 +112,7 @@ def test_the_syntax_of_re2_is_understood(pattern, matching, others):
      "(?P=n)", "(?P<n-1>a)", "(?P<n", "(?i", "[[:x:]]", "[b-a]", r"\p{Foo}", r"\p{LC}",
      r"\Z", r"\h", r"\e", r"\cA", r"\u0041", r"\x{110000}", "a{1001}", "a{2,1}"],
 )  # fmt: skip
-def test_what_neither_re2_nor_re2j_takes_is_refused(pattern):
+def test_a_pattern_that_both_re2_and_re2j_refuse_is_refused(pattern):
     with pytest.raises(InvalidRegexError):
         TopicRegex(pattern)
 
@@ -125,7 +125,7 @@ def test_a_refusal_does_not_repeat_a_long_pattern():
 
 
 @pytest.mark.parametrize("pattern", ["(a{500}){500}", r"\é"])
-def test_what_re2_refuses_and_re2j_takes_is_refused(pattern):
+def test_a_pattern_that_re2_refuses_and_re2j_accepts_is_refused(pattern):
     with pytest.raises(InvalidRegexError):
         TopicRegex(pattern)
 
@@ -140,7 +140,7 @@ def test_what_re2_refuses_and_re2j_takes_is_refused(pattern):
         ("a{12345678901}", "a{12345678901}"),
     ],
 )
-def test_what_re2_takes_and_re2j_refuses_is_taken(pattern, name):
+def test_a_pattern_that_re2_accepts_and_re2j_refuses_is_accepted(pattern, name):
     assert TopicRegex(pattern).matches(name)
 
 

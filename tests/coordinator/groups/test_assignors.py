@@ -1,4 +1,4 @@
-"""The assignors: everything is assigned, evenly, to those who want it, and stays."""
+"""The assignors: they assign all partitions evenly, and move few of them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_uniform_gives_everybody_the_same_number(question):
 
 
 @given(questions())
-def test_uniform_leaves_nobody_with_two_more_than_another_who_wants_them(question):
+def test_uniform_gives_no_member_two_more_than_another_that_wants_them(question):
     members, topics = question
     found = shares(ASSIGNORS["uniform"](members, topics))
     for giver in members:

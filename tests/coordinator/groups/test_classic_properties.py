@@ -1,7 +1,8 @@
-"""Whatever members do, and however time passes: a group stays in order.
+"""The invariants of a classic group, for any requests of its members, in any order.
 
-Members here behave like clients (they join again when told to) and unlike them (they
-vanish, lie about generations, come twice); the coordinator dies now and then.
+Members here behave like clients (they join again when an answer asks them to) and
+unlike clients (they vanish, send wrong generations, join twice); sometimes the
+coordinator dies.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ clients = st.integers(0, 5)
 
 
 class Client:
-    """One client: what it last heard, and the request it waits for."""
+    """One client: its last answer, and the request that it waits for."""
 
     def __init__(self, instance: str | None) -> None:
         self.instance = instance
@@ -50,7 +51,7 @@ class Client:
 
 
 class Groups(RuleBasedStateMachine):
-    """Rules are what may happen; invariants hold after each of them."""
+    """The rules are events; the invariants hold after each event."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +72,7 @@ class Groups(RuleBasedStateMachine):
     # -- what clients do -----------------------------------------------------------
 
     def hear(self, client: Client) -> None:
-        """Take in an answer that has come."""
+        """Read an answer that has come."""
         call = client.call
         if call is None or not call.answered:
             return
@@ -168,7 +169,7 @@ class Groups(RuleBasedStateMachine):
 
     @rule(number=clients)
     def forget(self, number: int) -> None:
-        """The client's process is gone; another starts in its place."""
+        """End the client's process, and start another in its place."""
         client = self.clients[number]
         client.member_id, client.generation, client.call = "", -1, None
 
@@ -216,7 +217,7 @@ class Groups(RuleBasedStateMachine):
         if group is None:
             return
         members = group.members.values()
-        # Those who have not come again yet do not count.
+        # Members that have not joined again yet do not count.
         assert group.num_awaiting_join <= SIZE
         assert group.num_awaiting_join == sum(
             member.awaiting_join is not None for member in members
@@ -248,7 +249,7 @@ class Groups(RuleBasedStateMachine):
 
     @invariant()
     def who_waits_is_waited_for(self) -> None:
-        """Nobody is parked but in a member, and every member has a timer."""
+        """Each parked request is in a member, and each member has a timer."""
         group = self.group() if hasattr(self, "rig") else None
         if group is None:
             return
@@ -270,7 +271,7 @@ class Groups(RuleBasedStateMachine):
             assert ("sync", "g") in self.rig.timers
 
     def teardown(self) -> None:
-        """Let time pass: everybody is answered, and nobody is left."""
+        """Let time pass: all requests are answered, and no member is left."""
         if not hasattr(self, "rig"):
             return
         self.rig.advance(10 * 60_000)

@@ -1,5 +1,6 @@
-"""The classic protocol, request by request: Kafka's answers, and nothing changed by
-what was refused."""
+"""The classic protocol, request by request: it answers as Kafka does.
+
+A refused request changes nothing."""
 
 from __future__ import annotations
 
@@ -122,7 +123,7 @@ def test_a_second_member_makes_the_first_join_again(rig):
     assert joined.members == []
 
 
-def test_who_does_not_join_again_in_time_is_out(rig):
+def test_a_member_that_does_not_join_again_in_time_is_removed(rig):
     first, second = rig.stable(2, rebalance_ms=20_000, session_ms=60_000)
     waits = rig.join(rig.new_id(session_ms=60_000), session_ms=60_000)
     again = rig.join(second, session_ms=60_000)
@@ -190,7 +191,7 @@ def test_no_more_members_than_group_max_size():
 # -- syncing ---------------------------------------------------------------------------
 
 
-def test_everybody_gets_what_the_leader_gave_them(rig):
+def test_each_member_gets_the_assignment_that_the_leader_sent(rig):
     leader, follower = rig.stable(2)
     sync = rig.answer(rig.sync(follower, 2))
     assert bytes(sync.assignment) == f"for {follower}".encode()
@@ -210,7 +211,7 @@ def test_followers_wait_for_the_leaders_assignment(rig):
     assert rig.group().is_in(S.STABLE)
 
 
-def test_a_rebalance_tells_those_who_wait_for_an_assignment(rig):
+def test_a_rebalance_answers_the_members_that_wait_for_an_assignment(rig):
     leader, follower = rig.stable(2)
     rig.join(leader)
     rig.join(follower)
@@ -219,7 +220,7 @@ def test_a_rebalance_tells_those_who_wait_for_an_assignment(rig):
     assert rig.answer(waits).error_code == ErrorCode.REBALANCE_IN_PROGRESS
 
 
-def test_who_joined_and_never_syncs_is_out(rig):
+def test_a_member_that_joined_and_never_syncs_is_removed(rig):
     leader, follower = rig.stable(2, session_ms=60_000)
     rig.join(leader, session_ms=60_000)
     rig.join(follower, session_ms=60_000)
@@ -238,7 +239,9 @@ def test_who_joined_and_never_syncs_is_out(rig):
         ("mine", 1, "roundrobin", ErrorCode.INCONSISTENT_GROUP_PROTOCOL),
     ],
 )
-def test_a_sync_of_somebody_else_is_refused(rig, member, generation, protocol, code):
+def test_a_sync_with_a_wrong_member_generation_or_protocol_is_refused(
+    rig, member, generation, protocol, code
+):
     (mine,) = rig.stable(1)
     member_id = mine if member == "mine" else member
     call = rig.sync(member_id, generation, {mine: b"stolen"}, protocol=protocol)
@@ -333,14 +336,14 @@ def test_a_leave_before_version_3_has_one_error(rig):
     assert rig.group().is_in(S.EMPTY)
 
 
-def test_who_leaves_while_it_pends_is_not_waited_for(rig):
+def test_a_pending_member_that_leaves_is_not_waited_for(rig):
     member_id = rig.new_id()
     assert rig.leave(member_id).members[0].error_code == 0
     assert not rig.group().pending_join_members
 
 
 @pytest.mark.parametrize("version", [2, 5])
-def test_who_is_no_member_disturbs_nobody_by_leaving(rig, version):
+def test_the_leave_of_an_unknown_member_changes_nothing(rig, version):
     ids = rig.stable(2)
     if version < 3:
         request = LeaveGroupRequest(group_id="g", member_id="stranger")
@@ -388,7 +391,7 @@ def test_a_static_member_that_comes_back_keeps_its_assignment(rig):
     assert rig.heartbeat(new, 2, instance="b") == 0
 
 
-def test_a_static_leader_that_comes_back_is_told_to_skip_the_assignment(rig):
+def test_the_answer_to_a_returning_static_leader_says_to_skip_the_assignment(rig):
     old, _ = static_pair(rig)
     answer = rig.answer(rig.join(instance="a", version=9))
     assert answer.skip_assignment
@@ -403,7 +406,7 @@ def test_an_old_static_leader_is_not_told_that_it_leads(rig):
     assert answer.members == []
 
 
-def test_who_uses_a_replaced_id_is_fenced(rig):
+def test_a_member_that_uses_a_replaced_id_is_fenced(rig):
     _, old = static_pair(rig)
     rig.join(instance="b")
     assert rig.heartbeat(old, 2, instance="b") == ErrorCode.FENCED_INSTANCE_ID

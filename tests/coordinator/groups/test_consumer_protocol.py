@@ -25,7 +25,7 @@ MANY_NAMES = [f"a-name-of-24-letters-{n:03d}" for n in range(40)] + ["logs-a", "
 
 
 def beat(rig, member_id, epoch, *, owned=None, version=1, **fields):
-    """One heartbeat, and its answer."""
+    """Send one heartbeat; return its answer."""
     if epoch == 0:
         fields = {
             "rebalance_timeout_ms": 20_000,
@@ -58,7 +58,7 @@ def given_to(answer):
 
 
 class Consumer:
-    """A client as KIP-848 wants it: gives up at once what it must, keeps the rest."""
+    """A client as KIP-848 describes it: it gives up revoked partitions at once."""
 
     def __init__(self, rig, member_id, **fields):
         self.rig, self.member_id, self.fields = rig, member_id, fields
@@ -132,7 +132,7 @@ def test_a_second_member_waits_until_the_first_has_given_up(rig):
     assert rig.group().state is S.STABLE
 
 
-def test_what_a_member_leaves_goes_to_the_others(rig):
+def test_the_partitions_of_a_leaving_member_go_to_the_others(rig):
     one, two = Consumer(rig, "one"), Consumer(rig, "two")
     settle(one, two)
     answer = beat(rig, "two", -1)
@@ -164,7 +164,7 @@ def test_a_group_has_timeouts_of_its_own_from_its_next_heartbeat_on(rig):
     assert "m" not in rig.group().members
 
 
-def test_who_does_not_give_up_in_time_is_out(rig):
+def test_a_member_that_does_not_give_up_partitions_in_time_is_removed(rig):
     one, two = Consumer(rig, "one"), Consumer(rig, "two")
     one.beat()
     two.beat()
@@ -177,7 +177,7 @@ def test_who_does_not_give_up_in_time_is_out(rig):
     assert numbers(two) == {0, 1, 2, 3}
 
 
-def test_a_new_partition_is_somebodys_at_the_next_heartbeat(rig):
+def test_a_new_partition_is_assigned_at_the_next_heartbeat(rig):
     one = Consumer(rig, "one")
     settle(one)
     rig.topics.counts["t"] = 6
@@ -243,7 +243,7 @@ def test_the_assignor_is_the_one_that_most_ask_for(rig, assignor):
         ({"subscribed_topic_regex": "("}, ErrorCode.INVALID_REGULAR_EXPRESSION),
     ],
 )
-def test_what_cannot_be_is_refused_and_leaves_nothing(rig, fields, code):
+def test_an_invalid_heartbeat_is_refused_and_changes_nothing(rig, fields, code):
     member_id = fields.pop("member_id", "m")
     answer = beat(rig, member_id, fields.pop("epoch", 0), **fields)
     assert answer.error_code == code
@@ -274,12 +274,12 @@ def test_epochs_from_the_past_and_the_future_are_fenced(rig):
     answer = beat(rig, "one", 1, owned={T: {3}})
     assert answer.error_code == ErrorCode.FENCED_MEMBER_EPOCH
     assert len(rig.log) == written
-    # Who only missed an answer may go on.
+    # A member that only missed an answer may go on.
     assert beat(rig, "one", 1, owned=one.owned).error_code == 0
     assert beat(rig, "x", 3).error_code == ErrorCode.UNKNOWN_MEMBER_ID
 
 
-def test_a_full_group_takes_nobody():
+def test_a_full_group_takes_no_member():
     rig = Rig(group_consumer_max_size=1)
     beat(rig, "one", 0)
     assert beat(rig, "two", 0).error_code == ErrorCode.GROUP_MAX_SIZE_REACHED
@@ -383,7 +383,7 @@ def test_a_group_is_listed_and_described(rig):
 
 
 class ConsumerGroups(RuleBasedStateMachine):
-    """Clients that come, go, stall and lose answers; a coordinator that dies."""
+    """Clients that join, leave, stall and lose answers; a coordinator that dies."""
 
     def __init__(self):
         super().__init__()
@@ -403,7 +403,7 @@ class ConsumerGroups(RuleBasedStateMachine):
         consumer = self.consumers[number]
         epoch, owned = consumer.epoch, consumer.owned
         consumer.beat()
-        if epoch:  # who loses the answer to its join asks again
+        if epoch:  # a member that loses the answer to its join asks again
             consumer.epoch, consumer.owned = epoch, owned
             consumer.unsure = True
 
@@ -457,7 +457,7 @@ class ConsumerGroups(RuleBasedStateMachine):
             assert member.member_epoch <= group.assignment_epoch <= group.group_epoch
 
     def teardown(self):
-        """Left alone with their heartbeats, all get to the target."""
+        """With heartbeats alone, all members reach the target."""
         for _ in range(8):
             for consumer in self.consumers:
                 consumer.beat()

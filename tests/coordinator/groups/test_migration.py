@@ -25,7 +25,7 @@ PARTITIONS = 4  # of topic "t"
 
 
 def joining(owned: list[int], *, cooperative: bool) -> bytes:
-    """What a consumer says when it joins: version 1, with what it has."""
+    """Return the metadata of a joining consumer: version 1, with its partitions."""
     data = b"\0\1" + subscription("t")[2:]
     if not cooperative:
         return data + bytes(4)
@@ -34,7 +34,7 @@ def joining(owned: list[int], *, cooperative: bool) -> bytes:
 
 
 class Classic:
-    """A consumer of the classic protocol, as clients have it, turn by turn."""
+    """A consumer of the classic protocol, as in clients, turn by turn."""
 
     def __init__(self, rig, *, cooperative=False, instance=None):
         self.rig, self.cooperative, self.instance = rig, cooperative, instance
@@ -48,7 +48,7 @@ class Classic:
         return "cooperative-sticky" if self.cooperative else "range"
 
     def turn(self):
-        """Whatever it would do next."""
+        """Send the next request of this client."""
         if self.join_call is not None:
             self._joined()
         elif self.sync_call is not None:
@@ -94,7 +94,7 @@ class Classic:
             self._synced()
 
     def _share_out(self, members):
-        """As the leader. It gives nobody what it cannot know to be free."""
+        """Assign as the leader does: only partitions that it knows to be free."""
         if self.cooperative:
             return {}
         shares = {
@@ -143,7 +143,7 @@ def held(member):
 
 
 def shares(*members):
-    """What each has; and that it is everything, once."""
+    """Return the partitions of each member; check that each is assigned once."""
     found = [held(member) for member in members]
     assert sorted(n for share in found for n in share) == list(range(PARTITIONS))
     return [len(share) for share in found]
@@ -222,7 +222,7 @@ def test_an_upgraded_group_is_upgraded_after_a_restart(rig):
     assert beat(rig, "new", new.epoch).error_code == 0
 
 
-def test_whoever_waits_in_a_rebalance_is_asked_to_join_again(rig):
+def test_members_that_wait_in_a_rebalance_are_asked_to_join_again(rig):
     one, two = rig.stable(2)
     parked = rig.join(one, protocols={"other": subscription("t"), "range": b""})
     assert not parked.answered
@@ -276,7 +276,7 @@ def test_a_group_of_something_else_than_consumers_is_not_upgraded(rig):
     assert beat(rig, "new", 0).error_code == ErrorCode.GROUP_ID_NOT_FOUND
 
 
-def test_who_is_refused_has_not_upgraded_the_group():
+def test_a_refused_member_does_not_upgrade_the_group():
     rig = Rig(group_consumer_max_size=1)
     old = Classic(rig)
     turns(old)
@@ -361,7 +361,7 @@ def test_a_description_says_which_protocol_a_member_speaks(rig):
 
 
 class Migrations(RuleBasedStateMachine):
-    """Clients of both kinds come, go and die; nobody ever has what another has."""
+    """Clients of both kinds join, leave and die; no partition ever has two owners."""
 
     def __init__(self):
         super().__init__()
@@ -418,7 +418,7 @@ class Migrations(RuleBasedStateMachine):
 
     @invariant()
     def nobody_has_what_another_has(self):
-        """Of those that are alive to the group."""
+        """No two live members have one partition."""
         group = self.rig.group() if hasattr(self, "rig") else None
         if group is None:
             return
@@ -435,7 +435,7 @@ class Migrations(RuleBasedStateMachine):
         assert len(found) == len(set(found))
 
     def teardown(self):
-        """Left alone, those that are there share everything out."""
+        """Without further events, the members share all partitions."""
         if not hasattr(self, "rig") or not self.members:
             return
         for _ in range(40):

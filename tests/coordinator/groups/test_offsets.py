@@ -1,4 +1,4 @@
-"""Offsets: who may commit, what is found again, and when it is forgotten."""
+"""Committed offsets: permission to commit, fetches, restarts and expiry."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_groups_are_hashed_as_java_does_it(text, expected):
 
 
 @pytest.mark.parametrize("version", range(2, 11))
-def test_what_a_member_commits_is_found_again_also_after_a_restart(rig, version):
+def test_a_committed_offset_is_found_again_also_after_a_restart(rig, version):
     (mine,) = rig.stable(1)
     codes = rig.commit(
         {("t", 0): 5, ("t", 3): 7, ("u", 1): 0},
@@ -93,7 +93,7 @@ def test_a_group_without_members_may_commit_and_be_seen(rig):
         ),
     ],
 )
-def test_a_commit_of_somebody_else_is_refused_and_changes_nothing(rig, commit, code):
+def test_a_commit_with_a_wrong_member_or_generation_changes_nothing(rig, commit, code):
     (mine,) = rig.stable(1)
     rig.commit({("t", 0): 5}, member_id=mine, generation=1)
     written = len(rig.log)
@@ -204,7 +204,7 @@ def delete_offsets(rig, *positions, group="g"):
     return [row.partitions[0].error_code for row in answer.topics]
 
 
-def test_offsets_that_nobody_reads_can_be_deleted(rig):
+def test_offsets_of_unsubscribed_topics_can_be_deleted(rig):
     (mine,) = rig.stable(1)
     rig.commit({("t", 0): 1, ("u", 0): 2}, member_id=mine, generation=1)
     assert delete_offsets(rig, ("t", 0), ("u", 0), ("missing", 0)) == [
@@ -278,7 +278,7 @@ def expiring_rig(**config):
     return rig
 
 
-def test_offsets_of_who_has_no_group_expire_by_their_commit():
+def test_offsets_without_group_management_expire_by_their_commit():
     rig = expiring_rig()
     rig.commit({("t", 0): 1})
     rig.advance(6 * MINUTE_MS)
@@ -341,7 +341,7 @@ def test_offsets_of_a_transaction_count_when_it_has_committed(rig):
         assert rig.fetch_of("t", 0).committed_offset == expected
 
 
-def test_who_wants_stable_offsets_is_told_to_wait_for_a_transaction(rig):
+def test_a_fetch_of_stable_offsets_is_answered_to_wait_for_a_transaction(rig):
     offsets = GroupOffsets()
     offsets.put_pending(7, "t", 0, None)
     assert offsets.has_pending("t", 0)
@@ -420,7 +420,7 @@ def test_an_offset_is_written_as_kafka_writes_it(expires, version):
     assert OffsetAndMetadata.of_record(value) == expected
 
 
-def test_the_end_of_the_broker_answers_all_who_wait(rig):
+def test_the_end_of_the_broker_answers_all_parked_requests(rig):
     rig.stable(1)
     waits = rig.join(rig.new_id())
     rig.coordinator.refuse_waiting()
@@ -429,7 +429,7 @@ def test_the_end_of_the_broker_answers_all_who_wait(rig):
     assert rig.group().is_in(S.PREPARING_REBALANCE)
 
 
-def test_what_is_fetched_rests_on_what_is_not_on_disk_yet(rig):
+def test_a_fetch_of_offsets_waits_until_they_are_on_disk(rig):
     rig.commit({("t", 0): 3})
     for version in (7, 8):
         request = OffsetFetchRequest(

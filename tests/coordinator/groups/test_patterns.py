@@ -1,4 +1,4 @@
-"""What members see by a pattern where there is an authorizer."""
+"""The topics that members get by a pattern if there is an authorizer."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def in_the_log(rig):
     return found
 
 
-def test_a_pattern_shows_what_may_be_described(rig):
+def test_a_pattern_shows_the_topics_that_the_member_may_describe(rig):
     one = Guarded(rig, "one", Access("logs-a", "other"))
     settle(one)
     assert names(one) == {"logs-a"}
@@ -114,7 +114,7 @@ def test_rights_are_looked_at_when_something_has_changed(rig):
     assert one.access.asked > asked
 
 
-def test_after_a_restart_nobody_sees_more_than_before(rig):
+def test_after_a_restart_no_member_sees_more_than_before(rig):
     one = Guarded(rig, "one", Access("logs-a"))
     two = Guarded(rig, "two", Access("logs-a"))
     settle(one, two)

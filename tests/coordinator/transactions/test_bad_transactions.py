@@ -1,4 +1,4 @@
-"""Transactions: what must not be has Kafka's errors, and changes nothing."""
+"""Invalid requests about transactions: they get Kafka's errors and change nothing."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ def add_offsets(rig: TransactionRig, producer: tuple[int, int], group: str) -> i
     return code
 
 
-def test_an_id_of_which_no_record_can_be_made_is_none(rig: TransactionRig) -> None:
+def test_a_transactional_id_too_long_for_a_record_is_refused(
+    rig: TransactionRig,
+) -> None:
     request = InitProducerIdRequest(
         transactional_id="x" * 32_768, transaction_timeout_ms=1_000
     )

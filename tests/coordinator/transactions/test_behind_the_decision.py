@@ -1,7 +1,7 @@
-"""What is in a partition behind the place that a decision names.
+"""Records behind the place in a partition that a decision names.
 
-It is of the next transaction, and of nothing else; and what that decision was about
-ends as it says, whatever else goes wrong.
+They are part of the next transaction only. The decided transaction ends as decided,
+also after further failures.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Client(Producer):
         self._machine.late = late  # type: ignore[attr-defined]
 
 
-def test_what_came_late_is_not_of_the_next_transaction(disk: Disk) -> None:
+def test_a_late_produce_is_no_part_of_the_next_transaction(disk: Disk) -> None:
     """Its epoch is the same, with older clients."""
     client = Client(disk, 1)
     client.begin(0, 1)
@@ -160,7 +160,9 @@ def ask_for_the_end(client: Client) -> None:
     client._machine.ask(ApiKey.END_TXN, request, 3)
 
 
-def test_it_is_not_let_in_by_what_was_asked_for_just_before(disk: Disk) -> None:
+def test_an_end_in_the_same_turn_closes_a_partition_added_just_before(
+    disk: Disk,
+) -> None:
     """A partition is added once more, and all is ended, in the same turn."""
     client = Client(disk, 1)
     client.begin(0, 1)
@@ -175,7 +177,7 @@ def test_it_is_not_let_in_by_what_was_asked_for_just_before(disk: Disk) -> None:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_what_was_decided_is_carried_out_when_the_disk_has_room_again(
+def test_a_decision_is_carried_out_when_the_disk_has_room_again(
     disk: Disk, version: int
 ) -> None:
     """Though the next transaction, which is all that is left behind it, goes on."""
@@ -198,7 +200,7 @@ def test_what_was_decided_is_carried_out_when_the_disk_has_room_again(
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("lost", [1, 2])  # Ongoing, and Complete
 @pytest.mark.parametrize("commit", [True, False])
-def test_what_is_on_a_disk_that_is_away_is_neither_committed_nor_lost(
+def test_records_on_an_offline_disk_are_neither_committed_nor_lost(
     disk: Disk, version: int, lost: int, commit: bool
 ) -> None:
     """All that is left of the next transaction is there."""

@@ -250,7 +250,7 @@ def read(machine: Machine) -> Iterator[tuple[str, bool | None]]:
 
 
 @pytest.mark.parametrize("first_seed", range(0, SEEDS // 2, 25))
-def test_transactions_are_whole_whatever_goes_on_beside_them(
+def test_transactions_are_whole_beside_other_producers_and_failures(
     tmp_path: Path, first_seed: int
 ) -> None:
     for seed in range(first_seed, first_seed + 25):

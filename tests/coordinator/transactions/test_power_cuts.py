@@ -519,7 +519,7 @@ def read(machine: Machine) -> Iterator[tuple[str, bool | None]]:
 
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("first_seed", range(0, SEEDS, 25))
-def test_transactions_are_whole_whatever_dies_wherever(
+def test_transactions_are_whole_after_a_death_or_power_cut_at_any_step(
     tmp_path: Path, version: int, first_seed: int
 ) -> None:
     for seed in range(first_seed, first_seed + 25):

@@ -155,7 +155,7 @@ class SharingRig(TransactionRig):
         super()._mark(markers)
 
 
-def test_what_a_dead_one_has_decided_takes_no_record_behind_its_markers():
+def test_a_transaction_decided_before_a_death_takes_no_record_behind_its_markers():
     """Though other partitions of the log are still to be loaded."""
     rig = SharingRig()
     producer = started(rig)
@@ -172,7 +172,7 @@ def test_what_a_dead_one_has_decided_takes_no_record_behind_its_markers():
     assert not rig.table.contains(*producer, 11)
 
 
-def test_what_is_not_in_the_log_yet_is_not_opened_because_the_rest_is_loaded():
+def test_the_end_of_loading_opens_no_partition_whose_record_is_not_appended():
     """Requests are served meanwhile; and it may be killed before it appends."""
     rig = SharingRig()
     producer = started(rig)
@@ -199,7 +199,7 @@ def test_an_end_whose_opposite_was_decided_is_refused_after_a_death_too(rig):
     assert end(rig, producer, commit=True, version=5).error_code == 0
 
 
-def test_an_abort_of_what_never_began_is_refused_to_old_clients(rig):
+def test_an_abort_without_a_transaction_is_refused_to_old_clients(rig):
     """As by Kafka: it cannot know that this is not about the commit before.
 
     librdkafka asks for this when its AddPartitionsToTxn did not get through while the
@@ -212,7 +212,7 @@ def test_an_abort_of_what_never_began_is_refused_to_old_clients(rig):
     assert end(rig, producer, commit=False).error_code == E.INVALID_TXN_STATE
 
 
-def test_a_lost_log_is_loaded_again_and_what_was_open_may_be_written_to(rig):
+def test_a_lost_log_is_loaded_again_and_its_open_transactions_go_on(rig):
     producer = started(rig)
     add(rig, producer, 0)
     partition = rig.coordinator.partition_for("x")
@@ -227,7 +227,7 @@ def test_a_lost_log_is_loaded_again_and_what_was_open_may_be_written_to(rig):
     assert {each[:2] for each in rig.markers} == {T0, T1}
 
 
-def test_what_is_loaded_by_half_neither_times_out_nor_expires(rig):
+def test_a_partly_loaded_transaction_does_not_time_out_or_expire(rig):
     """It was open once, and long ago: the rest of the log says what became of it."""
     producer = started(rig)
     add(rig, producer, 0)
@@ -287,7 +287,7 @@ def delete_topic(rig: TransactionRig) -> int:
 
 @pytest.mark.parametrize("dies", [False, True])
 @pytest.mark.parametrize("delete", [delete_group, delete_offset, delete_topic])
-def test_what_is_deleted_does_not_come_back_with_the_end_of_a_transaction(
+def test_a_deleted_offset_does_not_come_back_with_the_end_of_a_transaction(
     rig, delete, dies
 ):
     producer = started(rig)
@@ -408,7 +408,7 @@ def test_very_many_markers_are_waited_for(rig):
     assert len(rig.on_disk) > 60
 
 
-def test_markers_are_waited_for_where_nobody_asks_who_may_write():
+def test_markers_are_waited_for_without_partition_verification():
     rig = TransactionRig(transaction_partition_verification_enable=False)
     producer = started(rig)
     add(rig, producer, 0, 1)

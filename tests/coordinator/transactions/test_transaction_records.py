@@ -1,4 +1,4 @@
-"""What the log says of a transaction, and from which state it may go to which."""
+"""The records of a transaction in the log, and the allowed changes of its state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The transaction coordinator: Kafka's answers, and what a death leaves of them."""
+"""The transaction coordinator: it answers as Kafka does, also after a death."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_a_transaction_that_was_open_is_open_after_a_death(rig):
     assert end(rig, producer).error_code == 0
 
 
-def test_who_begins_while_markers_are_written_waits_for_them(rig):
+def test_a_transaction_that_begins_while_markers_are_written_waits_for_them(rig):
     producer = started(rig)
     add(rig, producer, 0)
     rig.refused = {T0: E.KAFKA_STORAGE_ERROR}
@@ -204,7 +204,7 @@ def test_an_end_that_comes_twice_is_the_same_end(rig, before, commit, code):
 
 
 @pytest.mark.parametrize("version", [1, 3])
-def test_a_zombie_is_fenced_whatever_it_asks_for(rig, version):
+def test_a_zombie_is_fenced_in_every_request(rig, version):
     zombie = started(rig)
     started(rig)
     code = E.PRODUCER_FENCED if version >= 2 else E.INVALID_PRODUCER_EPOCH
@@ -216,7 +216,7 @@ def test_a_zombie_is_fenced_whatever_it_asks_for(rig, version):
     assert add(rig, zombie, 0, name="nobody") == [E.INVALID_PRODUCER_ID_MAPPING]
 
 
-def test_a_new_producer_aborts_what_the_old_one_left_open(rig):
+def test_a_new_producer_aborts_the_open_transaction_of_the_old_one(rig):
     zombie = started(rig)
     add(rig, zombie, 0)
     successor = started(rig)
@@ -260,7 +260,7 @@ def test_more_open_partitions_than_there_is_room_for_have_to_wait(rig):
     assert state(rig) is S.EMPTY
 
 
-def test_an_id_that_nobody_uses_is_forgotten(rig):
+def test_an_unused_transactional_id_is_forgotten(rig):
     producer = started(rig)
     add(rig, producer, 0)
     end(rig, producer)
@@ -439,7 +439,7 @@ def test_a_log_that_cannot_be_written_makes_its_ids_unavailable(rig):
     assert init(rig).error_code == E.COORDINATOR_LOAD_IN_PROGRESS
 
 
-def test_nobody_may_write_before_the_log_says_that_the_transaction_is_open(
+def test_no_producer_may_write_before_the_log_has_the_open_transaction(
     rig, monkeypatch
 ):
     producer = started(rig)

@@ -1,6 +1,7 @@
-"""When a transaction may be written to though the disk has not seen it begin.
+"""Transactions that may be written to before their record is on disk.
 
-Only where a load would look for it: see test_power_cuts.py for what comes of that.
+This is allowed only in partitions in which a load would look for the transaction;
+test_power_cuts.py shows that no record is lost.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def test_it_begins_at_once_where_the_last_one_was(rig: TransactionRig) -> None:
     assert begins_at_once(rig, producer, 0)
 
 
-def test_what_is_added_later_waits_for_the_disk(rig: TransactionRig) -> None:
+def test_partitions_that_are_added_later_wait_for_the_disk(rig: TransactionRig) -> None:
     """What is there may be all that a load finds: it is taken for the whole of it."""
     producer = transacted(rig, started(rig), 0, 1)
     assert begins_at_once(rig, producer, 0)

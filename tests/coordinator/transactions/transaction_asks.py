@@ -1,4 +1,4 @@
-"""What producers ask of a coordinator, and what it answered."""
+"""Send producers' requests to a coordinator, and read its answers."""
 
 from __future__ import annotations
 
