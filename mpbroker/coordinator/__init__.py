@@ -1,1 +1,1 @@
-"""The coordinator's process: consumer groups, their offsets, and transactions."""
+"""Coordinate consumer groups, their offsets and transactions, in one process."""

@@ -1,1 +1,1 @@
-"""What a request means: dispatch, execution, waiting, answers."""
+"""Execute requests: dispatch, authorization, handlers, waiting, answers."""

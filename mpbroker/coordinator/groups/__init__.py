@@ -1,1 +1,1 @@
-"""Consumer groups of both protocols, and their committed offsets."""
+"""Coordinate consumer groups of both protocols, and keep their committed offsets."""

@@ -1,4 +1,4 @@
-"""The assignors of the consumer protocol: which member reads which partition.
+"""Assign partitions to the members of a consumer group: the assignors.
 
     uniform  Each member gets about the same number of partitions. A member keeps the
              partitions it has, as far as that allows.

@@ -1,7 +1,7 @@
-"""A classic group: its members, its generation, and its state as a table.
+"""Keep the state of a classic group: its members, its generation, its state table.
 
-This is state only. `classic_protocol` and `classic_rebalance` decide what a member may
-do, and what it is answered when.
+This module has no decisions. `classic_protocol` and `classic_rebalance` decide what a
+member may do, and when it gets which answer.
 
 Source: Kafka's ClassicGroup and ClassicGroupState.
 """

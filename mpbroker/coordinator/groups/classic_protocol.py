@@ -1,7 +1,7 @@
-"""The requests of the classic protocol: JoinGroup, SyncGroup, Heartbeat, LeaveGroup.
+"""Serve the classic protocol: JoinGroup, SyncGroup, Heartbeat and LeaveGroup.
 
-The caller has looked the group up. Each method answers the request, or parks it in its
-member until the rebalance has come far enough.
+The caller has looked up the group. Each method answers its request, or parks it in its
+member until a later step of the rebalance.
 
 Source: Kafka protocol guide; GroupMetadataManager (classicGroupJoin, -Sync, -Heartbeat,
 -Leave); KIP-345 for static members, KIP-394 for MEMBER_ID_REQUIRED.

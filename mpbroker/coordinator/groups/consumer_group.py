@@ -1,4 +1,4 @@
-"""A consumer group (KIP-848): its epochs, its target assignment, its members.
+"""Keep the state of a consumer group (KIP-848): epochs, target assignment, members.
 
     group epoch       grows with every change of members, subscriptions or topics
     assignment epoch  the group epoch that the target assignment was made for
@@ -7,8 +7,8 @@
 A member is not given a partition that another member still holds. The holder gives it
 up first, at its own heartbeat, so no member waits for all the others.
 
-This is state only. `consumer_group_rebalance` decides what is written, and
-`consumer_group_heartbeat` and `mixed_protocol` what is answered.
+`consumer_group_rebalance` decides which records are written;
+`consumer_group_heartbeat` and `mixed_protocol` decide the answers.
 
 Source: KIP-848; Kafka's ConsumerGroup, ConsumerGroupMember, CurrentAssignmentBuilder.
 """

@@ -1,7 +1,7 @@
-"""ConsumerGroupHeartbeat: the only request of a member that speaks KIP-848.
+"""Serve ConsumerGroupHeartbeat, the only request of a member that speaks KIP-848.
 
-By it a member joins, subscribes, says which partitions it has, and leaves; the answer
-has its epoch and its assignment.
+With it a member joins, subscribes, reports its partitions, and leaves. The answer has
+the member's epoch and assignment.
 
 Source: KIP-848; Kafka's GroupMetadataManager (consumerGroupHeartbeat and what belongs
 to it), with its error messages.

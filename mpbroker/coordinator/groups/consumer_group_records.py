@@ -1,4 +1,4 @@
-"""The records of consumer groups, from their state and back.
+"""Make the records of consumer groups from their state, and apply them to it.
 
 Source: KIP-848; Kafka's GroupCoordinatorRecordHelpers and ConsumerGroup.replay.
 """

@@ -1,4 +1,4 @@
-"""The metadata and assignments of consumers in classic groups, as far as we read them.
+"""Read and write the metadata and assignments of consumers in classic groups.
 
 The broker hands these bytes from member to member without reading them, except for two
 purposes: to know a group's topics (OffsetDelete, expiry of offsets), and to change a

@@ -1,9 +1,10 @@
-"""GroupCoordinator: all groups of the broker, with one method for each API.
+"""Execute the APIs of groups, with one method for each API: GroupCoordinator.
 
-Sans-IO: requests and the time come in, records and answers go out by the outbox. All
-records of a group are in one partition of __consumer_offsets, which its id decides as
-in Kafka. The groups of a partition are served after it was loaded. If it cannot be
-written any more they are forgotten, because only what is in the log counts.
+Sans-IO: requests and the time come in; records and answers go out by the outbox. All
+records of a group are in one partition of __consumer_offsets, which a hash of the
+group's id chooses, as in Kafka. The groups of a partition are served after it was
+loaded. If the partition can no longer be written, they are forgotten, because only the
+records in the log count.
 
 Source: Kafka's GroupCoordinatorService and GroupCoordinatorShard.
 """

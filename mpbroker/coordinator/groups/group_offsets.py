@@ -1,9 +1,9 @@
-"""The offsets of one group: the committed ones, and those of open transactions.
+"""Keep the offsets of one group: the committed ones, and those of open transactions.
 
 The offsets of a transaction are kept apart, by producer id, until its marker comes.
-Then they are committed, or forgotten. If there are two for one partition, the one whose
-record is later in the log counts, in whichever order the markers come: it is the one
-that compaction keeps.
+Then they are committed, or forgotten. If there are two offsets for one partition, the
+one with the later record in the log counts, in any order of the markers, because
+compaction keeps that record.
 
 Source: Kafka's OffsetMetadataManager; KIP-447 for UNSTABLE_OFFSET_COMMIT.
 """

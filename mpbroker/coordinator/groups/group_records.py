@@ -1,4 +1,6 @@
-"""The records of __consumer_offsets. The version of its key says what a record is.
+"""Encode and decode the records of __consumer_offsets.
+
+The version of a record's key says its kind:
 
     key version  record                                   written by
     0, 1         a committed offset                       both protocols

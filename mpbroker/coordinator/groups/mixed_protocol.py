@@ -1,10 +1,10 @@
-"""The classic protocol's requests from members of consumer groups.
+"""Serve the classic protocol's requests to members of consumer groups.
 
 A consumer that speaks KIP-848 and joins a classic group with members makes a consumer
-group of it. The other members go on as they are. Their generation is their member
-epoch, a JoinGroup takes them a step nearer to their target assignment, a SyncGroup
-tells them which partitions they have, and REBALANCE_IN_PROGRESS as the answer to a
-heartbeat asks them to join again. No member is the leader, and none waits for another.
+group of it. The other members keep the classic protocol. Their member epoch is sent as
+the generation. A JoinGroup takes a member a step nearer to its target assignment, and
+the answer to a SyncGroup has its partitions. REBALANCE_IN_PROGRESS, as the answer to a
+Heartbeat, asks it to join again. No member is the leader, and none waits for another.
 
 Source: KIP-848; Kafka's GroupMetadataManager (classicGroupJoinToConsumerGroup and what
 belongs to it).

@@ -1,4 +1,4 @@
-"""Answers to OffsetCommit and OffsetFetch, in the forms of all versions.
+"""Make answers to OffsetCommit and OffsetFetch, for all versions.
 
 Source: Kafka protocol guide, "OffsetCommit" and "OffsetFetch".
 """

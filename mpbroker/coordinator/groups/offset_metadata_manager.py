@@ -1,4 +1,4 @@
-"""Committed offsets: OffsetCommit, OffsetFetch, OffsetDelete, and their expiry.
+"""Commit, fetch, delete and expire the offsets of all groups.
 
 Source: Kafka protocol guide; Kafka's OffsetMetadataManager; KIP-211 for the expiry.
 """

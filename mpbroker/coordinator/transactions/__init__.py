@@ -1,1 +1,1 @@
-"""Transactional ids, their states, and the markers that end transactions."""
+"""Coordinate transactions: their ids, their states, and the markers that end them."""

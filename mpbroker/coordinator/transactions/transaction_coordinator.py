@@ -1,4 +1,4 @@
-"""TransactionCoordinator: all transactional ids, with one method for each API.
+"""Execute InitProducerId and EndTxn, and keep all transactional ids.
 
 Sans-IO like GroupCoordinator: requests and the time come in; records, markers and
 answers go out by the outbox.
@@ -83,7 +83,7 @@ class TransactionConfig(NamedTuple):
 
 
 class OpenTransactions(Protocol):
-    """The table in which every append looks whether its transaction is open."""
+    """The shared table in which each append checks that its transaction is open."""
 
     def has_room(self, count: int) -> bool:
         """Return whether there is room for so many more partitions."""

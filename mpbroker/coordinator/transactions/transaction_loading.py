@@ -127,7 +127,8 @@ class TransactionLoading:
         is completed here.
 
         Raises:
-            ApiError: a marker cannot be appended now, and would not be later.
+            ApiError: a partition that is online lacks its marker, because the disk is
+                full, for example. The load fails, and is tried again later.
         """
         now_ms = time.time_ns() // 1_000_000
         found: Begun = {}

@@ -1,4 +1,4 @@
-"""One transactional id: its producer, and the state of its transaction.
+"""Keep the state of one transactional id: its producer and its transaction.
 
     Empty ──▶ Ongoing ──▶ PrepareCommit ──▶ CompleteCommit ─┐
       ▲          │  └───▶ PrepareAbort ───▶ CompleteAbort ──┤
@@ -7,7 +7,7 @@
 
 A change is written to the log before anything rests on it. Prepare is final: a
 coordinator that finds PrepareCommit in the log appends the commit markers that are
-missing, whatever the producer may ask for later.
+missing, for any later request of the producer.
 
 Source: Kafka's TransactionMetadata and TransactionState; KIP-98, KIP-360, KIP-890.
 """
@@ -352,9 +352,9 @@ class TransactionMetadata:
         """Make the transaction that a record of the log describes.
 
         Args:
-            before: what the record before has described. A record has only its own
-                epoch. A producer that missed an answer repeats its request with the
-                epoch before, so that one is taken from there.
+            before: the transaction of the record before this one. A record has only its
+                own epoch, but a producer that missed an answer repeats its request with
+                the epoch before, which is taken from there.
         """
         found = cls(
             transactional_id,

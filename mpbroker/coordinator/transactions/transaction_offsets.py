@@ -1,7 +1,8 @@
-"""TxnOffsetCommit: offsets of a group, which count if a transaction commits.
+"""Serve TxnOffsetCommit: offsets of a group that count if a transaction commits.
 
-The group decides whether the member may commit, the transaction whether it is open in
-the group's partition. From version 5 on this request itself adds that partition.
+The group checks that the member may commit. The transaction must be open in the group's
+partition of __consumer_offsets; from version 5 on this request itself adds the
+partition.
 
 Source: Kafka protocol guide, "TxnOffsetCommit"; KIP-447, KIP-890.
 """

@@ -1,4 +1,4 @@
-"""The partitions of transactions: AddPartitionsToTxn, AddOffsetsToTxn, and Produce.
+"""Add partitions to transactions: AddPartitionsToTxn, AddOffsetsToTxn and Produce.
 
 A handler that gets a transactional Produce for a partition that is not open to its
 producer forwards the request to the coordinator. From version 12 on the request itself

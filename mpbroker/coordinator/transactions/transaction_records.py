@@ -1,4 +1,4 @@
-"""The records of __transaction_state: one for each transactional id.
+"""Encode and decode the records of __transaction_state.
 
 The key is the id, the value the state of its transaction. A record without a value
 deletes the id. Values are written in version 1, which is flexible (KIP-890).
