@@ -54,6 +54,14 @@ def test_every_header_can_be_included_alone_and_warns_of_nothing(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_every_python_file_that_a_comment_names_is_there():
+    root = NATIVE.parents[1]
+    for path in [*FILES, NATIVE / "_core.c"]:
+        for name in re.findall(r"[\w/]+\.py\b", path.read_text()):
+            found = (root / name).exists() or any((root / "mpbroker").rglob(name))
+            assert found, (path, name)
+
+
 def test_no_function_is_longer_than_80_lines():
     for path in [*FILES, NATIVE / "_core.c"]:
         for body in re.findall(r"^\{\n(.*?)^\}", path.read_text(), re.M | re.S):

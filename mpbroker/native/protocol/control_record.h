@@ -4,7 +4,8 @@
  *     61  length 16      66  key version    70  value's length 6   73  coordinator epoch
  *     65  key's length 4 68  type           71  value version      77  no headers
  *
- * Python twins: protocol/records/control_record.py; storage/producers/producer_replay.py, parse_marker.
+ * Python twins: protocol/records/control_record.py; parse_marker in
+ * storage/producers/producer_replay.py.
  * Source: KIP-98.
  */
 

@@ -1,7 +1,8 @@
 /* Whether a producer's batch may be appended as it is.
  *
  * The core refuses no batch: what it does not find valid, or does not support (codecs,
- * flags, more than 256 KiB, no timestamps), Python judges: protocol/records/log_validator.py.
+ * flags, more than 256 KiB, no timestamps), Python judges:
+ * protocol/records/log_validator.py.
  */
 
 #ifndef MPBROKER_LOG_VALIDATOR_H

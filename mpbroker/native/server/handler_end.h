@@ -5,8 +5,9 @@
  * The answer's bytes go to the slot's block in the arena, behind the request, which
  * stays as it is: after a death it is executed again.
  *
- * The tables are dicts and sets that server/core_cache.py, verdicts.py and
- * quotas.py fill and empty; they hold for one position of the metadata log.
+ * The tables are dicts and sets that server/core_cache.py, authorization/verdicts.py
+ * and quotas/client_quotas.py fill and empty; they hold for one position of the metadata
+ * log.
  */
 
 #ifndef MPBROKER_HANDLER_END_H

@@ -1,4 +1,5 @@
-/* Python twins: server/produce/produce_handler.py; storage/log/partition_log.py for the appends.
+/* Python twins: server/produce/produce_handler.py; storage/log/partition_log.py for the
+ * appends.
  *
  * A request is judged first, all of it: so nothing is done of one that is left to
  * Python. Then its partitions are appended to, one after another, each under its row's

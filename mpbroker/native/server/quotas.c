@@ -1,5 +1,5 @@
-/* Python twins: server/quotas/client_quotas.py and ipc/counters/network_costs.py, as far as no client is
- * throttled.
+/* Python twins: server/quotas/client_quotas.py and ipc/counters/network_costs.py, as far
+ * as no client is throttled.
  */
 
 #include "server/quotas.h"

@@ -1,6 +1,6 @@
 /* Which topics a request's sender may write to and read.
  *
- * The tables are server/authorization/verdicts.py's, which fills them with what the authorizer has
+ * server/authorization/verdicts.py fills the tables with what the authorizer has
  * allowed, and empties them when its rules change. The core refuses no request: what
  * the tables do not allow is left to Python, which asks the authorizer. So nothing is
  * allowed here that was not allowed there, under the same version of the rules.

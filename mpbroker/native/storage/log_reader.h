@@ -1,9 +1,9 @@
 /* Reads of the end of a log: from where this process has seen batches begin, to the end
  * of the active segment. No lock is taken and nothing is written.
  *
- * A process knows a log by its ReadPlan (storage/log/core_plans.py). Left to Python: offsets
- * that `positions` does not have, other segments, open or aborted transactions for
- * readers of committed data, and all errors.
+ * A process knows a log by its ReadPlan (storage/log/core_plans.py). Left to Python:
+ * offsets that `positions` does not have, other segments, open or aborted transactions
+ * for readers of committed data, and all errors.
  */
 
 #ifndef MPBROKER_LOG_READER_H

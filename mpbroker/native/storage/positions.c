@@ -1,4 +1,4 @@
-/* Python twin: LogReader._remember in storage/log/log_reader.py. */
+/* Python twin: PartitionView.remember in storage/log/partition_view.py. */
 
 #include "storage/positions.h"
 

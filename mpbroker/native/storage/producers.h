@@ -2,10 +2,10 @@
  * and what it changes.
  *
  * All of it is this process's own copy of what the log says (ProducerState, of
- * storage/producers/producer_state.py), which no other process sees. Before it is asked, it is
- * caught up with what others have appended since. Left to Python: all but the next
- * batch of a known producer (a repeated one, a gap, a new epoch), markers of unknown
- * producers, and those that abort, since what is aborted has an index of its own.
+ * storage/producers/producer_state.py), which no other process sees. Before it is
+ * asked, it is caught up with what others have appended since. Left to Python: all but
+ * the next batch of a known producer (a repeated one, a gap, a new epoch), markers of
+ * unknown producers, and those that abort, since what is aborted has an index of its own.
  */
 
 #ifndef MPBROKER_PRODUCERS_H
