@@ -346,9 +346,7 @@ def test_a_successors_socket_is_not_removed_by_its_predecessor(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
-def test_a_stranger_is_told_that_it_may_not_although_it_could_connect(
-    server, caplog
-):
+def test_a_stranger_is_told_that_it_may_not_although_it_could_connect(server, caplog):
     os.chmod(server.path, 0o666)
     directory, name = os.path.split(server.path)
     os.chmod(directory, 0o755)
