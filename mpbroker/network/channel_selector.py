@@ -29,7 +29,7 @@ CLOSED: Final = -1
 
 
 def end_connection(sock: socket.socket) -> None:
-    """End a connection for the client, whoever has duplicates; close our descriptor."""
+    """End a connection although others have duplicates; close our descriptor."""
     with contextlib.suppress(OSError):  # the client has closed it already
         sock.shutdown(socket.SHUT_RDWR)
     sock.close()

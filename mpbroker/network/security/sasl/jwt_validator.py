@@ -50,10 +50,10 @@ class JwtSettings(NamedTuple):
 
 
 class JwtValidator:
-    """Judges tokens by the keys of the moment.
+    """Validates tokens with the newest keys.
 
     Args:
-        settings: see there.
+        settings: where the keys are, and what a token must claim.
     """
 
     def __init__(self, settings: JwtSettings) -> None:
@@ -64,11 +64,11 @@ class JwtValidator:
         self._keys = source_of(settings)
 
     def __call__(self, text: str) -> Token:
-        """Return who it is.
+        """Validate a token; return its user and the time when it expires.
 
         Raises:
-            SaslError: it is not valid; which check it failed is for our log alone.
-            NotYetError: the keys are not here yet.
+            SaslError: the token is not valid. Only our log says which check failed.
+            NotYetError: the keys have not been fetched yet.
         """
         keys = self._keys.keys()
         jwt, settings = self._jwt, self._settings
@@ -95,7 +95,7 @@ class JwtValidator:
         return Token(user, int(min(claims["exp"], _LATEST_S) * 1000))
 
     def close(self) -> None:
-        """Judge no more."""
+        """Stop fetching keys."""
         self._keys.close()
 
     def _key_for(self, header: dict[str, Any], keys: dict[str, Any]) -> Any:
@@ -111,10 +111,10 @@ class JwtValidator:
 
 
 def source_of(settings: JwtSettings) -> _KeySource:
-    """Return where the keys come from.
+    """Return the source of the keys: a file or a URL.
 
     Raises:
-        ConfigError: the URL is none that is served, or the file cannot be used.
+        ConfigError: the scheme of the URL is not supported, or the file is not usable.
     """
     url = urlsplit(settings.jwks_url)
     if url.scheme == "file":
@@ -128,19 +128,19 @@ def source_of(settings: JwtSettings) -> _KeySource:
 
 
 class _KeySource(Protocol):
-    """Keys by their "kid"."""
+    """Returns keys by their key id, the "kid" of RFC 7517."""
 
     def keys(self) -> dict[str, Any]: ...
 
     def want_newer(self) -> None:
-        """Somebody has used a key that is not among them."""
+        """Note that a token names a key that is not among the keys."""
 
     def close(self) -> None:
-        """They are needed no more."""
+        """Release what the source uses."""
 
 
 class _FileKeys:
-    """Those of a file, read again when it is another."""
+    """Reads keys from a file, again whenever the file changes."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -155,17 +155,17 @@ class _FileKeys:
         try:
             self._read()
         except (OSError, ValueError) as error:
-            # Half written, perhaps: what was read before is still true.
+            # It may be half written. The keys read before are still valid.
             _LOG.warning(
                 "%s=file://%s: %s; the keys before stay", _URL_KEY, self._path, error
             )
         return self._keys
 
     def want_newer(self) -> None:
-        """They are: the file is looked at each time."""
+        """Do nothing: every call of keys() looks whether the file has changed."""
 
     def close(self) -> None:
-        """It is not open."""
+        """Do nothing: the file is open only while it is read."""
 
     def _read(self) -> None:
         status = os.stat(self._path)
@@ -173,14 +173,14 @@ class _FileKeys:
         if seen == self._seen:
             return
         if not stat.S_ISREG(status.st_mode):
-            raise ValueError("not a file")  # a pipe might keep us waiting
+            raise ValueError("not a file")  # reading a pipe might block
         with open(self._path, "rb") as file:
             keys = parse_jwks(file.read(_MAX_JWKS_BYTES))
         self._keys, self._seen = keys, seen
 
 
 class _UrlKeys:
-    """Those of a URL, fetched by a thread: the newest that came."""
+    """Fetches keys from a URL in a thread, and keeps the newest."""
 
     def __init__(self, settings: JwtSettings) -> None:
         self._settings = settings
@@ -192,7 +192,7 @@ class _UrlKeys:
 
     def keys(self) -> dict[str, Any]:
         if not self._is_fetching:
-            # Not before: a process that has threads should not fork.
+            # Not earlier: a process that has threads should not fork.
             self._is_fetching = True
             threading.Thread(target=self._fetch_for_ever, daemon=True).start()
         keys = self._keys
@@ -212,7 +212,7 @@ class _UrlKeys:
         while not self._closed.is_set():
             try:
                 self._keys = self._fetch()
-            except Exception as error:  # noqa: BLE001 - nobody else asks again
+            except Exception as error:  # noqa: BLE001 - the thread must go on
                 wait_s = min(max(settings.retry_s, wait_s * 2), settings.max_retry_s)
                 _LOG.warning(
                     "%s=%s: %s; tried again in %.1f s",
@@ -224,7 +224,7 @@ class _UrlKeys:
                 self._closed.wait(wait_s)
                 continue
             wait_s = 0.0
-            # Whoever invents key names must not make us ask without end.
+            # Tokens with made-up key ids must not make us fetch without a pause.
             self._closed.wait(settings.max_retry_s)
             self._wanted.wait(max(0.0, settings.refresh_s - settings.max_retry_s))
             self._wanted.clear()
@@ -237,10 +237,10 @@ class _UrlKeys:
 
 
 def parse_jwks(data: bytes) -> dict[str, Any]:
-    """Return the keys of a JWKS that verify signatures we accept, by "kid".
+    """Return the keys of a JWKS whose signatures are accepted, by key id.
 
     Raises:
-        ValueError: it is none, or has no such key.
+        ValueError: the bytes are not a JWKS, or it has no such key.
     """
     import jwt
 
@@ -257,7 +257,7 @@ def parse_jwks(data: bytes) -> dict[str, Any]:
         try:
             key = jwt.PyJWK(each)
         except jwt.PyJWTError:
-            continue  # of a kind that is not known here
+            continue  # PyJWT does not know this kind of key
         if key.algorithm_name in _ALGORITHMS:
             keys[str(each.get("kid", f"#{number}"))] = key
     if not keys:

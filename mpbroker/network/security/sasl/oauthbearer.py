@@ -23,8 +23,8 @@ class Token(NamedTuple):
     expires_ms: int  # wall clock
 
 
-# Takes the token's text; raises SaslError if it is not valid, NotYetError if nobody can
-# say so yet.
+# Takes the token's text; raises SaslError if it is not valid, NotYetError if the keys
+# to validate it have not come yet.
 Validate = Callable[[str], Token]
 
 _FIRST: Final = re.compile(
