@@ -387,7 +387,7 @@ class UnusableConfigError(ConfigError):
 def _nothing_to_check(
     own: Mapping[str, str], of_all: Mapping[str, str], touched: Collection[str]
 ) -> None:
-    """Accept all values that are accepted alone."""
+    """Check nothing: for definitions without rules across keys."""
 
 
 class ListenerSetting(NamedTuple):

@@ -139,10 +139,18 @@ class Broker:
             serving.stop()
 
     def _try_takeover(self, before: Takeover) -> int:
-        """Find out whether this program could take over, and tell the running one.
+        """Try whether this program could take over; tell the running one the outcome.
 
-        It reads the settings, attaches the memory, and is then a broker with data of
-        its own until a request has come through every stage.
+        It checks the running program's manifest, attaches its memory unless the layout
+        has changed, and then serves from a directory of its own until one request has
+        passed through every process.
+
+        Returns:
+            The exit code.
+
+        Raises:
+            MpbrokerError, OSError: it could not take over; the running program has
+                been told why.
         """
         try:
             before.manifest.check(self._config)

@@ -134,7 +134,8 @@ def get(
 ) -> int:
     """Show value and source of the settings of a running broker, a topic or a group.
 
-    Settings that have their default are left out. Passwords are hidden.
+    Settings that have their default are left out unless you name them or say --all.
+    Passwords are hidden.
     """
     with open_cluster(bootstrap, timeout_s) as cluster:
         resource = choice.resource(cluster)

@@ -70,10 +70,12 @@ class Target(NamedTuple):
 
 
 def target_of(config: BrokerConfig, told: Mapping[str, object]) -> Target | None:
-    """Return where the settings send metrics; None: otlp.endpoint is not set.
+    """Return where to push metrics, by the settings; None: otlp.endpoint is not set.
 
     Args:
-        told: what the supervisor publishes of the broker.
+        config: the settings.
+        told: the broker's figures that the supervisor publishes. Its version and
+            cluster id become attributes of the resource.
     """
     endpoint, headers = config.otlp_endpoint, config.otlp_headers
     if not endpoint:

@@ -212,7 +212,11 @@ class Idempotence:
             in_flight[position : position + 1] = children
 
     def expired(self, batch: ProducerBatch) -> None:
-        """Note that a batch expired, without knowing whether it is written."""
+        """Note that a batch expired; the broker may have written it or not.
+
+        Its partition is unresolved until the batches sent before and after it are
+        answered. If the sequence does not continue then, the epoch is raised.
+        """
         if not batch.has_sequence:
             return
         sequences = self._of(batch)

@@ -412,7 +412,9 @@ class TransactionManager(Idempotence):
             return first
 
     def put_back(self, pending: Pending, *, was_sent: bool = False) -> None:
-        """Have a request sent again, later.
+        """Put a request back, to be sent again unless its transaction has ended.
+
+        It is the next request again, without a pause: the caller sees to the backoff.
 
         Args:
             pending: from `next_pending`.

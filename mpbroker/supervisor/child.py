@@ -122,7 +122,7 @@ class Child:
 
     @property
     def age_s(self) -> float:
-        """The age of the process that has the id now."""
+        """The seconds since the child's present process was forked."""
         return time.monotonic() - self.started_at
 
     def happens(self, event: ChildEvent) -> None:

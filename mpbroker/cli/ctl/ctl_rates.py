@@ -78,7 +78,7 @@ class Page(NamedTuple):
 
 
 def compare(before: Look, after: Look) -> Page:
-    """Return the page of the time between two looks."""
+    """Return the rates between two looks, and the figures and advice of the second."""
     old, new = before.figures, after.figures
     seconds = max(1e-3, (new["at_ns"] - old["at_ns"]) / 1e9)
     processes = _processes(before, after, seconds)

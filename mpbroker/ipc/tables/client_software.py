@@ -31,7 +31,11 @@ OTHER: Final = ("other", "")
 
 
 class ClientSoftware:
-    """One handler's table, and the words of the connections it serves."""
+    """Notes the software of the clients that one handler serves.
+
+    Each name and version has an entry in the handler's table; the word of a connection
+    has the number of its entry.
+    """
 
     def __init__(self, handler: int, words: memoryview) -> None:
         self._words = words
