@@ -42,7 +42,7 @@ BEFORE_THE_FORK = """
     network.moves.departures network.moves.hand_over network.moves.succession
     network.moves.tcp_counters network.polls network.processor network.request_channel
     network.request_reader network.response_sender network.throttles protocol.acl
-    protocol.api_key protocol.error_code protocol.errors protocol.fast_produce
+    protocol.api_key protocol.error_code protocol.errors
     protocol.fields protocol.headers protocol.message protocol.messages.api_versions
     protocol.messages.fetch protocol.messages.metadata protocol.messages.produce
     protocol.primitives protocol.records.batch_header protocol.records.compression

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final
 from mpbroker.ipc.layout import RowStatus
 from mpbroker.protocol.acl import AclOperation
 from mpbroker.protocol.error_code import ErrorCode
-from mpbroker.protocol.fast_produce import parse_single_produce
 from mpbroker.protocol.messages.produce import ProduceRequest, ProduceResponse
 from mpbroker.server.group_commit import GroupCommit
 from mpbroker.server.produce.produce_handler import (
@@ -17,7 +16,6 @@ from mpbroker.server.produce.produce_handler import (
     IsOpen,
     ProduceHandler,
     ProduceOutcome,
-    SingleOutcome,
     refuse,
 )
 from mpbroker.server.purgatory import Purgatory, sync_key
@@ -121,48 +119,41 @@ class ProduceService:
             access = self._authorization.access(request)
             if access is None:
                 return CLOSE  # nobody is there to be answered
-            check = access.require_write
-        single = parse_single_produce(version, request.body)
-        outcome: ProduceOutcome | SingleOutcome | None = None
-        if single is not None:
-            outcome = self._handler.handle_single(
-                single, version, progress, now_ms, check
-            )
-            if outcome is not None and self._plain is not None:
-                self._plain.allow(access, AclOperation.WRITE, single.topic)
-            if outcome is not None and single.acks == 0:
-                return NO_RESPONSE
-        if outcome is None:
-            message = ProduceRequest.decode(version, request.body)
-            if access is not None:
-                check = access.write_check(message.transactional_id)
-            if (
-                message.transactional_id is not None
-                and self._forward is not None
-                and self._handler.begins_elsewhere(message, version, check)
-            ):
-                self._forward(request.slot)
-                return FORWARDED
-            outcome = self._handler.handle(message, version, progress, now_ms, check)
-            self._allow(access, outcome)
-            if outcome.failed and self._count_error is not None:
-                for code in outcome.errors():
-                    self._count_error(request.api_key, code)
-            if message.acks == 0:
-                # Nobody reads an answer: a closed connection is how it is noticed.
-                return CLOSE if outcome.failed else NO_RESPONSE
+        message = ProduceRequest.decode(version, request.body)
+        if access is not None:
+            check = access.write_check(message.transactional_id)
+        if (
+            message.transactional_id is not None
+            and self._forward is not None
+            and self._handler.begins_elsewhere(message, version, check)
+        ):
+            self._forward(request.slot)
+            return FORWARDED
+        outcome = self._handler.handle(message, version, progress, now_ms, check)
+        self._allow(access, outcome)
+        if outcome.failed and self._count_error is not None:
+            for code in outcome.errors():
+                self._count_error(request.api_key, code)
+        if message.acks == 0:
+            # Nobody reads an answer: a closed connection is how it is noticed.
+            return CLOSE if outcome.failed else NO_RESPONSE
         if outcome.needed and self._sync_acks_all:
             waiting = {
                 index: (log, offset)
                 for index, (log, offset) in outcome.needed.items()
                 if log.row.durable_end_offset < offset
             }
-            if waiting and isinstance(outcome, ProduceOutcome):
+            # The client of a transaction has nothing else under way. Others may have:
+            # their produces to one partition are parked, and one sync makes many
+            # durable. The core decides the same.
+            if waiting and (
+                len(outcome.needed) > 1 or message.transactional_id is not None
+            ):
                 self._sync_at_once(outcome, waiting)
             if waiting:
                 self._park(request, outcome, waiting)
                 return PARKED
-        return outcome.encode(version)
+        return outcome.response.encode(version)
 
     def _allow(self, access: Access | None, outcome: ProduceOutcome) -> None:
         """What a sender was let append to, it may append to by the short cut."""
@@ -198,7 +189,7 @@ class ProduceService:
     def _park(
         self,
         request: Request,
-        outcome: ProduceOutcome | SingleOutcome,
+        outcome: ProduceOutcome,
         waiting: dict[int, tuple[PartitionLog, int]],
     ) -> None:
         deadline = time.monotonic_ns() + _SYNC_DEADLINE_NS
@@ -271,7 +262,9 @@ class ProduceService:
     def complete(self, operation: DelayedProduce) -> None:
         request = operation.request
         self._channel.unpark(request.slot)
-        body = with_throttle(request, operation.outcome.encode(request.api_version))
+        body = with_throttle(
+            request, operation.outcome.response.encode(request.api_version)
+        )
         self._channel.send_bytes(request.slot, request.frame(body))
 
 
@@ -343,7 +336,7 @@ class DelayedProduce:
         self,
         service: ProduceService,
         request: Request,
-        outcome: ProduceOutcome | SingleOutcome,
+        outcome: ProduceOutcome,
         waiting: dict[int, tuple[PartitionLog, int]],
         deadline_ns: int,
     ) -> None:
