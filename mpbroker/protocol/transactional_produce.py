@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from struct import Struct
-from typing import Final
-
 from mpbroker.protocol.primitives import Buffer
-from mpbroker.protocol.records.batch_header import RecordBatchError
-
-# Positions in the header: attributes at 21; producer id and epoch at 43.
-_ATTRIBUTES: Final = Struct(">h")
-_PRODUCER: Final = Struct(">qh")
-_ATTRIBUTES_AT: Final = 21
-_PRODUCER_AT: Final = 43
-_TRANSACTIONAL: Final = 0x10
+from mpbroker.protocol.records.batch_header import (
+    BATCH_HEADER_SIZE,
+    HEADER,
+    BatchHeader,
+    RecordBatchError,
+)
 
 
 def producer_of(records: Buffer | None) -> tuple[int, int] | None:
@@ -27,9 +22,9 @@ def producer_of(records: Buffer | None) -> tuple[int, int] | None:
     """
     if not records:
         return None
-    if len(records) < _PRODUCER_AT + _PRODUCER.size:
+    if len(records) < BATCH_HEADER_SIZE:
         raise RecordBatchError(f"{len(records)} bytes are not a record batch")
-    if not _ATTRIBUTES.unpack_from(records, _ATTRIBUTES_AT)[0] & _TRANSACTIONAL:
+    header = BatchHeader._make(HEADER.unpack_from(records))
+    if not header.is_transactional:
         return None
-    producer_id, epoch = _PRODUCER.unpack_from(records, _PRODUCER_AT)
-    return producer_id, epoch
+    return header.producer_id, header.producer_epoch
