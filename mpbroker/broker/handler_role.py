@@ -1,4 +1,4 @@
-"""Compose a handler: services over its logs, a table of APIs, its loop."""
+"""Compose a handler: its core cache, services, table of APIs and loop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mpbroker.network.request_channel import HandlerEnd
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.server.api_messages import error_answer
 from mpbroker.server.apis import advertised_versions, forwarded_apis, served
-from mpbroker.server.core_cache import PlainRequests
+from mpbroker.server.core_cache import CoreCache, Forwarding, NoCoreCache
 from mpbroker.server.described_partitions import DescribedPartitions
 from mpbroker.server.dispatcher import RequestDispatcher
 from mpbroker.server.fetch.fetch_service import FetchService
@@ -28,8 +28,10 @@ from mpbroker.server.handlers.api_versions import ApiVersionsHandler
 from mpbroker.server.intent import SlotIntent
 from mpbroker.server.message_apis import served_apis
 from mpbroker.server.produce.produce_service import ProduceService
+from mpbroker.server.produce_transactions import ProduceTransactions
 from mpbroker.server.purgatory import Purgatory
 from mpbroker.server.request_handler import RequestHandler
+from mpbroker.server.service_parts import ServiceParts
 from mpbroker.storage.log.disk_sync import DiskSync
 
 # Every client asks for Metadata first. Imported before the fork, all handlers share it.
@@ -51,7 +53,11 @@ class HandlerRole:
         memory = parts.memory
         self._words = memory.control.words
         self._steps_word = handler_row(handler) + HANDLER_STEPS
-        self._transactions = TransactionTable(memory.transactions)
+        self._transactions = ProduceTransactions(
+            TransactionTable(memory.transactions),
+            memory.lane.forward,
+            verify=parts.config.transaction_partition_verification_enable,
+        )
         self._registry = parts.registry(
             # The logs are made below; no topic is deleted before.
             lambda topic: self._logs.forget(topic),
@@ -59,7 +65,7 @@ class HandlerRole:
             self._note_step,
         )
         self._logs = parts.logs(
-            self._registry, self._transactions.is_restored, self._note_step
+            self._registry, self._transactions.table.is_restored, self._note_step
         )
         self._channel = HandlerEnd(
             handler,
@@ -75,7 +81,16 @@ class HandlerRole:
         self._errors = ErrorCounts(handler, self._words)
         disk, self._make_dispatcher = self._disk_and_dispatcher()
         self._commit = GroupCommit(handler, disk, self._purgatory.notify, self._words)
-        self._core_cache = self._teach_core()
+        self._core_cache = self._make_core_cache()
+        self._service_parts = ServiceParts(
+            self._channel,
+            self._registry,
+            self._logs.log,
+            self._purgatory,
+            self._core_cache,
+            self._errors.count,
+            self._authorization,
+        )
 
     def run(self) -> None:
         """Serve until the broker stops, or this handler retires."""
@@ -129,71 +144,50 @@ class HandlerRole:
 
         return FailingSync(), SlowDispatcher
 
-    def _teach_core(self) -> PlainRequests | None:
-        """Give the compiled core all objects that it needs to execute requests.
+    def _make_core_cache(self) -> CoreCache | NoCoreCache:
+        """Let the compiled core execute requests, where it is and where it may.
 
-        The services of Produce and Fetch add, when they are made, how they park one.
-
-        Returns:
-            What the core was given; None: Python executes every request.
+        The services of Produce and Fetch add, when they are made, how they park.
         """
-        config, memory = self._parts.config, self._parts.memory
+        config, memory, compiled = (
+            self._parts.config,
+            self._parts.memory,
+            self._channel.compiled,
+        )
         # The core would not pass the places at which faults are injected.
-        if self._is_control or config.control_inject_enable:
-            return None
-        cache = PlainRequests.of(
-            self._channel,
+        if compiled is None or self._is_control or config.control_inject_enable:
+            return NoCoreCache()
+        return CoreCache(
+            compiled,
             memory.table,
             self._registry,
             self._purgatory,
             self._authorization,
+            self._quotas,
+            self._transactions,
+            Forwarding(memory.lane, forwarded_apis()),
         )
-        if cache is None:
-            return None
-        cache.take_quotas(self._quotas)
-        cache.take_lane(memory.lane, forwarded_apis())
-        if config.transaction_partition_verification_enable:
-            cache.take_transactions(self._transactions, memory.lane.forward)
-        return cache
 
     # -- services ----------------------------------------------------------------------
 
     def _produce_service(self) -> ProduceService:
         return ProduceService(
-            self._channel,
-            self._registry,
-            self._logs.log,
-            self._purgatory,
-            self._commit,
-            sync_acks_all=True,
-            plain=self._core_cache,
-            is_open=self._transactions.contains,
-            verify=self._parts.config.transaction_partition_verification_enable,
-            forward=self._parts.memory.lane.forward,
-            count_error=self._errors.count,
-            authorization=self._authorization,
+            self._service_parts, self._commit, self._transactions, sync_acks_all=True
         )
 
     def _fetch_service(self) -> FetchService:
         config, memory = self._parts.config, self._parts.memory
-        fetch = FetchService(
-            self._channel,
-            self._registry,
-            self._logs.log,
+        return FetchService(
+            self._service_parts,
             FetchSessions(
                 memory.sessions,
                 memory.session_cell,
                 config.max_incremental_fetch_session_cache_slots,
             ),
-            self._purgatory,
             config.fetch_max_bytes,
-            self._authorization,
+            self._quotas,
             handler=self._handler,
-            plain=self._core_cache,
-            count_error=self._errors.count,
         )
-        fetch.quotas = self._quotas
-        return fetch
 
     def _broker(self) -> Broker:
         """Return what this process's handlers know of the broker."""

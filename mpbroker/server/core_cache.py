@@ -1,15 +1,21 @@
-"""The short cut for requests that are all alike, where the compiled core is.
+"""Teach the compiled core which requests it may execute by itself.
 
-Most of what a busy broker is asked is a Produce of plain batches, a Fetch of what has
-just been produced, and an ApiVersions that it has answered before. The core
-(native/server/handler_execute.c) executes these without any Python, by the tables kept
-here; it leaves to the usual way whatever is not exactly that, whatever it has no entry
-for, and all of it while the metadata log has news. What is the coordinator's it hands
-on, news or not: who may, and what it costs, is asked where it is executed. So who adds
-to the usual way something that a request must pass has to see to it here. Who may do
-what (verdicts.py) and what is charged (quotas.py) are tables of their own.
+Most requests of a busy broker are a Produce of plain batches, a Fetch of what has just
+been produced, or an ApiVersions that was answered before. The core
+(native/server/handler_execute.c) executes these without any Python, by the tables that
+``CoreCache`` fills and empties. It leaves a request to Python if it is not exactly
+that, if it has no entry for it, or if the metadata log has news. Requests for the
+coordinator it forwards, news or not: the coordinator checks them and charges for them.
 
-The tests of tests/server/core_cache hold both ways against each other.
+If you add something that each request must pass, see to it here. The tables of
+permissions (verdicts.py) and of quotas (client_quotas.py) are kept beside this one.
+
+handler_role.py makes the cache, once a handler process. The loop asks it to execute
+each request, and shows it each that Python has executed. The services of Produce and
+Fetch tell it what they have just written or read, and how they park. Where there is no
+core, or where it may not be used, ``NoCoreCache`` takes all that and executes nothing.
+
+The tests of tests/server/core_cache compare the core's answers with those of Python.
 """
 
 from __future__ import annotations
@@ -34,7 +40,6 @@ from mpbroker.storage.producers.producer_state import (
 if TYPE_CHECKING:
     from mpbroker.ipc.lane import CoordinatorLane
     from mpbroker.ipc.tables.partition_table import PartitionTable
-    from mpbroker.ipc.tables.transaction_table import TransactionTable
     from mpbroker.metadata.topics import Topic, TopicRegistry
     from mpbroker.native import _core
     from mpbroker.network.request_channel import HandlerEnd
@@ -42,6 +47,7 @@ if TYPE_CHECKING:
     from mpbroker.protocol.records.log_validator import ValidationPolicy
     from mpbroker.server.authorization.authorization import Access, Authorization
     from mpbroker.server.authorization.verdicts import Verdicts
+    from mpbroker.server.produce_transactions import ProduceTransactions
     from mpbroker.server.purgatory import Purgatory
     from mpbroker.server.quotas.client_quotas import ClientQuotas
     from mpbroker.server.request import Request
@@ -49,7 +55,7 @@ if TYPE_CHECKING:
 
 
 class ParkProduce(Protocol):
-    """Holds the answer to a Produce back."""
+    """Hold back the answer to a Produce that the core has executed."""
 
     def __call__(
         self,
@@ -63,18 +69,38 @@ class ParkProduce(Protocol):
         """Args:
         needed: each log, in the order of the request, with the offset below which
             all must be on disk.
-        answer_bytes: of the written answer.
+        answer_bytes: length of the answer, which the core has written.
         at_once: its client has nothing else under way.
         """
 
 
-# Slot, how long it wants to wait in ms, the partition rows that it waits for.
-ParkFetch = Callable[[int, int, tuple[int, ...]], None]
+class ParkFetches(Protocol):
+    """Keep the fetches for which the core has found too little."""
+
+    def park(self, slot: int, max_wait_ms: int, rows: tuple[int, ...], /) -> None:
+        """Keep one until one of these partition rows grows."""
+
+    def was_answered(self, slot: int, /) -> None:
+        """Forget one: the core has answered it, with what it has appended."""
+
+
+class Forwarding(NamedTuple):
+    """What the core hands to the coordinator.
+
+    Attributes:
+        lane: where it goes.
+        apis: oldest, newest and first flexible version of each, by API key. Nothing
+            may have to be done to these requests here but to read the header.
+    """
+
+    lane: CoordinatorLane
+    apis: dict[int, tuple[int, int, int]]
+
 
 _PRODUCE: Final = int(ApiKey.PRODUCE)
 _FETCH: Final = int(ApiKey.FETCH)
 _API_VERSIONS: Final = int(ApiKey.API_VERSIONS)
-# Clients are of few kinds, and say little about themselves.
+# Clients are of few kinds, and their ApiVersions requests are short.
 _MAX_REMEMBERED: Final = 100
 _MAX_REMEMBERED_BYTES: Final = 500
 _MAX_TOPICS: Final = 10_000
@@ -96,12 +122,78 @@ class Woken(NamedTuple):
     slots: list[int]  # claimed
     at_ns: int
     has_executed: bool  # the one slot that there is
-    result: int | None  # of that, for ``PlainRequests.finish``
+    result: int | None  # of that, for ``CoreCache.finish``
     fetched: list[int]  # parked slots that are answered, and forgotten
 
 
-class PlainRequests:
-    """The tables of one handler process, and what is left to do after the short cut."""
+# Sleeps for so many seconds, and then claims so many slots at most.
+Wait = Callable[[float, int], Woken]
+
+
+class NoCoreCache:
+    """Stands where no compiled core executes requests: learns and executes nothing."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[int, int] = {}
+
+    def execute(self, slot: int) -> int | None:
+        return None
+
+    def finish(self, slot: int, result: int | None) -> int | None:
+        return None
+
+    def wait_at(self, epoll_fd: int, channel: HandlerEnd, handler: int) -> Wait | None:
+        return None
+
+    def execute_produces(self, park: ParkProduce | None) -> None:
+        pass
+
+    def execute_fetches(
+        self, handler: int, max_bytes: int, parked: ParkFetches
+    ) -> None:
+        pass
+
+    def try_fetch(self, slot: int, *, must_answer: bool) -> bool | None:
+        return None
+
+    def learn_request(
+        self, request: Request, frame: memoryview, answer: object
+    ) -> None:
+        pass
+
+    def learn_produce(
+        self, topic: Topic, partition: int, log: PartitionLog, policy: ValidationPolicy
+    ) -> None:
+        pass
+
+    def learn_fetch(
+        self, name: str, topic_id: bytes, partition: int, log: PartitionLog
+    ) -> None:
+        pass
+
+    def allow(
+        self,
+        access: Access | None,
+        operation: AclOperation,
+        name: str,
+        topic_id: bytes | None = None,
+    ) -> None:
+        pass
+
+
+class CoreCache:
+    """The tables of one handler process, and what Python does after the core.
+
+    Args:
+        compiled: the core's part of the handler, which holds the tables.
+        table: the partitions' rows.
+        registry: says which topics there are, and when metadata has changed.
+        purgatory: told of rows that have grown.
+        authorization: says who may do what; None: every sender may do everything.
+        quotas: charge clients for what the core executes; None: nothing is charged.
+        transactions: None, or not verified: Python executes every Produce of one.
+        forwarding: what the core hands to the coordinator; None: nothing.
+    """
 
     def __init__(
         self,
@@ -110,7 +202,15 @@ class PlainRequests:
         registry: TopicRegistry,
         purgatory: Purgatory,
         authorization: Authorization | None = None,
+        quotas: ClientQuotas | None = None,
+        transactions: ProduceTransactions | None = None,
+        forwarding: Forwarding | None = None,
     ) -> None:
+        self._compiled = compiled
+        self._execute = compiled.execute
+        self._table = table
+        self._registry = registry
+        self._purgatory = purgatory
         self._verdicts: Verdicts | None = None
         self._has_own_rules = False  # which change without a word in the metadata log
         if authorization is not None:
@@ -120,16 +220,10 @@ class PlainRequests:
 
             self._verdicts = Verdicts(compiled, authorization)
             self._has_own_rules = self._verdicts.change_any_time
-        self._compiled = compiled
-        self._execute = compiled.execute
-        self._table = table
-        self._registry = registry
-        self._purgatory = purgatory
+        self._quotas = quotas
         self._park: ParkProduce | None = None
         self._forward: Callable[[int], None] | None = None
-        self._quotas: ClientQuotas | None = None
-        self._park_fetch: ParkFetch | None = None
-        self._forget_fetch: Callable[[int], None] | None = None
+        self._parked_fetches: ParkFetches | None = None
         self._logs: dict[int, PartitionLog] = {}  # of the plans, by partition row
         compiled.set_tables(
             table.segment.view,
@@ -140,27 +234,20 @@ class PlainRequests:
             TimeIndex,
         )
         compiled.set_producers(AppendPlan, ProducerState, ProducerEntry, AppendedBatch)
+        if quotas is not None:
+            compiled.set_quotas(*quotas.table)
+        if transactions is not None and transactions.verify:
+            # The core executes a Produce of an open transaction, and returns _BEGINS
+            # for one that the coordinator has to open first.
+            self._forward = transactions.forward
+            compiled.set_transactions(*transactions.table.place)
+        if forwarding is not None and forwarding.lane.compiled is not None:
+            compiled.set_lane(forwarding.lane.compiled, forwarding.apis)
 
-    @classmethod
-    def of(
-        cls,
-        channel: HandlerEnd,
-        table: PartitionTable,
-        registry: TopicRegistry,
-        purgatory: Purgatory,
-        authorization: Authorization | None = None,
-    ) -> PlainRequests | None:
-        """Return None where there is no compiled core.
-
-        Args:
-            authorization: says who may do what; None: everybody everything.
-        """
-        if channel.compiled is None:
-            return None
-        return cls(channel.compiled, table, registry, purgatory, authorization)
+    # -- executing ---------------------------------------------------------------------
 
     def execute(self, slot: int) -> int | None:
-        """Answer a claimed slot's request and return its API's key; None: not plain."""
+        """Answer a claimed slot's request and return its API key; None: not plain."""
         if self._has_own_rules:
             self._see_rules()
         result = self._execute(slot)
@@ -168,22 +255,39 @@ class PlainRequests:
             return result
         return self.finish(slot, result)
 
+    def wait_at(self, epoll_fd: int, channel: HandlerEnd, handler: int) -> Wait | None:
+        """Let the core wait for events; return what waits, or None if it cannot.
+
+        Args:
+            epoll_fd: what it waits at.
+            channel: requests come from its ring.
+            handler: this process's id.
+        """
+        ring = channel.compiled_ring
+        if ring is None:
+            return None
+        self._compiled.set_wait(epoll_fd, ring, handler, handler_row(handler))
+        return self.wait
+
     def wait(self, timeout_s: float, limit: int) -> Woken:
         """Sleep, then claim slots; a single one's request may have been executed."""
         timeout_ms, may_execute = math.ceil(timeout_s * 1e3), not self._has_own_rules
         woken = Woken(*self._compiled.wait(timeout_ms, limit, may_execute))
         for slot in woken.fetched:
-            assert self._forget_fetch is not None
-            self._forget_fetch(slot)
+            assert self._parked_fetches is not None
+            self._parked_fetches.was_answered(slot)
         return woken
 
     def finish(self, slot: int, result: int | None) -> int | None:
-        """See to what is left of a request that the core has executed."""
+        """Do what is left of a request that the core has executed; return its API key.
+
+        None: it is not executed after all, and Python must.
+        """
         if result is None or 0 <= result < _NOTIFY:
             return result
         if result == _WAITS | _FETCH:
-            assert self._park_fetch is not None
-            self._park_fetch(slot, *self._compiled.fetch_waits())
+            assert self._parked_fetches is not None
+            self._parked_fetches.park(slot, *self._compiled.fetch_waits())
             return _FETCH
         compiled = self._compiled
         if result == _BEGINS | _PRODUCE:
@@ -191,8 +295,9 @@ class PlainRequests:
             self._forward(slot)
             return _PRODUCE
         if result == _HELD:
-            # The lock's last owner died, or the write failed: the usual way finds out
-            # what there is to say about it.
+            # The lock's last owner died, or the write failed. The core still holds the
+            # lock: settle the row first. Then Python executes the request, and finds
+            # what error there is to answer.
             self._table.row(compiled.row).settle_and_unlock()
             return None
         appended = compiled.appended()
@@ -208,69 +313,33 @@ class PlainRequests:
             park(slot, needed, compiled.answer_bytes, at_once=at_once)
         return result & _API_KEY
 
-    def wait_at(self, epoll_fd: int, channel: HandlerEnd, handler: int) -> bool:
-        """Say where ``wait`` waits; return whether it can.
+    def execute_produces(self, park: ParkProduce | None) -> None:
+        """Execute produces.
 
         Args:
-            handler: this process's id.
+            park: holds the answers to acks=all back; None: they need not wait.
         """
-        ring = channel.compiled_ring
-        if ring is None:
-            return False
-        self._compiled.set_wait(epoll_fd, ring, handler, handler_row(handler))
-        return True
-
-    def park_produces(self, park: ParkProduce | None) -> None:
-        """Let ``park`` hold the answers to acks=all back; None: they need not wait."""
         self._park = park
         self._compiled.syncs_acks_all = park is not None
 
-    def take_transactions(
-        self, table: TransactionTable, forward: Callable[[int], None]
+    def execute_fetches(
+        self, handler: int, max_bytes: int, parked: ParkFetches
     ) -> None:
-        """Execute produces of transactions, too, where they must be open for that.
-
-        Args:
-            forward: hands a slot to the coordinator, which opens.
-        """
-        self._forward = forward
-        self._compiled.set_transactions(*table.place)
-
-    def take_lane(
-        self, lane: CoordinatorLane, apis: dict[int, tuple[int, int, int]]
-    ) -> None:
-        """Hand the coordinator's requests on, too, which needs none of the tables.
-
-        Args:
-            apis: oldest, newest and first flexible version of each, by API key. Nothing
-                may have to be done to their requests here but to read the header.
-        """
-        if lane.compiled is not None:
-            self._compiled.set_lane(lane.compiled, apis)
-
-    def take_fetches(
-        self,
-        handler: int,
-        max_bytes: int,
-        park: ParkFetch,
-        forget: Callable[[int], None],
-    ) -> None:
-        """Execute fetches, too.
+        """Execute fetches.
 
         Args:
             handler: this process's id.
             max_bytes: fetch.max.bytes.
-            park: sees to a fetch that finds too little.
-            forget: told of the slots of those that the core has answered by itself.
+            parked: keeps those that find too little.
         """
-        self._park_fetch, self._forget_fetch = park, forget
+        self._parked_fetches = parked
         self._compiled.set_fetches(ReadPlan, LogSegment, handler, max_bytes)
 
     @property
     def waiting(self) -> dict[int, int]:
-        """Which slot's plain fetch, of those parked, to answer first: by its rows.
+        """The parked fetch that the core answers first: a slot, by its partition rows.
 
-        What is parked no more has to be taken out.
+        It must be taken out when it is parked no more.
         """
         return self._compiled.waiting
 
@@ -280,12 +349,39 @@ class PlainRequests:
             self._see_rules()
         return self._compiled.fetch(slot, must_answer)
 
-    def remember(self, request: Request, frame: memoryview, body: bytes) -> None:
-        """Answer the next ApiVersions with the same bytes in the same way."""
+    # -- learning ----------------------------------------------------------------------
+
+    def learn_request(
+        self, request: Request, frame: memoryview, answer: object
+    ) -> None:
+        """Learn from a request that Python has executed.
+
+        Call this before the answer is sent: until then the slot names the client, and
+        the frame is whole.
+        """
+        quotas = self._quotas
+        if quotas is not None and quotas.count_requests:
+            self._learn_client(request, quotas)
+        if request.api_key == _API_VERSIONS:
+            self._remember(request, frame, answer)
+
+    def _learn_client(self, request: Request, quotas: ClientQuotas) -> None:
+        """Let the core charge a client for its next requests."""
+        self._be_current()
+        clients = self._compiled.clients
+        if len(clients) >= _MAX_CLIENTS:
+            clients.clear()
+        key = quotas.client_key(request)
+        if key is not None:
+            clients[key] = quotas.limits(key, request.client_id)
+
+    def _remember(self, request: Request, frame: memoryview, answer: object) -> None:
+        """Let the core answer the next ApiVersions that is the same."""
         if (
-            request.api_key != _API_VERSIONS
-            or len(frame) > _MAX_REMEMBERED_BYTES
-            or body[:2] != b"\0\0"
+            len(frame) > _MAX_REMEMBERED_BYTES
+            or not isinstance(answer, bytes)
+            or answer[:2] != b"\0\0"  # it says an error
+            or request.throttle_ms
         ):
             return
         self._be_current()
@@ -293,12 +389,12 @@ class PlainRequests:
         if len(remembered) >= _MAX_REMEMBERED:
             remembered.clear()
         # All but the correlation id.
-        remembered[bytes(frame[:4]) + bytes(frame[8:])] = body
+        remembered[bytes(frame[:4]) + bytes(frame[8:])] = answer
 
-    def learn(
+    def learn_produce(
         self, topic: Topic, partition: int, log: PartitionLog, policy: ValidationPolicy
     ) -> None:
-        """Execute the next plain produces to this partition the short way."""
+        """Let the core execute the next plain produces to this partition."""
         if self._registry.topic(topic.name) is not topic:
             return
         self._be_current()
@@ -332,39 +428,19 @@ class PlainRequests:
         name: str,
         topic_id: bytes | None = None,
     ) -> None:
-        """Execute the next of a sender's requests that do this the short way."""
+        """Let the core execute a sender's next requests that do this."""
         if self._verdicts is not None and access is not None:
             self._verdicts.allow(access, operation, name, topic_id)
-
-    def take_quotas(self, quotas: ClientQuotas) -> None:
-        """Charge clients for what is executed here. Who would be over is not plain."""
-        self._quotas = quotas
-        self._compiled.set_quotas(*quotas.table)
-
-    @property
-    def _limits_fetches(self) -> bool:
-        return self._quotas is not None and self._quotas.limit_fetches
-
-    def learn_client(self, request: Request) -> None:
-        """Charge the next plain requests of a request's client the short way."""
-        quotas = self._quotas
-        if quotas is None or not quotas.count_requests:
-            return
-        self._be_current()
-        clients = self._compiled.clients
-        if len(clients) >= _MAX_CLIENTS:
-            clients.clear()
-        key = quotas.client_key(request)
-        if key is not None:
-            clients[key] = quotas.limits(key, request.client_id)
 
     def learn_fetch(
         self, name: str, topic_id: bytes, partition: int, log: PartitionLog
     ) -> None:
-        """Execute the next plain fetches from this partition the short way."""
+        """Let the core execute the next plain fetches from this partition."""
         topic = self._registry.topic(name)
-        if topic is None or topic.topic_id != topic_id or self._limits_fetches:
+        if topic is None or topic.topic_id != topic_id:
             return
+        if self._quotas is not None and self._quotas.limit_fetches:
+            return  # Python charges a fetch while it makes the answer
         self._be_current()
         readable = self._compiled.readable
         plans = readable.get(name)
@@ -375,7 +451,11 @@ class PlainRequests:
         plans[partition] = log.reader.plan()
 
     def _be_current(self) -> None:
-        """Forget what was learnt before the metadata last changed."""
+        """Forget what was learnt before the last change of metadata.
+
+        The core uses its tables only while ``position`` is that of the metadata log. So
+        it is stored last: an error in between leaves the tables unused.
+        """
         version = self._registry.version
         if self._compiled.position != version:
             self._forget()

@@ -1,8 +1,9 @@
 """RequestHandler: the loop of one handler process.
 
 Take a fair share of the waiting requests, execute them, push the answers; then see to
-what was parked: notices, finished syncs, deadlines. It waits for nothing but its
-epoll, and never while it holds something.
+what was parked: notices, finished syncs, deadlines. The loop waits at its epoll only,
+and holds no lock and no claimed slot while it waits. The core executes what the core
+cache has taught it; the dispatcher executes the rest.
 
 Source: Kafka KafkaRequestHandler.run.
 """
@@ -34,7 +35,7 @@ from mpbroker.ipc.layout import (
 )
 from mpbroker.ipc.segment import Segment
 from mpbroker.network.request_channel import HandlerEnd
-from mpbroker.server.core_cache import PlainRequests, Woken
+from mpbroker.server.core_cache import CoreCache, NoCoreCache, Woken
 from mpbroker.server.dispatcher import Answer, RequestDispatcher
 from mpbroker.server.fetch.fetch_service import send_parts
 from mpbroker.server.group_commit import GroupCommit
@@ -50,12 +51,19 @@ _UNPLACED_POLL_S: Final = 0.001
 _GIVE_BACK_NS: Final = 5_000_000_000
 
 
-def _never_plain(slot: int) -> None:
-    return None
-
-
 class RequestHandler:
-    """One handler process's loop."""
+    """One handler process's loop.
+
+    Args:
+        handler: its id.
+        control: the control segment.
+        channel: requests come from it, and answers go into it.
+        dispatcher: executes what the core leaves to Python.
+        purgatory: keeps what waits.
+        group_commit: makes what was appended durable.
+        doorbell: wakes it.
+        core_cache: executes requests before Python has a turn.
+    """
 
     def __init__(
         self,
@@ -66,7 +74,7 @@ class RequestHandler:
         purgatory: Purgatory,
         group_commit: GroupCommit,
         doorbell: Doorbell,
-        plain: PlainRequests | None = None,
+        core_cache: CoreCache | NoCoreCache,
     ) -> None:
         self._words = control.words
         self._row = handler_row(handler)
@@ -76,15 +84,13 @@ class RequestHandler:
         purgatory.on_bug = self._answer_bug
         self._group_commit = group_commit
         self._disk = disk = group_commit.disk
-        self._plain = plain
-        self._execute_plain = _never_plain if plain is None else plain.execute
+        self._core_cache = core_cache
+        self._execute_in_core = core_cache.execute
         self._epoll = select.epoll(flags=select.EPOLL_CLOEXEC)
         self._epoll.register(doorbell.fd, select.EPOLLIN | select.EPOLLET)
         if disk.event_fd >= 0:
             self._epoll.register(disk.event_fd, select.EPOLLIN | select.EPOLLET)
-        self._waits_in_core = plain is not None and plain.wait_at(
-            self._epoll.fileno(), channel, handler
-        )
+        self._wait_in_core = core_cache.wait_at(self._epoll.fileno(), channel, handler)
         self._box = own_box()
         self._one_by_one = False
         self._next_give_back = 0
@@ -108,7 +114,7 @@ class RequestHandler:
         )
 
     def turn(self) -> None:
-        """One batch of requests and all that is due; or wait for something."""
+        """Execute one batch of requests and all that is due, or wait for something."""
         handlers = max(1, self._words[HEADER + HEADER_ACTIVE_HANDLERS])
         limit = 1 if self._one_by_one else _MAX_BATCH
         slots = self._channel.receive_requests(limit, handlers, arm=False)
@@ -116,6 +122,8 @@ class RequestHandler:
             self._execute(slots)
         self._see_to_parked()
         if not slots:
+            # Look once more with the wake-up armed: from here on each put rings the
+            # doorbell, so no slot is overlooked while this process sleeps.
             slots = self._channel.receive_requests(limit, handlers, arm=True)
             if slots:
                 self._execute(slots)
@@ -135,11 +143,11 @@ class RequestHandler:
         left = (self._purgatory.next_deadline_ns - started) / 1e9
         timeout = max(0.0, min(timeout, left))
         idle = self._row + HANDLER_COUNTERS + HandlerCounter.IDLE_NS
-        if self._plain is None or not self._waits_in_core:
+        if self._wait_in_core is None:
             self._epoll.poll(timeout)
             self._words[idle] += time.monotonic_ns() - started
             return
-        woken = self._plain.wait(timeout, limit)
+        woken = self._wait_in_core(timeout, limit)
         self._words[idle] += woken.at_ns - started
         if woken.fetched:
             parked = self._row + HANDLER_COUNTERS + HandlerCounter.PARKED
@@ -154,15 +162,15 @@ class RequestHandler:
         self._see_to_syncs()
         if purgatory.size:
             if purgatory.process_notices():
-                self._channel.flush()  # somebody waits for just this
+                self._channel.flush()  # its client waits for just this
             purgatory.expire(time.monotonic_ns())
             if self._words[HEADER + HEADER_PHASE] >= Phase.DRAINING:
                 purgatory.end_early()
             self._words[self._row + HANDLER_COUNTERS + HandlerCounter.PARKED] = (
                 purgatory.size
             )
-            # What came too late for the sync that has just ended wants the next; no
-            # event would bring us here again before it has begun.
+            # What came too late for the sync that has just ended wants the next one. It
+            # begins here, because no event would wake this process for it.
             self._see_to_syncs()
         self._channel.flush()
 
@@ -174,7 +182,7 @@ class RequestHandler:
                 commit.process_finished()
 
     def _execute(self, slots: list[int], woken: Woken | None = None) -> None:
-        words, row, execute_plain = self._words, self._row, self._execute_plain
+        words, row, execute = self._words, self._row, self._execute_in_core
         totals, requests, spent = self._box.words, self._box.requests, self._box.spent
         before = since = started = woken.at_ns if woken else time.monotonic_ns()
         words[row + HANDLER_BUSY_SINCE] = started
@@ -183,12 +191,16 @@ class RequestHandler:
         # Totals are noted for all that come one after another and are of one API.
         current, alike = NO_API, 0
         for slot in slots:
-            if woken is None or not woken.has_executed or self._plain is None:
+            if woken is None or not woken.has_executed:
+                # The supervisor reads whose request this is if the handler dies, so
+                # BUSY_SLOT is stored before anything is executed.
                 words[row + HANDLER_BUSY_SLOT] = slot + 1
                 words[SLOTS + slot * SLOT_WORDS + SLOT_DEQUEUED] = before
-                api_key = execute_plain(slot)
-            else:  # the slot may be another request's by now
-                api_key = self._plain.finish(slot, woken.result)
+                api_key = execute(slot)
+            else:
+                # The core has answered: the slot may be another request's by now, so
+                # nothing is stored in it.
+                api_key = self._core_cache.finish(slot, woken.result)
             if api_key is None:
                 api_key = self._execute_one(slot)
             if api_key != current:
@@ -207,21 +219,14 @@ class RequestHandler:
         words[row + HANDLER_COUNTERS + HandlerCounter.REQUESTS] += len(slots)
 
     def _execute_one(self, slot: int) -> int:
-        """Execute a request; return its API's key, or that which stands for none."""
+        """Execute a request by Python; return its API key, or NO_API."""
         channel = self._channel
         received = channel.request(slot)
         request = self._dispatcher.parse(*received)
         if isinstance(request, Request):
             answer = self._dispatcher.dispatch(request)
-            if self._plain is not None:
-                self._plain.learn_client(request)
+            self._core_cache.learn_request(request, received.body, answer)
             self._send(request, answer)
-            if (
-                self._plain is not None
-                and isinstance(answer, bytes)
-                and not request.throttle_ms
-            ):
-                self._plain.remember(request, received.body, answer)
             return request.api_key
         if request is None:
             channel.close_connection(slot)
@@ -240,14 +245,15 @@ class RequestHandler:
                 channel.send_nothing(slot)
             elif answer is CLOSE:
                 channel.close_connection(slot)
-            # else it is parked, and somebody sees to it later
+            # Other answers are sent later: PARKED by the purgatory, FORWARDED by the
+            # coordinator.
         except OverflowError:
-            # Larger than all the memory for answers: no other handler can do better.
+            # Larger than all the memory for answers, in any handler.
             self._dispatcher.met_bug(request)
             channel.close_connection(slot)
 
     def _answer_bug(self, operation: DelayedOperation) -> None:
-        """A parked request met a bug of ours when it was to be answered."""
+        """Answer a parked request that met a bug of ours when it was completed."""
         request = operation.request
         self._channel.unpark(request.slot)
         self._send(request, self._dispatcher.met_bug(request))
@@ -255,13 +261,14 @@ class RequestHandler:
     def _retire(self) -> None:
         """Leave nothing behind but what the other handlers take up.
 
-        What has been executed is answered first, and syncs that are under way end here:
-        others wait to be told of them. What is parked then goes to the others, with its
-        progress and deadline. They are all woken: the wake-up that one of them needs
-        may have been meant for us.
+        First answer what has been executed, and end the syncs that are under way: other
+        handlers wait to be told of them. Then give what is parked to the others, with
+        its progress and deadline. This wakes all of them, because the wake-up that one
+        of them needs may have gone to this process.
         """
         while self._words[HEADER + HEADER_PHASE] < Phase.STOPPED:
-            # What could not begin just now, whoever gets its requests begins.
+            # A sync that could not begin just now is begun by the handler that gets its
+            # requests.
             if not self._channel.has_unplaced and not self._group_commit.is_syncing:
                 break
             self._see_to_parked()

@@ -42,26 +42,28 @@ BEFORE_THE_FORK = """
     network.moves.departures network.moves.hand_over network.moves.succession
     network.moves.tcp_counters network.polls network.processor network.request_channel
     network.request_reader network.response_sender network.throttles protocol.acl
-    protocol.api_key protocol.error_code protocol.errors
-    protocol.fields protocol.headers protocol.message protocol.messages.api_versions
+    protocol.api_key protocol.error_code protocol.errors protocol.fields
+    protocol.headers protocol.message protocol.messages.api_versions
     protocol.messages.fetch protocol.messages.metadata protocol.messages.produce
     protocol.primitives protocol.records.batch_header protocol.records.compression
     protocol.records.crc32c protocol.records.log_validator protocol.records.record_batch
     protocol.records.record_walk protocol.source_writer protocol.transactional_produce
     server.api_messages server.apis server.core_cache server.described_partitions
-    server.dispatcher server.fetch.fetch_handler server.fetch.fetch_service
-    server.fetch.fetch_session server.group_commit server.handler_context
-    server.handlers.api_versions server.handlers.metadata server.intent
-    server.message_apis server.produce.produce_handler server.produce.produce_service
-    server.purgatory server.quotas.client_quotas server.request server.request_handler
-    storage.files.batch_scan storage.files.checkpoints storage.files.leader_epochs
-    storage.files.log_files storage.files.log_segment storage.files.offset_index
-    storage.files.segment_list storage.files.segment_recovery storage.files.time_index
-    storage.files.txn_index storage.log.core_plans storage.log.disk_sync
-    storage.log.log_loader storage.log.log_lookup storage.log.log_producers
-    storage.log.log_reader storage.log.log_sync storage.log.partition_log
-    storage.log.partition_view storage.log.sync_ring storage.log_directory
-    storage.log_manager storage.partition_directory storage.producers.producer_replay
+    server.dispatcher server.fetch.core_fetches server.fetch.fetch_handler
+    server.fetch.fetch_service server.fetch.fetch_session server.group_commit
+    server.handler_context server.handlers.api_versions server.handlers.metadata
+    server.intent server.message_apis server.produce.core_produces
+    server.produce.produce_handler server.produce.produce_service
+    server.produce_transactions server.purgatory server.quotas.client_quotas
+    server.request server.request_handler server.service_parts storage.files.batch_scan
+    storage.files.checkpoints storage.files.leader_epochs storage.files.log_files
+    storage.files.log_segment storage.files.offset_index storage.files.segment_list
+    storage.files.segment_recovery storage.files.time_index storage.files.txn_index
+    storage.log.core_plans storage.log.disk_sync storage.log.log_loader
+    storage.log.log_lookup storage.log.log_producers storage.log.log_reader
+    storage.log.log_sync storage.log.partition_log storage.log.partition_view
+    storage.log.sync_ring storage.log_directory storage.log_manager
+    storage.partition_directory storage.producers.producer_replay
     storage.producers.producer_snapshot storage.producers.producer_state
     supervisor.become_child supervisor.child supervisor.connection_moves
     supervisor.listen_sockets supervisor.live_config supervisor.loop supervisor.memory

@@ -28,7 +28,7 @@ from tests.exporter.asking import (
     url_of,
     wait_until,
 )
-from tests.server.core_cache.plain_stage import produce_request
+from tests.server.core_cache.handler_stage import produce_request
 from tests.support.broker import Broker
 from tests.support.fetch_clients import prometheus_tool
 

@@ -29,7 +29,7 @@ from mpbroker.server.handlers.offset_for_leader_epoch import (
     handle_offset_for_leader_epoch,
 )
 from tests.server.contexts import context
-from tests.server.core_cache.plain_stage import Stage
+from tests.server.core_cache.handler_stage import Stage
 from tests.storage.batches import batch
 
 STORAGE = ErrorCode.KAFKA_STORAGE_ERROR

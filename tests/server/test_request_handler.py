@@ -25,6 +25,7 @@ from mpbroker.ipc.tables.partition_table import LogState
 from mpbroker.network.request_channel import HandlerEnd, ProcessorEnd
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.headers import encode_request_header
+from mpbroker.server.core_cache import NoCoreCache
 from mpbroker.server.dispatcher import RequestDispatcher, ServedApi
 from mpbroker.server.group_commit import GroupCommit
 from mpbroker.server.purgatory import Purgatory, sync_key
@@ -74,6 +75,7 @@ class Stage:
             self.purgatory,
             self.commit,
             memory.handler_bells[handler],
+            NoCoreCache(),
         )
 
     def send(self, slot, body=b""):

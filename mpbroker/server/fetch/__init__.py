@@ -1,1 +1,1 @@
-"""Fetch: sessions, reads, and waiting for data."""
+"""Fetch: sessions, reads, and waiting for records."""

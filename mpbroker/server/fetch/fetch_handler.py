@@ -1,6 +1,6 @@
-"""Fetch: read record batches, or wait for them.
+"""Read record batches for a Fetch, and make its answer.
 
-Records are not read here unless they are few: the answer names a range of a segment
+Few records are copied into the answer. In place of many it names a range of a segment
 file, which the connection's processor sends from the page cache.
 
 Source: Kafka protocol guide, "Fetch"; KafkaApis.handleFetchRequest, ReplicaManager.
@@ -9,7 +9,7 @@ Source: Kafka protocol guide, "Fetch"; KafkaApis.handleFetchRequest, ReplicaMana
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
@@ -32,7 +32,7 @@ _READ_COMMITTED: Final = 1
 
 
 class SegmentRegion:
-    """Records as a range of a segment file: what stands in a response for them."""
+    """A range of a segment file that stands in a response for the records in it."""
 
     __slots__ = ("inode", "path", "position", "size_in_bytes")
 
@@ -43,45 +43,21 @@ class SegmentRegion:
         self.size_in_bytes = size
 
 
-class Target:
+class Target(NamedTuple):
     """One partition that a fetch reads."""
 
-    __slots__ = (
-        "entry",
-        "error",
-        "fetch_offset",
-        "leader_epoch",
-        "log",
-        "max_bytes",
-        "name",
-        "partition",
-        "topic_id",
-    )
-
-    def __init__(
-        self,
-        name: str,
-        topic_id: bytes,
-        partition: int,
-        fetch_offset: int,
-        max_bytes: int,
-        leader_epoch: int,
-        log: PartitionLog | None,
-        error: ErrorCode = ErrorCode.NONE,
-        entry: int = -1,
-    ) -> None:
-        self.name = name
-        self.topic_id = topic_id
-        self.partition = partition
-        self.fetch_offset = fetch_offset
-        self.max_bytes = max_bytes
-        self.leader_epoch = leader_epoch
-        self.log = log
-        self.error = error
-        self.entry = entry  # its place in the session; -1: none
+    name: str
+    topic_id: bytes
+    partition: int
+    fetch_offset: int
+    max_bytes: int
+    leader_epoch: int
+    log: PartitionLog | None
+    error: ErrorCode = ErrorCode.NONE
+    entry: int = -1  # its place in the session; -1: it is of no session
 
 
-# Whether the sender may read the topic of a name.
+# Returns whether the sender may read the topic of this name.
 MayRead = Callable[[str], bool]
 
 
@@ -103,7 +79,7 @@ def full_targets(
     """Resolve every partition that a request names.
 
     Args:
-        may_read: asked for each topic, if anybody is to be asked.
+        may_read: asked for each topic; None: every sender may read.
     """
     targets: list[Target] = []
     for wanted in request.topics:
@@ -116,7 +92,7 @@ def full_targets(
         if may_read is not None:
             name = topic.name if topic is not None else wanted.topic
             if name and not may_read(name):
-                # As if it were not there, and it may not be.
+                # The same answer whether it exists or not: that is not for the sender.
                 topic, unknown = None, ErrorCode.TOPIC_AUTHORIZATION_FAILED
         targets.extend(
             _target(partition, topic, wanted.topic, wanted.topic_id, unknown, log)
@@ -173,8 +149,8 @@ def read_targets(
 ) -> Reading:
     """Read every partition, in order from ``first``, until ``max_bytes`` are found.
 
-    The first batch found is given whole even if it is larger, so that a consumer can
-    always go on.
+    The first batch found is returned whole even if it is larger. Otherwise a consumer
+    could never pass a large batch.
     """
     reading = Reading()
     left = max(0, max_bytes)
@@ -204,7 +180,10 @@ def read_targets(
 
 
 def check_leader_epoch(current: int, log: LogLookup | EmptyLog) -> None:
-    """Refuse a client that knows another epoch (KIP-320); below 0 it knows none.
+    """Refuse a client that knows another leader epoch (KIP-320).
+
+    Args:
+        current: the client's; below 0: it knows none.
 
     Raises:
         ApiError: FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH.
@@ -224,7 +203,7 @@ def partition_data(
     error: ErrorCode,
     read_small: Callable[[ReadResult], bytes | None],
 ) -> PartitionData:
-    """One partition's answer."""
+    """Return one partition's answer; ``read_small`` returns records that are few."""
     if result is None:
         return PartitionData(
             partition_index=target.partition,
@@ -272,5 +251,5 @@ def grouped(
 
 
 def session_error(error: ErrorCode) -> FetchResponse:
-    """An answer that only says what is wrong with the session."""
+    """Return an answer that only says what is wrong with the session."""
     return FetchResponse(error_code=error, session_id=0)

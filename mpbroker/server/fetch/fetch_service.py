@@ -1,9 +1,8 @@
-"""Fetches with their sessions and their waiting: what the handler for Fetch does.
+"""Execute Fetch requests: sessions, reads, and waiting for more records.
 
-A fetch that finds less than min.bytes is parked (see purgatory) and read again when
-one of its partitions grows, or when max.wait.ms is over. A plain one is read by the
-compiled core (see plain_requests), again and again until it is answered, or not plain
-any more: then it is handled here as if it had just come.
+A fetch that finds less than min.bytes is parked in the purgatory. It is read again when
+one of its partitions grows, and answered at max.wait.ms at the latest. The fetches that
+the compiled core reads are parked by core_fetches.py.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from mpbroker.ipc.counters.fetched_bytes import first_word
@@ -20,6 +19,7 @@ from mpbroker.protocol.acl import AclOperation
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.fetch import FetchRequest, FetchResponse
+from mpbroker.server.fetch.core_fetches import CoreFetches
 from mpbroker.server.fetch.fetch_handler import (
     MayRead,
     Reading,
@@ -38,28 +38,19 @@ from mpbroker.server.fetch.fetch_session import (
     FetchSessions,
     SessionEntry,
 )
-from mpbroker.server.purgatory import Purgatory
-from mpbroker.server.request import (
-    CLOSE,
-    PARKED,
-    Deferred,
-    Request,
-    parse_request,
-)
+from mpbroker.server.request import CLOSE, PARKED, Deferred, Request
 
 if TYPE_CHECKING:
-    from mpbroker.metadata.topics import Topic, TopicRegistry
     from mpbroker.network.request_channel import HandlerEnd
-    from mpbroker.server.authorization.authorization import Authorization
-    from mpbroker.server.core_cache import PlainRequests
+    from mpbroker.server.authorization.authorization import Access
     from mpbroker.server.quotas.client_quotas import ClientQuotas
+    from mpbroker.server.service_parts import ServiceParts
     from mpbroker.storage.log.log_reader import ReadResult
-    from mpbroker.storage.log.partition_log import PartitionLog
 
 # Up to here a copy into the answer is cheaper than another system call for the file.
 _SMALL_BYTES: Final = 32 * 1024
-# A parked fetch holds a slot, and so it does when its client has gone: answered with
-# nothing after this long, a client that asked to wait longer just asks again.
+# A parked fetch holds a slot even after its client has gone. So it is answered with
+# nothing after this long; a client that asked to wait longer asks again.
 _MAX_WAIT_MS: Final = 60_000
 _SESSIONS_FROM: Final = 7
 _NONE: Final = ErrorCode.NONE
@@ -67,7 +58,7 @@ _DENIED: Final = ErrorCode.TOPIC_AUTHORIZATION_FAILED
 
 
 class Answer:
-    """A fetch's partitions and how its answer is made of what they give."""
+    """A fetch's partitions, and which of them its answer names."""
 
     __slots__ = ("again", "base", "full", "session_id", "targets")
 
@@ -78,90 +69,93 @@ class Answer:
         self.session_id = session_id
         self.base = base  # the session's handle; -1: none
         self.full = full  # name all partitions, not only those that have something new
-        # It was executed before: what is noted as told may never have been sent.
+        # It was executed before: what is noted as sent may never have been sent.
         self.again = False
 
 
 class FetchService:
-    """Fetches of one handler process."""
+    """Fetches of one handler process.
+
+    Args:
+        parts: what it shares with the service of Produce.
+        sessions: the fetch sessions of all handlers.
+        max_bytes: fetch.max.bytes.
+        quotas: charge clients for what they fetch; None: nothing is charged.
+        handler: this process's id.
+    """
 
     def __init__(
         self,
-        channel: HandlerEnd,
-        registry: TopicRegistry,
-        log: Callable[[Topic, int], PartitionLog],
+        parts: ServiceParts,
         sessions: FetchSessions,
-        purgatory: Purgatory,
-        fetch_max_bytes: int,
-        authorization: Authorization | None = None,
+        max_bytes: int,
+        quotas: ClientQuotas | None = None,
         *,
         handler: int = 0,
-        plain: PlainRequests | None = None,
-        count_error: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Args:
-        authorization: says who may read what; None: everybody everything.
-        count_error: told of an API's key and each error in an answer.
-        """
-        self._count_error = count_error
-        self._authorization = authorization
-        self._channel = channel
-        self._registry = registry
-        self._log = log
+        self._parts = parts
+        self._channel = parts.channel
+        self._registry = parts.registry
+        self._log = parts.log
+        self._purgatory = parts.purgatory
         self._sessions = sessions
-        self._purgatory = purgatory
-        self._fetch_max_bytes = fetch_max_bytes
+        self._max_bytes = max_bytes
+        self._quotas = quotas
         self._fetched_word = first_word(handler)
-        self.quotas: ClientQuotas | None = None
-        self._plain = plain
-        self._parked: dict[int, DelayedPlainFetch] = {}  # by slot
-        if plain is not None:
-            plain.take_fetches(
-                handler, fetch_max_bytes, self.park_plain, self._was_answered
-            )
+        parts.core_cache.execute_fetches(handler, max_bytes, CoreFetches(parts, self))
 
     def handle(self, request: Request) -> list[bytes | FilePart] | Deferred:
         """Answer a fetch now, or park it."""
         message = FetchRequest.decode(request.api_version, request.body)
         self._limit(request, message)
+        authorization = self._parts.authorization
         may_read = access = None
-        if self._authorization is not None:
-            access = self._authorization.access(request)
+        if authorization is not None:
+            access = authorization.access(request)
             if access is None:
-                return CLOSE  # nobody is there to be answered
+                return CLOSE  # its client has gone
             may_read = access.may_read
         try:
             answer = self._targets(message, request, may_read)
         except ApiError as error:
-            self._count(request, error.error_code)
+            self._parts.count_error(request.api_key, error.error_code)
             response = session_error(error.error_code)
             return _parts(response, request.api_version)
         reading = self._read(message, answer)
-        if self._plain is not None and not answer.session_id and not reading.has_error:
-            for target in answer.targets:
-                if target.log is not None:
-                    self._plain.learn_fetch(
-                        target.name, target.topic_id, target.partition, target.log
-                    )
-                    self._plain.allow(
-                        access, AclOperation.READ, target.name, target.topic_id
-                    )
+        if not answer.session_id and not reading.has_error:
+            self._teach_core(answer.targets, access)
         if self._is_enough(message, answer, reading):
             return self._respond(request, answer, reading)
         now = time.monotonic_ns()
-        deadline = self._deadline_ns(request.slot, message.max_wait_ms, now)
+        deadline = self.deadline_ns(request.slot, message.max_wait_ms, now)
         if deadline <= now:
             return self._respond(request, answer, reading)
+        return self._park(request, message, answer, deadline)
+
+    def _teach_core(self, targets: list[Target], access: Access | None) -> None:
+        """Let the core execute the sender's next fetches of these partitions."""
+        core_cache = self._parts.core_cache
+        for target in targets:
+            if target.log is not None:
+                name, topic_id = target.name, target.topic_id
+                core_cache.learn_fetch(name, topic_id, target.partition, target.log)
+                core_cache.allow(access, AclOperation.READ, name, topic_id)
+
+    def _park(
+        self, request: Request, message: FetchRequest, answer: Answer, deadline: int
+    ) -> list[bytes | FilePart] | Deferred:
+        """Park a fetch, unless there is enough by now."""
         operation = DelayedFetch(self, request, message, answer, deadline)
         self._channel.park(request.slot, deadline)
         self._purgatory.watch(operation)
-        # What was appended before our bit was in the row sends no notice.
+        # An append sends notices to the handlers whose bits it finds in the row. Look
+        # again now that watch() has set ours: what came before it sends no notice.
         if any(operation.has_more(target) for target in answer.targets):
             try:
                 reading = self._read(message, answer)
                 enough = self._is_enough(message, answer, reading)
             except BaseException:
-                self._unpark(operation)  # or it would be answered twice
+                self._unpark(operation)  # or it would be answered twice: as a bug, too
                 raise
             if enough:
                 self._unpark(operation)
@@ -169,87 +163,32 @@ class FetchService:
         return PARKED
 
     def _limit(self, request: Request, message: FetchRequest) -> None:
-        """Ask for no more than the sender's quota will ever let pass."""
-        if self.quotas is not None:
-            window = self.quotas.fetch_window(request)
+        """Read no more than the sender's quota will ever let pass."""
+        if self._quotas is not None:
+            window = self._quotas.fetch_window(request)
             if window is not None:
                 message.max_bytes = min(message.max_bytes, window)
                 message.min_bytes = min(message.min_bytes, message.max_bytes)
 
-    def _deadline_ns(self, slot: int, max_wait_ms: int, now_ns: int) -> int:
-        """When to answer at the latest: as was said when it was first parked."""
+    def deadline_ns(self, slot: int, max_wait_ms: int, now_ns: int) -> int:
+        """Return when to answer at the latest: what was noted when it was first parked.
+
+        A handler that died may have parked it before.
+        """
         return self._channel.deadline_ns(slot) or (
             now_ns + min(max_wait_ms, _MAX_WAIT_MS) * 1_000_000
         )
-
-    def park_plain(self, slot: int, max_wait_ms: int, rows: tuple[int, ...]) -> None:
-        """Keep a fetch for which the core has found too little."""
-        deadline = self._deadline_ns(slot, max_wait_ms, time.monotonic_ns())
-        operation = DelayedPlainFetch(self, slot, rows, deadline)
-        self._channel.park(slot, deadline)
-        self._purgatory.watch(operation)
-        assert self._plain is not None
-        self._parked[slot] = operation
-        self._plain.waiting.update(dict.fromkeys(rows, slot))
-        # What was appended before our bit was in the row sends no notice.
-        self._purgatory.look_at(operation, rows[0])
-
-    def _was_answered(self, slot: int) -> None:
-        """The core has answered a parked fetch, with what it has appended."""
-        operation = self._parked[slot]
-        self.forget_plain(slot)
-        self._purgatory.unwatch(operation)
-
-    def forget_plain(self, slot: int) -> None:
-        """It is parked no more: the core must not answer it."""
-        operation = self._parked.pop(slot, None)
-        if operation is None or self._plain is None:
-            return
-        waiting = self._plain.waiting
-        for row in operation.keys:
-            if waiting.get(row) == slot:
-                del waiting[row]
-
-    def try_plain(self, slot: int, *, must_answer: bool) -> bool:
-        """Answer a parked fetch by the core, or see to it here; False: it waits on."""
-        waits = False
-        try:
-            waits = not self._try_plain(slot, must_answer=must_answer)
-        finally:
-            if not waits:
-                self.forget_plain(slot)
-        return not waits
-
-    def _try_plain(self, slot: int, *, must_answer: bool) -> bool:
-        assert self._plain is not None
-        answered = self._plain.try_fetch(slot, must_answer=must_answer)
-        if answered is not None:
-            return answered
-        self._registry.catch_up()
-        request = self.request(slot)
-        parts = self.handle(request)
-        if parts is PARKED:
-            return True  # another operation watches over it now
-        self._channel.unpark(slot)
-        if isinstance(parts, Deferred):
-            self._channel.close_connection(slot)
-        else:
-            send_parts(self._channel, request, parts)
-        return True
-
-    def request(self, slot: int) -> Request:
-        """A plain fetch's request as all others are seen."""
-        return parse_request(*self._channel.request(slot))
 
     def _unpark(self, operation: DelayedFetch) -> None:
         self._purgatory.unwatch(operation)
         self._channel.unpark(operation.request.slot)
 
     def _read(self, message: FetchRequest, answer: Answer) -> Reading:
-        limit = min(message.max_bytes, self._fetch_max_bytes)
+        limit = min(message.max_bytes, self._max_bytes)
         first = 0
         if answer.base >= 0 and answer.targets:
-            # Clients rotate the partitions of full requests; of a session we must.
+            # Clients rotate the partitions of full requests; those of a session are
+            # rotated here, so that the last ones get their bytes, too.
             first = message.session_epoch % len(answer.targets)
         return read_targets(answer.targets, message, limit, first)
 
@@ -281,7 +220,8 @@ class FetchService:
                 created = self._create(targets, uses_ids=version >= 13)
             return Answer(targets, created, -1, full=True)
         claimed = self._channel.session_claim(request.slot)
-        # First: who is killed behind the claim has said whose it is.
+        # Before the session is claimed: if this process is killed after the claim, the
+        # next execution sees that the claimed epoch is this request's.
         self._channel.set_session_claim(request.slot, epoch + 1)
         error, base = self._sessions.claim(
             session_id, epoch, time.monotonic_ns(), claimed, uses_ids=version >= 13
@@ -296,7 +236,7 @@ class FetchService:
         entries = []
         for target in targets:
             if target.error or target.log is None:
-                return NO_SESSION  # it must go on naming what does not exist yet
+                return NO_SESSION  # the client must name them all until they exist
             entries.append(_entry(target))
         return self._sessions.create(entries, time.monotonic_ns(), uses_ids=uses_ids)
 
@@ -353,7 +293,7 @@ class FetchService:
         entries: list[SessionEntry],
         may_read: MayRead | None,
     ) -> list[SessionEntry]:
-        """Apply what a request adds, moves and forgets."""
+        """Return the session's entries with what a request adds, moves and forgets."""
         by_row = {entry.row: entry for entry in entries}
         for forgotten in message.forgotten_topics_data:
             topic = (
@@ -389,7 +329,7 @@ class FetchService:
     def _respond(
         self, request: Request, answer: Answer, reading: Reading
     ) -> list[bytes | FilePart]:
-        quotas = self.quotas
+        quotas = self._quotas
         if quotas is not None and not quotas.charge_fetch(request, reading.bytes_found):
             return self._throttled(request, answer)
         answers = []
@@ -397,7 +337,7 @@ class FetchService:
             self._note_all_sent(answer.session_id, reading)
         for target, result, error in reading.results:
             if error:
-                self._count(request, error)
+                self._parts.count_error(request.api_key, error)
             if not answer.full and not self._is_news(answer, target, result, error):
                 continue
             answers.append((target, partition_data(target, result, error, read_small)))
@@ -412,12 +352,8 @@ class FetchService:
             quotas.charge_rest_of_fetch(request, parts, reading.bytes_found)
         return parts
 
-    def _count(self, request: Request, error: ErrorCode) -> None:
-        if self._count_error is not None:
-            self._count_error(request.api_key, error)
-
     def _throttled(self, request: Request, answer: Answer) -> list[bytes | FilePart]:
-        """Nothing, and for how long to be quiet; a session that exists goes on."""
+        """Return no records, and how long to be quiet; an existing session goes on."""
         session_id = answer.session_id
         if answer.full and session_id:
             self._sessions.close(session_id)
@@ -428,7 +364,7 @@ class FetchService:
         return _parts(response, request.api_version)
 
     def _note_all_sent(self, session_id: int, reading: Reading) -> None:
-        """The answer that starts a session: the next names only what is new then."""
+        """Note what the first answer of a session says; the next names only news."""
         base = self._sessions.find(session_id)
         if base is None:
             return
@@ -450,7 +386,7 @@ class FetchService:
         result: ReadResult | None,
         error: ErrorCode,
     ) -> bool:
-        """Whether an incremental answer must name this partition."""
+        """Return whether an incremental answer must name this partition."""
         high_watermark = result.high_watermark if result is not None else -1
         log_start = result.log_start_offset if result is not None else -1
         base = answer.base
@@ -468,6 +404,9 @@ class FetchService:
         request = operation.request
         self._channel.unpark(request.slot)
         parts = self._respond(request, operation.answer, reading)
+        self.send(request, parts)
+
+    def send(self, request: Request, parts: list[bytes | FilePart]) -> None:
         send_parts(self._channel, request, parts)
 
     def read_again(self, operation: DelayedFetch) -> Reading:
@@ -475,31 +414,6 @@ class FetchService:
 
     def is_enough(self, operation: DelayedFetch, reading: Reading) -> bool:
         return self._is_enough(operation.message, operation.answer, reading)
-
-
-class DelayedPlainFetch:
-    """A fetch that waits for more, and that the core may answer."""
-
-    may_end_early = True
-
-    def __init__(
-        self, service: FetchService, slot: int, rows: Iterable[int], deadline_ns: int
-    ) -> None:
-        self._service = service
-        self._slot = slot
-        self.keys = rows
-        self.deadline_ns = deadline_ns
-        self.done = False
-
-    @property
-    def request(self) -> Request:
-        return self._service.request(self._slot)
-
-    def try_complete(self, row: int) -> bool:
-        return self._service.try_plain(self._slot, must_answer=False)
-
-    def expire(self) -> None:
-        self._service.try_plain(self._slot, must_answer=True)
 
 
 class DelayedFetch:
@@ -529,7 +443,7 @@ class DelayedFetch:
         self.keys: Iterable[int] = self._by_row.keys()
 
     def has_more(self, target: Target) -> bool:
-        """Whether there is anything to read, or to say, about a partition."""
+        """Return whether a partition has records, or an error, to tell of."""
         log = target.log
         return log is not None and (
             log.row.log_end_offset > target.fetch_offset or log.row.status != _ONLINE
@@ -562,12 +476,12 @@ def _entry(target: Target) -> SessionEntry:
 
 
 def read_small(result: ReadResult) -> bytes | None:
-    """The records themselves if they are few; None if the file should be sent."""
+    """Return the records if they are few; None: the processor sends the file."""
     if result.length > _SMALL_BYTES:
         return None
     try:
-        # Where descriptors lack, a later partition's read closes the earlier ones'
-        # files; and their numbers go to others, perhaps to another topic's.
+        # Where descriptors lack, the read of a later partition closes the files of the
+        # earlier ones, and their numbers go to other files, perhaps of another topic.
         if os.fstat(result.fd).st_ino != result.segment_inode:
             return None
         records = os.pread(result.fd, result.length, result.position)
@@ -594,7 +508,7 @@ def _parts(response: FetchResponse, version: int) -> list[bytes | FilePart]:
 def send_parts(
     channel: HandlerEnd, request: Request, parts: list[bytes | FilePart]
 ) -> None:
-    """Frame and send an answer in parts; as plain bytes if it is one part."""
+    """Frame and send an answer in parts, or as bytes if it has one part only."""
     framed = request.frame_parts(parts)
     if len(framed) == 1 and isinstance(framed[0], bytes):
         channel.send_bytes(request.slot, framed[0])

@@ -33,6 +33,7 @@ from mpbroker.protocol.transactional_produce import producer_of
 if TYPE_CHECKING:
     from mpbroker.metadata.log_config import LogConfig
     from mpbroker.metadata.topics import Topic
+    from mpbroker.server.produce_transactions import ProduceTransactions
     from mpbroker.storage.log.partition_log import PartitionLog
 
 _ACKS_ALL: Final = -1
@@ -66,7 +67,7 @@ class Topics(Protocol):
 
 
 class Learn(Protocol):
-    """Where plain produces are learnt: see server.plain_requests."""
+    """Let the core execute the next plain produces: see ``CoreCache.learn_produce``."""
 
     def __call__(
         self, topic: Topic, partition: int, log: PartitionLog, policy: ValidationPolicy
@@ -75,12 +76,6 @@ class Learn(Protocol):
 
 # Raises ApiError if the sender may not write to the topic of a name.
 Check = Callable[[str], None]
-
-
-class IsOpen(Protocol):
-    """See ipc.transaction_table."""
-
-    def __call__(self, producer_id: int, epoch: int, row: int, /) -> bool: ...
 
 
 class ProduceOutcome:
@@ -124,8 +119,7 @@ class ProduceHandler:
         log: finds a partition's log.
         appended: told of every log that has grown, to wake waiting fetches.
         learn: told of what a plain produce was judged by and appended to.
-        is_open: says whether a producer has a transaction open in a partition.
-        verify: whether records must belong to an open transaction.
+        transactions: None: no transaction is ever open, nor asked for.
     """
 
     def __init__(
@@ -133,14 +127,12 @@ class ProduceHandler:
         topics: Topics,
         log: Callable[[Topic, int], PartitionLog],
         appended: Callable[[PartitionLog], None],
-        learn: Learn | None = None,
-        is_open: IsOpen | None = None,
-        *,
-        verify: bool = True,
+        learn: Learn,
+        transactions: ProduceTransactions | None = None,
     ) -> None:
         self._topics = topics
-        self._is_open = is_open
-        self._verify = verify
+        self._is_open = None if transactions is None else transactions.table.contains
+        self._verify = transactions is not None and transactions.verify
         self._log = log
         self._appended = appended
         self._learn = learn
@@ -295,8 +287,7 @@ class ProduceHandler:
             progress.note(ordinal, result.base_offset)
         else:
             self._appended(log)
-            if self._learn is not None:
-                self._learn(topic, partition.index, log, policy)
+            self._learn(topic, partition.index, log, policy)
         answer = PartitionProduceResponse(
             index=partition.index,
             error_code=0,

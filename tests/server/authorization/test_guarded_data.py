@@ -33,7 +33,7 @@ from mpbroker.protocol.messages.produce import (
 from mpbroker.protocol.records.record_batch import RecordBatchBuilder
 from mpbroker.server.authorization.authorizer import StandardAuthorizer
 from mpbroker.server.request_context import Sender
-from tests.server.core_cache.plain_stage import Stage
+from tests.server.core_cache.handler_stage import Stage
 from tests.support.memory import broker_memory
 
 PRODUCE = int(ApiKey.PRODUCE)
@@ -189,7 +189,7 @@ def test_the_short_cut_is_for_topics_that_everybody_may_write_to(stage):
     assert stage.short_ways == []
     for _ in range(5):
         assert produce(stage, "two") == [0]
-    if stage.plain is not None:
+    if stage.is_short:
         assert stage.short_ways == [PRODUCE] * 3
     stage.contexts.known = Sender("User:bob", "10.0.0.9", "PLAINTEXT", "PLAINTEXT")
     assert produce(stage, "one") == [DENIED]
@@ -219,7 +219,7 @@ def test_several_topics_take_the_short_cut_if_the_sender_may_write_to_all(
     create_acls(stage.registry, [acl(WRITE, name, "User:*") for name in ("one", "two")])
     for _ in range(4):
         assert ask("one", "two") == [0, 0]
-    if stage.plain is not None:
+    if stage.is_short:
         assert stage.short_ways == [PRODUCE] * 2
     deny = acl(WRITE, "two", permission=AclPermissionType.DENY)
     create_acls(stage.registry, [deny])
@@ -231,7 +231,7 @@ def test_several_topics_take_the_short_cut_if_the_sender_may_write_to_all(
     assert ask("one") == [0]
     ends = [stage.log(name).row.log_end_offset for name in ("one", "two")]
     assert ends == [13, 4]
-    if stage.plain is not None:
+    if stage.is_short:
         assert stage.short_ways == [*before, PRODUCE]
 
 

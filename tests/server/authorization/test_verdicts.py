@@ -48,7 +48,7 @@ from mpbroker.server.authorization.authorizer import (
 )
 from mpbroker.server.request_context import RequestContexts
 from tests.server.authorization.test_guarded_data import batch
-from tests.server.core_cache.plain_stage import Stage, produce_request
+from tests.server.core_cache.handler_stage import Stage, produce_request
 from tests.support.memory import broker_memory
 
 PRODUCE, FETCH = int(ApiKey.PRODUCE), int(ApiKey.FETCH)
@@ -176,7 +176,7 @@ def test_an_allowed_sender_takes_the_short_cut_from_the_second_request_on(stage)
         assert stage.produce("a") == 0
     for version in (12, 12, 12, 13, 13):
         assert stage.fetch("a", version=version) == [0]
-    if stage.plain is not None:
+    if stage.is_short:
         # News of the metadata log cost one more produce, which the next one learns.
         assert stage.short_ways.count(PRODUCE) >= 2
         assert stage.short_ways.count(FETCH) >= 3
@@ -355,7 +355,7 @@ def test_after_the_authorizer_fails_its_earlier_decisions_allow_no_request(moody
 
 def test_the_number_of_verdicts_is_bounded(moody, monkeypatch):
     stage, _ = moody
-    if stage.plain is None:
+    if not stage.is_short:
         return
     monkeypatch.setattr(verdicts, "_MAX_VERDICTS", 4)
     compiled = stage.channel.compiled

@@ -18,8 +18,8 @@ from mpbroker.ipc.counters.fetched_bytes import first_word, read_fetched_bytes
 from mpbroker.ipc.layout import COORDINATOR, HANDLER_IDS, MAX_PARTITIONS, ROW_WORDS
 from mpbroker.ipc.tables.partition_table import PartitionTable
 from mpbroker.protocol.messages.fetch import FetchResponse
-from tests.server.core_cache.plain_stage import Stage
-from tests.server.core_cache.test_plain_fetches import FOREVER, Consumer, batch
+from tests.server.core_cache.handler_stage import Stage
+from tests.server.core_cache.test_core_fetches import FOREVER, Consumer, batch
 from tests.support.children import fork
 from tests.support.memory import broker_memory
 
@@ -93,7 +93,7 @@ def test_what_is_fetched_is_counted_in_each_way_that_it_is_given(consumer):
     now = shown(consumer)
     assert now[TOPIC_FETCHED] == {"one": before + sum(given), "two": 0}
     assert now[FETCHED] == {"": before + sum(given)}
-    assert (consumer.short_ways > 0) == (consumer.stage.plain is not None)
+    assert (consumer.short_ways > 0) == (consumer.stage.is_short)
 
 
 def test_sessions_count_what_they_give_and_not_what_they_leave_out(consumer):

@@ -20,7 +20,7 @@ from mpbroker.protocol.records.control_record import (
     build_end_transaction_marker,
 )
 from mpbroker.protocol.records.record_batch import RecordBatchBuilder
-from tests.server.core_cache.plain_stage import Stage
+from tests.server.core_cache.handler_stage import Stage
 from tests.storage.batches import read_all, validated
 from tests.support.children import fork
 from tests.support.memory import broker_memory

@@ -8,7 +8,7 @@ import pytest
 
 from mpbroker.protocol.records.record_batch import RecordBatchBuilder
 from mpbroker.server.fetch.fetch_service import read_small
-from tests.server.core_cache.plain_stage import Stage, produce_request
+from tests.server.core_cache.handler_stage import Stage, produce_request
 
 
 def batch(value):

@@ -14,7 +14,7 @@ from mpbroker.protocol.messages.fetch import (
 )
 from mpbroker.protocol.records.record_batch import RecordBatchBuilder
 from mpbroker.server.fetch.fetch_session import FetchSessions
-from tests.server.core_cache.plain_stage import Stage, produce_request
+from tests.server.core_cache.handler_stage import Stage, produce_request
 
 VERSION = 12
 HEADER_BYTES = 9  # of an answer: size, correlation id, tagged fields

@@ -9,7 +9,7 @@ from mpbroker.ipc.layout import ResponseKind
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages.produce import ProduceResponse
 from mpbroker.protocol.records.record_batch import RecordBatchBuilder
-from tests.server.core_cache.plain_stage import Stage, produce_request
+from tests.server.core_cache.handler_stage import Stage, produce_request
 from tests.support.memory import broker_memory
 
 

@@ -25,6 +25,7 @@ from mpbroker.protocol.messages.produce import (
     TopicProduceData,
 )
 from mpbroker.protocol.records.record_batch import RecordBatchBuilder
+from mpbroker.server.core_cache import NoCoreCache
 from mpbroker.server.produce.produce_handler import ProduceHandler
 from mpbroker.server.produce.produce_service import SlotProgress
 from mpbroker.storage.log.partition_log import AppendResult
@@ -77,7 +78,10 @@ class Stage:
         )
         self.told = []
         self.handler = ProduceHandler(
-            topics, lambda topic, index: self.logs[index], self.told.append
+            topics,
+            lambda topic, index: self.logs[index],
+            self.told.append,
+            NoCoreCache().learn_produce,
         )
         self.channel = HandlerEnd(
             0,

@@ -18,7 +18,7 @@ from mpbroker.protocol.messages.produce import (
     TopicProduceData,
 )
 from mpbroker.protocol.records.record_batch import RecordBatchBuilder
-from tests.server.core_cache.plain_stage import Stage
+from tests.server.core_cache.handler_stage import Stage
 from tests.support.memory import broker_memory
 
 VERSION = 9

@@ -14,7 +14,7 @@ from mpbroker.protocol.messages.produce import (
     TopicProduceData,
 )
 from mpbroker.protocol.records.record_batch import RecordBatchBuilder
-from tests.server.core_cache.plain_stage import Stage
+from tests.server.core_cache.handler_stage import Stage
 
 
 def transactional_batch():

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mpbroker.ipc.compiled import IS_COMPILED
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.records.record_batch import RecordBatchBuilder
-from tests.server.core_cache.plain_stage import Stage, produce_request
+from tests.server.core_cache.handler_stage import Stage, produce_request
 from tests.storage.batches import read_all
 from tests.support.children import deaths, die, fork, kill_at_step, steps_of
 from tests.support.memory import broker_memory

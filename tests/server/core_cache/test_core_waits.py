@@ -18,7 +18,7 @@ from mpbroker.ipc.layout import (
     slot_row,
 )
 from mpbroker.protocol.records.record_batch import RecordBatchBuilder
-from tests.server.core_cache.plain_stage import Stage, produce_request
+from tests.server.core_cache.handler_stage import Stage, produce_request
 from tests.support.memory import broker_memory, state_of
 
 pytestmark = pytest.mark.skipif(
@@ -47,13 +47,13 @@ def stage(tmp_path):
 def finishing(stage, monkeypatch):
     """What there was to see when Python had its first turn: answered slots."""
     seen = []
-    finish = stage.plain.finish
+    finish = stage.core_cache.finish
 
     def look(slot, result):
         seen.append(stage.memory.responses[0].waiting())
         return finish(slot, result)
 
-    monkeypatch.setattr(stage.plain, "finish", look)
+    monkeypatch.setattr(stage.core_cache, "finish", look)
     return seen
 
 
@@ -73,14 +73,14 @@ def test_a_slot_that_is_answered_is_not_written_to_any_more(stage, monkeypatch):
     """It may be another request's before Python has its turn."""
     words, at = stage.memory.control.words, slot_row(3) + SLOT_DEQUEUED
 
-    wait = stage.plain.wait
+    wait = stage.handler._wait_in_core
 
     def wait_until_another_comes(timeout_s, limit):
         woken = wait(timeout_s, limit)
         words[at] = 12345
         return woken
 
-    monkeypatch.setattr(stage.plain, "wait", wait_until_another_comes)
+    monkeypatch.setattr(stage.handler, "_wait_in_core", wait_until_another_comes)
     stage.publish(request())
     stage.handler._wait(16)
     assert words[at] == 12345
@@ -98,7 +98,7 @@ def test_what_waits_for_the_disk_is_answered_when_it_is_there(stage, monkeypatch
 
 
 def test_what_is_not_plain_goes_the_usual_way(stage):
-    stage.plain._forget()
+    stage.core_cache._forget()
     stage.publish(request())
     stage.handler._wait(16)
     assert stage.log("one").row.log_end_offset == 3
@@ -132,7 +132,7 @@ def test_a_handler_that_must_stop_takes_nothing(stage, what):
 
 def test_rules_of_ones_own_are_asked_before_anything_is_executed(stage, monkeypatch):
     seen = finishing(stage, monkeypatch)
-    monkeypatch.setattr(stage.plain, "_has_own_rules", True)
+    monkeypatch.setattr(stage.core_cache, "_has_own_rules", True)
     stage.publish(request())
     stage.handler._wait(16)
     assert seen == [] and stage.short_ways[-1:] == [0]

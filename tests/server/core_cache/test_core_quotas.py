@@ -18,7 +18,7 @@ from mpbroker.ipc.layout import (
     processor_row,
 )
 from mpbroker.ipc.layout import slot_row as slot_words
-from mpbroker.ipc.tables.quota_table import QuotaKind, QuotaTable, read_quotas
+from mpbroker.ipc.tables.quota_table import QuotaKind, read_quotas
 from mpbroker.metadata.quota_records import CLIENT_ID, client_quota_record
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.headers import encode_request_header
@@ -29,8 +29,7 @@ from mpbroker.protocol.messages.produce import (
     TopicProduceData,
 )
 from mpbroker.protocol.records.record_batch import RecordBatchBuilder
-from mpbroker.server.quotas.client_quotas import ClientQuotas
-from tests.server.core_cache.plain_stage import Stage, produce_request
+from tests.server.core_cache.handler_stage import Stage, produce_request
 from tests.support.children import fork, kill_at_step, steps_of
 from tests.support.memory import broker_memory
 
@@ -46,17 +45,6 @@ class QuotaStage(Stage):
 
     def __init__(self, memory, data, *, short, syncs=False):
         super().__init__(memory, data, short=short, syncs=syncs)
-        self.table = QuotaTable(memory.quotas, 11, S)
-        quotas = ClientQuotas(
-            self.table,
-            self.registry,
-            memory.control.words,
-            lambda number: "User:ANONYMOUS",
-            mutation_burst_s=11,
-        )
-        self.handler._dispatcher._quotas = quotas
-        if self.plain is not None:
-            self.plain.take_quotas(quotas)
         self.registry.create_topic("t", 1)
         # Whose requests they are is still there.
         memory.control.words[connection_row(0) + CONNECTION_SLOT] = 3 + 1
@@ -261,5 +249,5 @@ def test_whoever_is_killed_while_it_charges_leaves_a_request_more_at_most(make_s
         [after] = stage.charged()
         assert after - before in (0, length)
         # Locks are taken over, and samples go on.
-        row = stage.table.find(QuotaKind.PRODUCE, "", "test", 0)
+        row = stage.quota_table.find(QuotaKind.PRODUCE, "", "test", 0)
         assert row.charge(0, 1e9, row._words[row._at + 19]) == 0

@@ -27,7 +27,7 @@ from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.headers import encode_request_header
 from mpbroker.protocol.records.compression import Codec
 from mpbroker.protocol.records.record_batch import RecordBatchBuilder
-from tests.server.core_cache.plain_stage import Stage, produce_request
+from tests.server.core_cache.handler_stage import Stage, produce_request
 from tests.storage.batches import read_all
 from tests.support.children import deaths, die, fork, kill_at_step, steps_of
 from tests.support.memory import broker_memory, state_of

@@ -11,8 +11,8 @@ from mpbroker.ipc.layout import (
     SlotState,
     handler_row,
 )
-from tests.server.core_cache.plain_stage import produce_request
-from tests.server.core_cache.test_plain_fetches import (
+from tests.server.core_cache.handler_stage import produce_request
+from tests.server.core_cache.test_core_fetches import (
     CLIENT,
     FOREVER,
     PRODUCER,
@@ -45,14 +45,15 @@ def short(pair):
 def seen(short, monkeypatch):
     """What was answered whenever Python had its first turn after the core."""
     found = []
-    plain, answers = short.stage.plain, short.stage.memory.responses[0]
-    finish = plain.finish
+    core_cache = short.stage.core_cache
+    answers = short.stage.memory.responses[0]
+    finish = core_cache.finish
 
     def look(slot, result):
         found.append((answers.waiting(), len(short.stage.disk.started)))
         return finish(slot, result)
 
-    monkeypatch.setattr(plain, "finish", look)
+    monkeypatch.setattr(core_cache, "finish", look)
     return found
 
 
@@ -78,7 +79,7 @@ def test_it_is_answered_before_python_has_a_turn(short, seen):
         assert wake(short) == [PRODUCER, CLIENT]
         assert seen.pop() == ([PRODUCER, CLIENT], 0)
         assert offsets_in(short.read()) == [offset]
-        assert parked(short) == 0 and short.stage.plain.waiting == {}
+        assert parked(short) == 0 and short.stage.core_cache.waiting == {}
     # And by a handler that was awake, whose notice has to come.
     assert short.ask(short.frame({0: 5})) is None
     assert short.produce() == [CLIENT]
@@ -110,13 +111,13 @@ def test_of_several_that_wait_all_are_answered(short):
     short.stage.handler.turn()
     assert parked(short) == 2
     assert sorted(wake(short)) == [CLIENT, PRODUCER, OTHER]
-    assert parked(short) == 0 and short.stage.plain.waiting == {}
+    assert parked(short) == 0 and short.stage.core_cache.waiting == {}
 
 
 def test_what_waits_for_several_partitions_is_answered_by_the_first(short):
     assert short.ask(short.frame({0: 2, 1: 2}, topic="two")) is None
     assert wake(short, topic="two", partition=1) == [PRODUCER, CLIENT]
-    assert parked(short) == 0 and short.stage.plain.waiting == {}
+    assert parked(short) == 0 and short.stage.core_cache.waiting == {}
     assert wake(short, topic="two") == [PRODUCER]
 
 
@@ -133,7 +134,7 @@ def test_what_was_answered_otherwise_is_not_answered_again(short):
     short.stage.purgatory.expire(FOREVER)
     short.stage.channel.flush()
     assert short.stage.memory.responses[0].pop() == [CLIENT]
-    assert short.stage.plain.waiting == {}
+    assert short.stage.core_cache.waiting == {}
     assert wake(short) == [PRODUCER]
 
 
@@ -142,29 +143,29 @@ def test_a_slot_that_is_parked_no_more_is_left_alone(short):
     short.stage.publish(short.frame({0: 0}), CLIENT)
     short.stage.handler.turn()
     short.stage.memory.responses[0].pop()
-    short.stage.plain.waiting[short.stage.log("one").row.index] = CLIENT
+    short.stage.core_cache.waiting[short.stage.log("one").row.index] = CLIENT
     short.stage.publish(short.frame({0: 2}), OTHER)
     short.stage.handler.turn()
-    short.stage.plain.waiting[short.stage.log("one").row.index] = CLIENT
+    short.stage.core_cache.waiting[short.stage.log("one").row.index] = CLIENT
     assert wake(short) == [PRODUCER, OTHER]
 
 
 def test_what_is_not_plain_any_more_is_answered_the_usual_way(short, seen):
     assert short.ask(short.frame({0: 2})) is None
-    short.stage.plain._compiled.readable.clear()
+    short.stage.core_cache._compiled.readable.clear()
     assert wake(short) == [PRODUCER, CLIENT]
     assert seen[-1] == ([PRODUCER], 0)
     assert offsets_in(short.read()) == [2]
-    assert parked(short) == 0 and short.stage.plain.waiting == {}
+    assert parked(short) == 0 and short.stage.core_cache.waiting == {}
 
 
 def test_a_bug_forgets_it_too(short, monkeypatch):
     assert short.ask(short.frame({0: 2})) is None
-    short.stage.plain._compiled.readable.clear()
+    short.stage.core_cache._compiled.readable.clear()
 
     def fail(*args, **options):
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(short.stage.plain, "try_fetch", fail)
+    monkeypatch.setattr(short.stage.core_cache, "try_fetch", fail)
     assert wake(short) == [PRODUCER, CLIENT]
-    assert parked(short) == 0 and short.stage.plain.waiting == {}
+    assert parked(short) == 0 and short.stage.core_cache.waiting == {}

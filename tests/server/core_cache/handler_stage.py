@@ -1,4 +1,4 @@
-"""A handler with real topics and logs, with or without the short cut in C."""
+"""A handler with real topics and logs, whose requests the core executes or not."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from mpbroker.ipc.layout import (
     slot_row,
 )
 from mpbroker.ipc.response_parts import FilePart, read_parts
+from mpbroker.ipc.tables.quota_table import QuotaTable
 from mpbroker.ipc.tables.transaction_table import TransactionTable
 from mpbroker.metadata.metadata_log import MetadataLog, recover_metadata_log
 from mpbroker.metadata.topics import RegistryHooks, TopicRegistry
@@ -35,14 +36,17 @@ from mpbroker.protocol.messages.produce import (
 )
 from mpbroker.server.authorization.authorization import Authorization
 from mpbroker.server.authorization.authorizer import Authorizer
-from mpbroker.server.core_cache import PlainRequests
+from mpbroker.server.core_cache import CoreCache, Forwarding, NoCoreCache
 from mpbroker.server.dispatcher import RequestDispatcher, ServedApi
 from mpbroker.server.fetch.fetch_service import FetchService
 from mpbroker.server.fetch.fetch_session import FetchSessions
 from mpbroker.server.group_commit import GroupCommit
 from mpbroker.server.produce.produce_service import ProduceService
+from mpbroker.server.produce_transactions import ProduceTransactions
 from mpbroker.server.purgatory import Purgatory
+from mpbroker.server.quotas.client_quotas import ClientQuotas
 from mpbroker.server.request_handler import RequestHandler
+from mpbroker.server.service_parts import ServiceParts
 from mpbroker.storage.log_directory import open_log_directories
 from mpbroker.storage.log_manager import LogManager
 from mpbroker.supervisor.memory import BrokerMemory
@@ -75,6 +79,7 @@ class Stage:
         syncs: acks=all waits for ``disk``.
         transactions: there is a table of them, and a coordinator to forward to.
         authorizer: makes one, of the registry.
+        forwarding: what the core hands to the coordinator.
     """
 
     def __init__(
@@ -87,6 +92,7 @@ class Stage:
         transactions: bool = False,
         fetch_max_bytes: int = 1 << 20,
         authorizer: Callable[[TopicRegistry], Authorizer] | None = None,
+        forwarding: Forwarding | None = None,
     ) -> None:
         self.memory = memory
         data.mkdir()
@@ -122,42 +128,44 @@ class Stage:
                 auto_create_topics=True,
             )
         self.errors: list[tuple[int, int]] = []  # counted of fetches
-        self.plain = None
-        if short:
-            self.plain = PlainRequests.of(
-                self.channel,
+        self.quota_table = QuotaTable(memory.quotas, 11, 1_000_000_000)
+        quotas = ClientQuotas(
+            self.quota_table,
+            self.registry,
+            memory.control.words,
+            lambda number: "User:ANONYMOUS",
+            mutation_burst_s=11,
+        )
+        self.transactions = TransactionTable(memory.transactions)
+        self.forwarded: list[int] = []  # slots
+        opened = None
+        if transactions:
+            opened = ProduceTransactions(self.transactions, self.forwarded.append)
+        self.core_cache: CoreCache | NoCoreCache = NoCoreCache()
+        if short and self.channel.compiled is not None:
+            self.core_cache = CoreCache(
+                self.channel.compiled,
                 memory.table,
                 self.registry,
                 purgatory,
                 authorization,
+                quotas,
+                opened,
+                forwarding,
             )
-        self.transactions = TransactionTable(memory.transactions)
-        self.forwarded: list[int] = []  # slots
-        if transactions and self.plain is not None:
-            self.plain.take_transactions(self.transactions, self.forwarded.append)
-        produce = ProduceService(
+        self.is_short = isinstance(self.core_cache, CoreCache)
+        parts = ServiceParts(
             self.channel,
             self.registry,
             self.logs.log,
             purgatory,
-            commit,
-            sync_acks_all=syncs,
-            plain=self.plain,
-            is_open=self.transactions.contains if transactions else None,
-            forward=self.forwarded.append if transactions else None,
-            authorization=authorization,
-        )
-        fetch = FetchService(
-            self.channel,
-            self.registry,
-            self.logs.log,
-            FetchSessions(memory.sessions, memory.session_cell, 100),
-            purgatory,
-            fetch_max_bytes,
+            self.core_cache,
+            lambda api_key, code: self.errors.append((api_key, int(code))),
             authorization,
-            plain=self.plain,
-            count_error=lambda api_key, code: self.errors.append((api_key, int(code))),
         )
+        produce = ProduceService(parts, commit, opened, sync_acks_all=syncs)
+        sessions = FetchSessions(memory.sessions, memory.session_cell, 100)
+        fetch = FetchService(parts, sessions, fetch_max_bytes, quotas)
         self.api_versions_answers = itertools.repeat(b"\0\0 what is served")
 
         def caught_up(handle):
@@ -183,6 +191,7 @@ class Stage:
             lambda request, code: b"error",
             str,
             lambda api_key, code: self.refused.append((api_key, int(code))),
+            quotas,
         )
         words = memory.control.words
         words[handler_row(0) + HANDLER_ACTIVE] = 1
@@ -196,15 +205,13 @@ class Stage:
             purgatory,
             commit,
             memory.handler_bells[0],
-            self.plain,
+            self.core_cache,
         )
         self.short_ways: list[int] = []  # API keys that took the short cut
-        if self.plain is not None:
-            self.handler._execute_plain = self._count_short_ways
+        self.handler._execute_in_core = self._count_short_ways
 
     def _count_short_ways(self, slot: int) -> int | None:
-        assert self.plain is not None
-        api_key = self.plain.execute(slot)
+        api_key = self.core_cache.execute(slot)
         if api_key is not None:
             self.short_ways.append(api_key)
         return api_key

@@ -31,7 +31,7 @@ from mpbroker.protocol.messages.fetch import (
 )
 from mpbroker.protocol.records.record_batch import RecordBatchBuilder
 from mpbroker.storage.files.txn_index import AbortedTransaction, append_aborted
-from tests.server.core_cache.plain_stage import Stage, produce_request
+from tests.server.core_cache.handler_stage import Stage, produce_request
 from tests.support.children import deaths, die, fork, kill_at_step, steps_of
 from tests.support.memory import broker_memory, state_of
 

@@ -27,7 +27,7 @@ from mpbroker.protocol.messages.produce import (
 )
 from mpbroker.protocol.records.compression import Codec
 from mpbroker.protocol.records.record_batch import RecordBatchBuilder
-from tests.server.core_cache.plain_stage import Stage
+from tests.server.core_cache.handler_stage import Stage
 from tests.storage.batches import read_all
 from tests.support.children import deaths, die, fork, kill_at_step, steps_of
 from tests.support.memory import broker_memory

@@ -191,14 +191,14 @@ def test_the_table_says_the_same_to_both(tmp_path_factory, entries, asked):
 
 
 def test_who_has_quotas_or_an_authorizer_is_seen_the_usual_way(short):
-    short.plain._compiled.has_quotas = True
+    short.core_cache._compiled.has_quotas = True
     assert told(short, to_three(1)) is None
-    short.plain._compiled.has_quotas = False
-    short.plain._compiled.has_authorizer = True
+    short.core_cache._compiled.has_quotas = False
+    short.core_cache._compiled.has_authorizer = True
     begin(short)
     assert told(short, to_three(1)) is not None
     assert short.short_ways == []
-    short.plain._compiled.has_authorizer = False
+    short.core_cache._compiled.has_authorizer = False
     told(short, to_three(2))
     assert short.short_ways == [PRODUCE]
 

@@ -29,17 +29,17 @@ from mpbroker.ipc.layout import (
     handler_row,
     slot_row,
 )
-from mpbroker.ipc.tables.quota_table import QuotaTable, read_quotas
+from mpbroker.ipc.tables.quota_table import read_quotas
 from mpbroker.metadata.quota_records import CLIENT_ID, client_quota_record
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.headers import FLEXIBLE_FROM, encode_request_header
 from mpbroker.server.apis import APIS, Forwarded, forwarded_apis
+from mpbroker.server.core_cache import Forwarding
 from mpbroker.server.dispatcher import ServedApi
-from mpbroker.server.quotas.client_quotas import ClientQuotas
 from mpbroker.server.request import FORWARDED
 from mpbroker.supervisor.repair.recovery import Repair
-from tests.server.core_cache.plain_stage import Stage, produce_request
-from tests.server.core_cache.test_plain_requests import batch
+from tests.server.core_cache.handler_stage import Stage, produce_request
+from tests.server.core_cache.test_core_requests import batch
 from tests.support.children import deaths, die, fork, kill_at_step, steps_of
 from tests.support.memory import broker_memory, claimer_of, state_of
 
@@ -63,7 +63,8 @@ class ForwardStage(Stage):
     """A stage with a lane, and with the APIs that go there."""
 
     def __init__(self, memory, data, *, short):
-        super().__init__(memory, data, short=short)
+        forwarding = Forwarding(memory.lane, forwarded_apis())
+        super().__init__(memory, data, short=short, forwarding=forwarding)
 
         def forward(request):
             memory.lane.forward(request.slot)
@@ -76,8 +77,6 @@ class ForwardStage(Stage):
         self.apis[int(key)] = ServedApi(
             key, APIS[key].versions, lambda request: b"an id"
         )
-        if self.plain is not None:
-            self.plain.take_lane(memory.lane, forwarded_apis())
 
     def outcome(self, frame, slot=3):
         """What has become of a request, for all to see."""
@@ -214,17 +213,6 @@ def test_news_of_the_metadata_are_not_waited_for(pair):
 def test_what_it_costs_is_charged_where_it_is_executed(pair):
     for stage in pair:
         words = stage.memory.control.words
-        table = QuotaTable(stage.memory.quotas, 11, S)
-        quotas = ClientQuotas(
-            table,
-            stage.registry,
-            words,
-            lambda number: "User:ANONYMOUS",
-            mutation_burst_s=11,
-        )
-        stage.handler._dispatcher._quotas = quotas
-        if stage.plain is not None:
-            stage.plain.take_quotas(quotas)
         for key in ("request_percentage", "producer_byte_rate"):
             record = client_quota_record(((CLIENT_ID, "test"),), key, 1.0)
             stage.registry.change(lambda image, record=record: [record])
@@ -237,7 +225,7 @@ def test_what_it_costs_is_charged_where_it_is_executed(pair):
         assert stage.outcome(frame())[0] == [3]
         assert charged(stage) == before
         assert len(before) == 2 and all(before)
-    assert pair[0].plain._compiled.has_quotas
+    assert pair[0].core_cache._compiled.has_quotas
     assert pair[0].short_ways == [HEARTBEAT]
 
 

@@ -1,0 +1,24 @@
+"""What a handler needs to know of transactions before it appends records of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from mpbroker.ipc.tables.transaction_table import TransactionTable
+
+
+class ProduceTransactions(NamedTuple):
+    """Which transactions are open, and what opens one.
+
+    Attributes:
+        table: says whether a producer has a transaction open in a partition.
+        forward: hands a request's slot to the coordinator, which opens transactions.
+        verify: transaction.partition.verification.enable: transactional records must
+            belong to an open transaction.
+    """
+
+    table: TransactionTable
+    forward: Callable[[int], None]
+    verify: bool = True
