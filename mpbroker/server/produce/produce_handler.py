@@ -1,12 +1,12 @@
-"""Produce: validate each partition's batch, append it, answer when acks says so.
+"""Judge each partition's batch of a Produce, append it, and say what acks asks for.
 
-    acks=0   nothing is answered; an error closes the connection, so that it is noticed
-    acks=1   answered once the batch is in the log: the page cache
-    acks=all answered once the batch is on disk
+    acks=0   there is no answer; an error closes the connection, so the client notices
+    acks=1   answered when the batch is in the log, that is, in the page cache
+    acks=all answered when the batch is on disk
 
-A request may be executed a second time, when the handler that had it died. What the
-first execution appended is in the request's progress words, and is answered, not
-appended again.
+A request is executed a second time if its handler dies. The request's progress words
+say what the first execution appended: that is answered, and is not appended again. The
+core executes the same for plain batches (native/storage/append.c).
 
 Source: Kafka protocol guide, "Produce"; KafkaApis.handleProduceRequest.
 """
@@ -44,18 +44,18 @@ _TOPIC_IDS_SINCE: Final = 13
 
 
 class Progress(Protocol):
-    """What earlier executions of this request have done, and a place to note more."""
+    """What earlier executions of a request have done, and a place to note more."""
 
     slot: int
 
     def earlier(self) -> Sequence[int]:
-        """A word a partition done: its base offset, or -1 - error code."""
+        """Return a word a partition done: its base offset, or -1 - error code."""
 
     def capacity(self) -> int:
-        """How many partitions can be noted."""
+        """Return for how many partitions there are words."""
 
     def note(self, ordinal: int, word: int) -> None:
-        """Note a partition that needed no append."""
+        """Note the result of a partition to which nothing was appended."""
 
 
 class Topics(Protocol):
@@ -74,12 +74,12 @@ class Learn(Protocol):
     ) -> None: ...
 
 
-# Raises ApiError if the sender may not write to the topic of a name.
+# Raises ApiError if the sender may not write to the topic of this name.
 Check = Callable[[str], None]
 
 
 class ProduceOutcome:
-    """A request's answer so far, and the logs that must be on disk before it goes."""
+    """A request's response so far, and the logs that must be on disk before it goes."""
 
     __slots__ = ("answers", "failed", "needed", "response")
 
@@ -90,7 +90,7 @@ class ProduceOutcome:
         self.failed = False
 
     def errors(self) -> set[int]:
-        """The codes of the partitions that failed, each once."""
+        """Return the codes of the partitions that failed, each once."""
         codes = {
             partition.error_code
             for topic in self.response.responses
@@ -99,16 +99,48 @@ class ProduceOutcome:
         return codes - {ErrorCode.NONE}
 
     def fail(self, row: int, error_code: ErrorCode, message: str) -> None:
-        """A partition that was appended could not be made durable."""
+        """Refuse a partition that was appended and could not be made durable."""
         refuse(self.answers[row], error_code, message)
 
     def wait_for(
         self, log: PartitionLog, offset: int, answer: PartitionProduceResponse
     ) -> None:
-        """Hold the answer back until all below ``offset`` is on disk."""
+        """Hold the response back until all below ``offset`` is on disk."""
         row = log.row.index
         self.needed[row] = (log, offset)
         self.answers[row] = answer
+
+
+class _Execution:
+    """One execution of a request: what it was given, and its outcome so far."""
+
+    __slots__ = (
+        "capacity",
+        "check",
+        "earlier",
+        "now_ms",
+        "outcome",
+        "progress",
+        "request",
+        "version",
+    )
+
+    def __init__(
+        self,
+        request: ProduceRequest,
+        version: int,
+        progress: Progress,
+        now_ms: int,
+        check: Check | None,
+    ) -> None:
+        self.request = request
+        self.version = version
+        self.progress = progress
+        self.now_ms = now_ms
+        self.check = check
+        self.earlier = progress.earlier()
+        self.capacity = progress.capacity()
+        self.outcome = ProduceOutcome()
 
 
 class ProduceHandler:
@@ -131,11 +163,11 @@ class ProduceHandler:
         transactions: ProduceTransactions | None = None,
     ) -> None:
         self._topics = topics
-        self._is_open = None if transactions is None else transactions.table.contains
-        self._verify = transactions is not None and transactions.verify
         self._log = log
         self._appended = appended
         self._learn = learn
+        self._verify = transactions is not None and transactions.verify
+        self._is_open = None if transactions is None else transactions.table.contains
         self._policies: dict[int, tuple[LogConfig, ValidationPolicy]] = {}
 
     def handle(
@@ -146,71 +178,32 @@ class ProduceHandler:
         now_ms: int,
         check: Check | None = None,
     ) -> ProduceOutcome:
-        """Append every partition's batch; each has its own outcome.
+        """Append every partition's batch; each has its own result.
 
         Args:
-            check: asked for each topic, if anybody is to be asked.
+            check: called with the name of each topic; None: every sender may write.
         """
-        outcome = ProduceOutcome()
-        earlier = progress.earlier()
-        capacity = progress.capacity()
+        execution = _Execution(request, version, progress, now_ms, check)
+        outcome = execution.outcome
         ordinal = 0
         for data in request.topic_data:
-            topic = (
-                self._topics.topic_by_id(data.topic_id)
-                if version >= _TOPIC_IDS_SINCE
-                else self._topics.topic(data.name)
-            )
+            topic = self._topic(data, version)
             answers = []
             for partition in data.partition_data:
                 try:
-                    if ordinal >= capacity:
-                        raise ApiError(
-                            ErrorCode.INVALID_REQUEST,
-                            f"more than {capacity} partitions in a request of this"
-                            " size: most of them have no records",
-                        )
-                    if request.acks not in _VALID_ACKS:
-                        raise ApiError(
-                            ErrorCode.INVALID_REQUIRED_ACKS,
-                            f"acks={request.acks}; Kafka knows -1 (all), 0 and 1",
-                        )
-                    if check is not None and (name := _name(topic, data, version)):
-                        check(name)
-                    if topic is None:
-                        raise _unknown_topic(data, version)
-                    if topic.is_internal:
-                        raise ApiError(
-                            ErrorCode.INVALID_TOPIC_EXCEPTION,
-                            f"Cannot append to internal topic {topic.name}",
-                        )
-                    if not 0 <= partition.index < len(topic.partitions):
-                        raise ApiError(
-                            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                            f"{topic.name} has {len(topic.partitions)} partitions",
-                        )
-                    done = earlier[ordinal] if ordinal < len(earlier) else None
+                    self._judge(execution, data, topic, partition.index, ordinal)
+                    assert topic is not None
                     log = self._log(topic, partition.index)
-                    answers.append(
-                        self._again(log, partition, done, request, outcome)
-                        if done is not None
-                        else self._append(
-                            log,
-                            topic,
-                            partition,
-                            ordinal,
-                            request,
-                            version,
-                            progress,
-                            now_ms,
-                            outcome,
-                        )
-                    )
+                    if ordinal < len(execution.earlier):
+                        answer = self._again(execution, log, partition.index, ordinal)
+                    else:
+                        answer = self._append(execution, log, topic, partition, ordinal)
                 except ApiError as error:
-                    if ordinal < capacity:
+                    if ordinal < execution.capacity:
                         progress.note(ordinal, -1 - error.error_code)
                     outcome.failed = True
-                    answers.append(_refusal(partition.index, error))
+                    answer = _refusal(partition.index, error)
+                answers.append(answer)
                 ordinal += 1
             outcome.response.responses.append(
                 TopicProduceResponse(
@@ -224,67 +217,122 @@ class ProduceHandler:
     def begins_elsewhere(
         self, request: ProduceRequest, version: int, check: Check | None = None
     ) -> bool:
-        """Whether the coordinator has to be asked before this can be appended.
+        """Return whether the coordinator must open transactions before the appends.
 
-        It has if a producer's transaction is not open in a partition: it adds that, or
-        knows better; not of what ``check`` will refuse.
+        It must if a producer's transaction is not open in a partition: it adds the
+        partition, or refuses. Partitions that ``check`` refuses do not count.
         """
         if self._is_open is None:
             return False
         if not self._verify and version < _IMPLICIT_ADD_SINCE:
-            return False  # and if nobody has added them, nobody ends what is written
-        for data in request.topic_data:
-            topic = (
-                self._topics.topic_by_id(data.topic_id)
-                if version >= _TOPIC_IDS_SINCE
-                else self._topics.topic(data.name)
+            # The client adds partitions by itself. If it has not, no marker will end
+            # these records, and this setting accepts that.
+            return False
+        return any(
+            any(self._must_begin(topic, each) for each in data.partition_data)
+            for data in request.topic_data
+            if (topic := self._topic(data, version)) is not None
+            and _passes(check, topic.name)
+        )
+
+    def _must_begin(self, topic: Topic, partition: PartitionProduceData) -> bool:
+        """Return whether records are of a transaction that is not open here."""
+        assert self._is_open is not None
+        if not 0 <= partition.index < len(topic.partitions):
+            return False
+        try:
+            producer = producer_of(partition.records)
+        except RecordBatchError:
+            return False  # the append refuses it, with a reason
+        row = topic.partitions[partition.index]
+        return producer is not None and not self._is_open(*producer, row)
+
+    # -- one partition ---------------------------------------------------------------
+
+    def _topic(self, data: TopicProduceData, version: int) -> Topic | None:
+        if version >= _TOPIC_IDS_SINCE:
+            return self._topics.topic_by_id(data.topic_id)
+        return self._topics.topic(data.name)
+
+    def _judge(
+        self,
+        execution: _Execution,
+        data: TopicProduceData,
+        topic: Topic | None,
+        index: int,
+        ordinal: int,
+    ) -> None:
+        """Refuse what needs no look at the records.
+
+        The order matters: the authorizer comes before all that tells whether a topic
+        exists.
+
+        Raises:
+            ApiError: the partition's error.
+        """
+        acks, check = execution.request.acks, execution.check
+        if ordinal >= execution.capacity:
+            raise ApiError(
+                ErrorCode.INVALID_REQUEST,
+                f"more than {execution.capacity} partitions in a request of this"
+                " size: most of them have no records",
             )
-            if topic is None or not _passes(check, topic.name):
-                continue
-            for partition in data.partition_data:
-                if not 0 <= partition.index < len(topic.partitions):
-                    continue
-                try:
-                    producer = producer_of(partition.records)
-                except RecordBatchError:
-                    continue  # said when it is to be appended
-                if producer is not None and not self._is_open(
-                    *producer, topic.partitions[partition.index]
-                ):
-                    return True
-        return False
+        if acks not in _VALID_ACKS:
+            raise ApiError(
+                ErrorCode.INVALID_REQUIRED_ACKS,
+                f"acks={acks}; Kafka knows -1 (all), 0 and 1",
+            )
+        if check is not None and (name := _name(topic, data, execution.version)):
+            check(name)
+        if topic is None:
+            raise _unknown_topic(data, execution.version)
+        if topic.is_internal:
+            raise ApiError(
+                ErrorCode.INVALID_TOPIC_EXCEPTION,
+                f"Cannot append to internal topic {topic.name}",
+            )
+        if not 0 <= index < len(topic.partitions):
+            raise ApiError(
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                f"{topic.name} has {len(topic.partitions)} partitions",
+            )
 
     def _append(
         self,
+        execution: _Execution,
         log: PartitionLog,
         topic: Topic,
         partition: PartitionProduceData,
         ordinal: int,
-        request: ProduceRequest,
-        version: int,
-        progress: Progress,
-        now_ms: int,
-        outcome: ProduceOutcome,
     ) -> PartitionProduceResponse:
+        """Validate a partition's batch and append it.
+
+        Raises:
+            ApiError: the partition's error.
+        """
+        request, now_ms = execution.request, execution.now_ms
         records = partition.records
         if records is None:
             raise ApiError(ErrorCode.INVALID_RECORD, "no records")
-        policy = self._policy(topic, version)
+        policy = self._policy(topic, execution.version)
         batch = validate_produce(memoryview(records), policy, now_ms)
         if batch.header.is_transactional and request.transactional_id is None:
             raise ApiError(
                 ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
                 "transactional records in a request without a transactional id",
             )
+        # Under the row's lock the log stores an intent in the slot, commits, and stores
+        # the progress word; so the repair after a death in between can tell whether
+        # this request's append was committed. Only what appends nothing is noted here.
         result = log.append(
             batch,
-            slot=progress.slot,
+            slot=execution.progress.slot,
             ordinal=ordinal,
             now_ms=now_ms,
             is_open=self._is_open if self._verify else None,
         )
         if result.duplicate:
-            progress.note(ordinal, result.base_offset)
+            execution.progress.note(ordinal, result.base_offset)
         else:
             self._appended(log)
             self._learn(topic, partition.index, log, policy)
@@ -296,32 +344,35 @@ class ProduceHandler:
             log_start_offset=result.log_start_offset,
         )
         if request.acks == _ACKS_ALL:
-            outcome.wait_for(log, result.last_offset + 1, answer)
+            execution.outcome.wait_for(log, result.last_offset + 1, answer)
         return answer
 
     def _again(
-        self,
-        log: PartitionLog,
-        partition: PartitionProduceData,
-        done: int,
-        request: ProduceRequest,
-        outcome: ProduceOutcome,
+        self, execution: _Execution, log: PartitionLog, index: int, ordinal: int
     ) -> PartitionProduceResponse:
-        """Answer what an earlier execution of this request did."""
+        """Answer what an earlier execution of this request did.
+
+        Raises:
+            ApiError: the error that it was refused with.
+        """
+        done = execution.earlier[ordinal]
         if done < 0:
             raise ApiError(ErrorCode(-1 - done), "refused before")
-        self._appended(log)  # the dead may not have told anybody
+        # The dead handler may have been killed between its append and its notices.
+        self._appended(log)
         answer = PartitionProduceResponse(
-            index=partition.index,
+            index=index,
             error_code=0,
             base_offset=done,
             log_start_offset=log.row.log_start_offset,
         )
-        if request.acks == _ACKS_ALL:
-            outcome.wait_for(log, log.row.log_end_offset, answer)
+        if execution.request.acks == _ACKS_ALL:
+            # The progress word has the batch's first offset only, so wait for the end.
+            execution.outcome.wait_for(log, log.row.log_end_offset, answer)
         return answer
 
     def _policy(self, topic: Topic, version: int) -> ValidationPolicy:
+        """Return what a topic accepts now; kept until its config changes."""
         key = topic.partitions[0] << 4 | version
         known = self._policies.get(key)
         if known is not None and known[0] is topic.config:
@@ -334,13 +385,14 @@ class ProduceHandler:
 
 
 def _name(topic: Topic | None, data: TopicProduceData, version: int) -> str:
-    """What a topic is called, whether it is there or not; "": only an id is known."""
+    """Return a topic's name, whether it exists or not; "" if only an id is known."""
     if topic is not None:
         return topic.name
     return "" if version >= _TOPIC_IDS_SINCE else data.name
 
 
 def _passes(check: Check | None, name: str) -> bool:
+    """Return whether the sender may write to a topic."""
     try:
         if check is not None:
             check(name)
@@ -362,7 +414,7 @@ def _unknown_topic(data: TopicProduceData, version: int) -> ApiError:
 def refuse(
     answer: PartitionProduceResponse, error_code: ErrorCode, message: str
 ) -> None:
-    """Make the answer for a partition that was appended one for one that failed."""
+    """Turn the answer for an appended partition into that of a failed one."""
     answer.error_code = error_code
     answer.error_message = message
     answer.base_offset = answer.log_append_time_ms = answer.log_start_offset = -1
@@ -378,7 +430,7 @@ def _refusal(index: int, error: ApiError) -> PartitionProduceResponse:
 
 
 def validation_policy(config: LogConfig, version: int) -> ValidationPolicy:
-    """What a topic accepts from a Produce request of a version."""
+    """Return what a topic accepts from a Produce request of a version."""
     codec = config.compression_type
     return ValidationPolicy(
         max_message_bytes=config.max_message_bytes,
