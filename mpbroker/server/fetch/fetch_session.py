@@ -1,12 +1,13 @@
-"""Fetch sessions in shared memory: any handler may serve the next fetch of one.
+"""Keep fetch sessions in shared memory: any handler may serve the next fetch of one.
 
 A session remembers which partitions a client reads and from where, so that its next
-request names only what has changed. Each has a row of words and an entry of words a
-partition (ipc/session_layout.py); the session table's mutex guards ids and epochs, and
-the entries belong to the request that has claimed the session's epoch, until the next.
+request names only what has changed. Each session has a row of words, with an entry of
+words for each partition (ipc/session_layout.py). The session table's mutex guards ids
+and epochs. The entries belong to the request that has claimed the session's epoch,
+until the next request claims it.
 
-Whatever does not fit (too many partitions, a partition that does not exist) gets no
-session: the client then names everything in every request, as before KIP-227.
+A fetch of too many partitions, or of one that does not exist, gets no session: its
+client names everything in every request, as before KIP-227.
 
 Source: KIP-227; kafka.server.FetchSession.
 """
@@ -91,10 +92,11 @@ class FetchSessions:
             base = self._free_row(now_ns)
             if base is None:
                 return NO_SESSION
-            # Not the module made for it: its import would be felt at every start.
+            # Not by the module random: importing it would delay every start.
             random = int.from_bytes(os.urandom(4), "big")
             session_id = random % 0x7FFF_FFFE + 1
-            # First: killed from here on, no half-made session answers to an old id.
+            # The id is cleared first and stored last: if this process is killed in
+            # between, no request finds a session with parts of two.
             words[base + SESSION_ID] = NO_SESSION
             words[base + SESSION_EPOCH] = 1
             words[base + SESSION_USED] = now_ns
@@ -105,7 +107,7 @@ class FetchSessions:
         return session_id
 
     def _free_row(self, now_ns: int) -> int | None:
-        """A free row, else the one unused for longest, if long enough."""
+        """Return a free row, else the one unused for longest, if for long enough."""
         words = self._words
         oldest, oldest_used = None, now_ns - _MIN_AGE_NS
         for base in self._rows():
@@ -121,7 +123,7 @@ class FetchSessions:
         return oldest
 
     def _rows(self) -> range:
-        """Rows that were ever used: looking at the others would give them memory."""
+        """Return the rows that were ever used; a look at others would allocate them."""
         rows = min(self._limit, self._cell.end)
         return range(0, rows * SESSION_WORDS, SESSION_WORDS)
 
@@ -132,7 +134,7 @@ class FetchSessions:
 
     def _find(self, session_id: int) -> int | None:
         if session_id == NO_SESSION:
-            return None  # it is what free rows say, and what is left of their epochs
+            return None  # free rows have it, and what is left of an old epoch
         words = self._words
         for base in self._rows():
             if words[base + SESSION_ID] == session_id:
@@ -145,8 +147,8 @@ class FetchSessions:
         """Claim a session for the request that carries its next epoch.
 
         Args:
-            claimed: what an earlier execution of the same request claimed, + 1; 0: it
-                is the first.
+            claimed: the epoch that an earlier execution of the same request claimed,
+                plus 1; 0: there was none.
 
         Returns:
             An error and -1, or NONE and the session's handle.
@@ -168,7 +170,7 @@ class FetchSessions:
         return ErrorCode.NONE, base
 
     def close(self, session_id: int) -> None:
-        """End a session; one that is gone already is no matter."""
+        """End a session, if it is still there."""
         with self._cell.locked():
             base = self._find(session_id)
             if base is not None:
@@ -211,7 +213,7 @@ class FetchSessions:
         words[base + SESSION_ENTRY_COUNT] = len(entries)
 
     def sent(self, base: int, index: int) -> tuple[int, int, int]:
-        """What ``note_sent`` remembered: high watermark, log start, error."""
+        """Return what ``note_sent`` stored: high watermark, log start, error."""
         word = base + SESSION_HEADER_WORDS + index * SESSION_ENTRY_WORDS
         words = self._words
         return (
@@ -229,9 +231,9 @@ class FetchSessions:
         log_start: int,
         error: int,
     ) -> None:
-        """Remember what the client has been told of one partition.
+        """Store what the client has been told of one partition.
 
-        Not if its session has ended meanwhile: the row may be the next one's.
+        Store nothing if the session has ended: another may have its row by now.
         """
         word = base + SESSION_HEADER_WORDS + index * SESSION_ENTRY_WORDS
         words = self._words
