@@ -42,8 +42,8 @@ BEFORE_THE_FORK = """
     network.moves.departures network.moves.hand_over network.moves.succession
     network.moves.tcp_counters network.polls network.processor network.request_channel
     network.request_reader network.response_sender network.throttles protocol.acl
-    protocol.api_key protocol.error_code protocol.errors protocol.fields
-    protocol.headers protocol.message protocol.messages.api_versions
+    protocol.api_key protocol.error_code protocol.errors protocol.fast_produce
+    protocol.fields protocol.headers protocol.message protocol.messages.api_versions
     protocol.messages.fetch protocol.messages.metadata protocol.messages.produce
     protocol.primitives protocol.records.batch_header protocol.records.compression
     protocol.records.crc32c protocol.records.log_validator protocol.records.record_batch

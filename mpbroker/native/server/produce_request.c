@@ -1,4 +1,4 @@
-/* Python twin: protocol/messages/produce.py. */
+/* Python twins: protocol/fast_produce.py and protocol/messages/produce.py. */
 
 #include "server/produce_request.h"
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
+from mpbroker.protocol.fast_produce import SingleProduce, encode_single_answer
 from mpbroker.protocol.messages.produce import (
     PartitionProduceData,
     PartitionProduceResponse,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from mpbroker.metadata.log_config import LogConfig
     from mpbroker.metadata.topics import Topic
     from mpbroker.server.produce_transactions import ProduceTransactions
-    from mpbroker.storage.log.partition_log import PartitionLog
+    from mpbroker.storage.log.partition_log import AppendResult, PartitionLog
 
 _ACKS_ALL: Final = -1
 _VALID_ACKS: Final = (-1, 0, 1)
@@ -89,6 +90,9 @@ class ProduceOutcome:
         self.answers: dict[int, PartitionProduceResponse] = {}  # row -> its answer
         self.failed = False
 
+    def encode(self, version: int) -> bytes:
+        return self.response.encode(version)
+
     def errors(self) -> set[int]:
         """Return the codes of the partitions that failed, each once."""
         codes = {
@@ -109,6 +113,39 @@ class ProduceOutcome:
         row = log.row.index
         self.needed[row] = (log, offset)
         self.answers[row] = answer
+
+
+class SingleOutcome:
+    """The same for the commonest request: one partition, whose append succeeded."""
+
+    __slots__ = ("_error", "_request", "_result", "needed")
+
+    def __init__(
+        self, request: SingleProduce, result: AppendResult, log: PartitionLog
+    ) -> None:
+        self._request = request
+        self._result = result
+        self._error: ApiError | None = None
+        self.needed: dict[int, tuple[PartitionLog, int]] = {}
+        if request.acks == _ACKS_ALL:
+            self.needed[log.row.index] = (log, result.last_offset + 1)
+
+    def encode(self, version: int) -> bytes:
+        request, result = self._request, self._result
+        if self._error is not None:
+            return encode_single_refusal(request, version, self._error)
+        return encode_single_answer(
+            version,
+            request.topic,
+            request.partition,
+            result.base_offset,
+            result.log_append_time_ms,
+            result.log_start_offset,
+        )
+
+    def fail(self, row: int, error_code: ErrorCode, message: str) -> None:
+        """The partition could not be made durable."""
+        self._error = ApiError(error_code, message)
 
 
 class _Execution:
@@ -247,6 +284,46 @@ class ProduceHandler:
         row = topic.partitions[partition.index]
         return producer is not None and not self._is_open(*producer, row)
 
+    def handle_single(
+        self,
+        request: SingleProduce,
+        version: int,
+        progress: Progress,
+        now_ms: int,
+        check: Check | None = None,
+    ) -> SingleOutcome | None:
+        """Append the one batch of a request; None: ``handle`` must see to it.
+
+        None means that nothing was appended, or that it was by an earlier execution:
+        all that is not a plain success is the other method's business.
+        """
+        topic = self._topics.topic(request.topic)
+        if (
+            topic is None
+            or topic.is_internal
+            or not 0 <= request.partition < len(topic.partitions)
+            or request.acks not in _VALID_ACKS
+            or progress.earlier()
+        ):
+            return None
+        try:
+            if check is not None:
+                check(topic.name)
+            log = self._log(topic, request.partition)
+            policy = self._policy(topic, version)
+            batch = validate_produce(request.records, policy, now_ms)
+            if batch.header.is_transactional:
+                return None  # of nobody's transaction: this request names none
+            result = log.append(batch, slot=progress.slot, now_ms=now_ms)
+        except ApiError:
+            return None
+        if result.duplicate:
+            progress.note(0, result.base_offset)
+        else:
+            self._appended(log)
+            self._learn(topic, request.partition, log, policy)
+        return SingleOutcome(request, result, log)
+
     # -- one partition ---------------------------------------------------------------
 
     def _topic(self, data: TopicProduceData, version: int) -> Topic | None:
@@ -382,6 +459,15 @@ class ProduceHandler:
             self._policies.clear()
         self._policies[key] = (topic.config, policy)
         return policy
+
+
+def encode_single_refusal(
+    request: SingleProduce, version: int, error: ApiError
+) -> bytes:
+    """Encode the answer to a request for one partition that was refused."""
+    answer = _refusal(request.partition, error)
+    topic = TopicProduceResponse(name=request.topic, partition_responses=[answer])
+    return ProduceResponse(responses=[topic]).encode(version)
 
 
 def _name(topic: Topic | None, data: TopicProduceData, version: int) -> str:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from mpbroker.ipc.layout import RowStatus
 from mpbroker.protocol.acl import AclOperation
 from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.fast_produce import parse_single_produce
 from mpbroker.protocol.messages.produce import ProduceRequest
 from mpbroker.server.group_commit import GroupCommit
 from mpbroker.server.produce.core_produces import (
@@ -27,6 +28,7 @@ from mpbroker.server.produce.produce_handler import (
     Check,
     ProduceHandler,
     ProduceOutcome,
+    SingleOutcome,
 )
 from mpbroker.server.purgatory import sync_key
 from mpbroker.server.quotas.client_quotas import with_throttle
@@ -108,8 +110,16 @@ class ProduceService:
             access = authorization.access(request)
             if access is None:
                 return CLOSE  # its client has gone
+        progress = SlotProgress(self._channel, request.slot)
+        now_ms = time.time_ns() // 1_000_000
+        check: Check | None = None if access is None else access.require_write
+        single = parse_single_produce(version, request.body)
+        if single is not None:
+            done = self._handler.handle_single(single, version, progress, now_ms, check)
+            if done is not None:
+                self._parts.core_cache.allow(access, AclOperation.WRITE, single.topic)
+                return self._answer_single(request, single.acks, done)
         message = ProduceRequest.decode(version, request.body)
-        check: Check | None = None
         if access is not None:
             check = access.write_check(message.transactional_id)
         if (
@@ -119,8 +129,6 @@ class ProduceService:
         ):
             self._forward(request.slot)
             return FORWARDED
-        progress = SlotProgress(self._channel, request.slot)
-        now_ms = time.time_ns() // 1_000_000
         outcome = self._handler.handle(message, version, progress, now_ms, check)
         if access is not None:
             self._allow(access, outcome)
@@ -136,6 +144,23 @@ class ProduceService:
                 self._park(request, outcome, waiting)
                 return PARKED
         return outcome.response.encode(version)
+
+    def _answer_single(
+        self, request: Request, acks: int, outcome: SingleOutcome
+    ) -> bytes | Deferred:
+        """Answer the append of one batch now, or when it is on disk."""
+        if acks == 0:
+            return NO_RESPONSE
+        if outcome.needed and self._sync_acks_all:
+            waiting = {
+                row: (log, offset)
+                for row, (log, offset) in outcome.needed.items()
+                if log.row.durable_end_offset < offset
+            }
+            if waiting:
+                self._park(request, outcome, waiting)
+                return PARKED
+        return outcome.encode(request.api_version)
 
     def _allow(self, access: Access, outcome: ProduceOutcome) -> None:
         """Let the core execute the sender's next produces to the same topics."""
@@ -183,7 +208,7 @@ class ProduceService:
     def _park(
         self,
         request: Request,
-        outcome: ProduceOutcome,
+        outcome: ProduceOutcome | SingleOutcome,
         waiting: dict[int, tuple[PartitionLog, int]],
     ) -> None:
         deadline = time.monotonic_ns() + SYNC_DEADLINE_NS
@@ -201,7 +226,7 @@ class ProduceService:
         """Answer a parked produce."""
         request = operation.request
         self._channel.unpark(request.slot)
-        body = operation.outcome.response.encode(request.api_version)
+        body = operation.outcome.encode(request.api_version)
         body = with_throttle(request, body)
         self._channel.send_bytes(request.slot, request.frame(body))
 
@@ -215,7 +240,7 @@ class DelayedProduce:
         self,
         service: ProduceService,
         request: Request,
-        outcome: ProduceOutcome,
+        outcome: ProduceOutcome | SingleOutcome,
         waiting: dict[int, tuple[PartitionLog, int]],
         deadline_ns: int,
     ) -> None:
