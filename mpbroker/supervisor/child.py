@@ -111,7 +111,8 @@ class Child:
         self.incarnation = 0
         self.restarts = 0
         self.failures = 0  # deaths in a row without a good life in between
-        self.crashes = 0  # among them, those not caused by SIGKILL
+        # Deaths in a row before the process was ready, and not caused by SIGKILL.
+        self.crashes = 0
         self.started_at = 0.0
         self.restart_at = 0.0
         self.last_exit = ""
@@ -173,10 +174,16 @@ class Child:
             self.last_exit = explain_exit(status)
             self.restarts += 1
         config = os.WIFEXITED(status) and os.WEXITSTATUS(status) == os.EX_CONFIG
+        was_ready = self.state is not ChildState.STARTING
         self.happens(ChildEvent.EXITED_CONFIG if config else ChildEvent.EXITED)
         now = time.monotonic()
         if now - self.started_at >= _GOOD_LIFE_S:
             self.failures = self.crashes = 0
+        elif was_ready:
+            # It can work, and something that it serves kills it. If that is a stranger
+            # who does it again and again, the others are served in between.
+            self.failures += 1
+            self.crashes = 0
         else:
             self.failures += 1
             self.crashes += not is_kill(status)

@@ -55,7 +55,7 @@ _STOP_S: Final = 20.0
 # Requests still executed after that time have no client left to be answered. A handler
 # that hangs must not hold up the stop: it is killed, as at any other time.
 _UNHEARD_S: Final = 2.0
-# So many deaths in a row, each within half a second: a restart does not help.
+# So many deaths in a row, each before the process was ready: a restart does not help.
 _MAX_CRASHES: Final = 10
 _FORK_RETRY_S: Final = 1.0
 _IN_POOLS: Final = (Role.HANDLER, Role.PROCESSOR, Role.ACCEPTOR)

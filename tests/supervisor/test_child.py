@@ -119,6 +119,22 @@ def test_who_is_killed_has_not_crashed_however_often_and_however_young():
     assert (one.failures, one.crashes) == (14, 2)
 
 
+def test_one_that_was_ready_is_always_started_again():
+    """What kills it comes from a client, and the others are served in between."""
+    one = child()
+    for _ in range(30):
+        pid = quiet_fork()
+        if pid == 0:
+            os._exit(1)
+        one.started(pid)
+        one.happens(E.REPORTED_READY)
+        one.exited(os.waitpid(pid, 0)[1])
+    assert (one.failures, one.crashes) == (30, 0)
+    assert one.restart_at - one.started_at > 1
+    live_and_die(one)
+    assert one.crashes == 1
+
+
 def test_a_child_that_says_it_is_configured_wrong_is_not_tried_again():
     one = child()
     live_and_die(one, lambda: os._exit(os.EX_CONFIG))

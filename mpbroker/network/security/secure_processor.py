@@ -317,14 +317,28 @@ class SecureProcessor(Processor):
             self._selector.send(channel, memoryview(answer))
             self._end(channel)
             return
+        if len(answer) > ANSWER_BYTES:
+            # More would be written into the next slot's block, another client's.
+            self._counts.count(R.TOO_LARGE)
+            _LOG.error(
+                "%s: closed: the answer to its re-authentication has %d bytes; at most"
+                " %d can be sent",
+                self._rows.name(channel.connection),
+                len(answer),
+                ANSWER_BYTES,
+            )
+            self._end(channel)
+            return
         self._answer_here(channel, answer)
 
     def _answer_here(self, channel: Channel, answer: bytes) -> None:
         """Answer a request here, with the same states as an answer by a handler.
 
         So a successor finds the same as for any other answer.
+
+        Args:
+            answer: at most ANSWER_BYTES, which the caller has checked.
         """
-        assert len(answer) <= ANSWER_BYTES
         if channel.extent:
             offset = channel.extent + _SIZE_BYTES
             length = channel.extent_length - _SIZE_BYTES

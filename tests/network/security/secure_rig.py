@@ -27,6 +27,7 @@ from mpbroker.network.security.listener_authentication import (
     ListenerSecurity,
     SaslSettings,
 )
+from mpbroker.network.security.sasl.scram import CredentialOf
 from mpbroker.network.security.secure_processor import SecureProcessor
 from mpbroker.network.security.tls import TlsSettings
 from tests.network import rig
@@ -65,7 +66,10 @@ class Certificates:
 
 
 def security(
-    tls: TlsSettings | None = None, sasl: SaslSettings | None = None, **options: Any
+    tls: TlsSettings | None = None,
+    sasl: SaslSettings | None = None,
+    credential_of: CredentialOf = lambda user, mechanism: None,
+    **options: Any,
 ) -> ListenerSecurity:
     protocol = ("SASL_" if sasl else "") + ("SSL" if tls else "PLAINTEXT")
     options = {"failure_delay_ns": 0, **options}
@@ -73,7 +77,7 @@ def security(
         protocol,
         tls,
         sasl,
-        lambda user, mechanism: None,
+        credential_of,
         lambda version, body: (b"apis", True),
         **options,
     )

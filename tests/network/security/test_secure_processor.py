@@ -10,6 +10,7 @@ from mpbroker.ipc.counters.authentication_counts import AuthenticationResult as 
 from mpbroker.ipc.counters.authentication_counts import read_reauthentication
 from mpbroker.ipc.layout import ConnectionSecurity
 from mpbroker.ipc.tables.principals import PrincipalsFullError
+from mpbroker.metadata.scram_credentials import ScramMechanism
 from mpbroker.network.connection_rows import security_of
 from mpbroker.network.moves.hand_over import HAS_ROW
 from mpbroker.network.security import secure_processor
@@ -18,6 +19,7 @@ from mpbroker.protocol.api_key import ApiKey
 from mpbroker.supervisor.upgrade.connection_export import KeptSocket, export_connections
 from tests.network.rig import frame
 from tests.network.security.sasl.conversation import (
+    ScramClient,
     authenticate,
     handshake,
     request,
@@ -25,6 +27,7 @@ from tests.network.security.sasl.conversation import (
 )
 from tests.network.security.secure_rig import PLAIN, SecureRig, security, take_over
 from tests.network.test_departures import Two
+from tests.support.scram import credential_of_password
 
 MS = 1_000_000
 
@@ -383,3 +386,39 @@ def test_nobody_becomes_somebody_else(sasl_rig):
         in token_answer(frame(client.frames()[1])).error_message
     )
     assert rig.counted(R.REAUTHENTICATED) == 0
+
+
+def test_an_answer_too_long_for_its_place_closes_its_connection_alone(sasl_rig, caplog):
+    """A re-authentication by SCRAM, with a salt that an administrator made long."""
+    mechanism = ScramMechanism.SCRAM_SHA_256
+    salt = bytearray(b"salt")
+    rig = sasl_rig(
+        SaslSettings(
+            (mechanism.mechanism_name,),
+            max_reauth_ms={mechanism.mechanism_name: 60_000},
+        ),
+        credential_of=lambda user, mechanism: credential_of_password(
+            mechanism, "wonder", bytes(salt), 4096
+        ),
+    )
+    other, client = rig.connect(), rig.connect()
+    for each in (other, client):
+        log_in_by_scram(rig, each, mechanism)
+    salt *= 500
+    first = ScramClient(mechanism, "alice", "wonder").first()
+    client.send(frame(handshake(mechanism.mechanism_name)) + frame(authenticate(first)))
+    rig.pump(lambda: client.is_closed)
+    assert "the answer to its re-authentication has" in caplog.text
+    other.send(frame(b"hello"))
+    rig.pump(lambda: other.frames()[-1:] == [b"hello"])
+    assert rig.counted(R.TOO_LARGE) == 1
+
+
+def log_in_by_scram(rig, client, mechanism):
+    scram = ScramClient(mechanism, "alice", "wonder")
+    client.send(frame(handshake(mechanism.mechanism_name)))
+    client.send(frame(authenticate(scram.first())))
+    rig.pump(lambda: len(client.frames()) == 2)
+    server_first = token_answer(frame(client.frames()[1])).auth_bytes
+    client.send(frame(authenticate(scram.final(bytes(server_first)))))
+    rig.pump(lambda: len(client.frames()) == 3)

@@ -18,8 +18,13 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
+from mpbroker.base.logger import get_logger
 from mpbroker.ipc.counters.authentication_counts import AuthenticationResult
-from mpbroker.network.security.sasl.mechanism import SaslError, SaslMechanism
+from mpbroker.network.security.sasl.mechanism import (
+    NotYetError,
+    SaslError,
+    SaslMechanism,
+)
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ProtocolError
@@ -37,6 +42,8 @@ from mpbroker.protocol.messages.sasl_handshake import (
     SaslHandshakeRequest,
     SaslHandshakeResponse,
 )
+
+_LOG = get_logger(__name__)
 
 # Answers an ApiVersions request: takes its version and body; returns the body of the
 # answer, and whether it lists the APIs (False: the version is not supported).
@@ -105,6 +112,9 @@ class SaslServerAuthenticator:
     def handle(self, frame: memoryview, now_ms: int) -> bytes:
         """Take the client's next frame; return what to send, which may be nothing.
 
+        Whatever a mechanism raises ends here: a stranger's bytes may fail that
+        connection, and never the process that serves all others.
+
         Args:
             frame: without its size field.
             now_ms: wall clock.
@@ -122,6 +132,21 @@ class SaslServerAuthenticator:
             return self._handshake(header, body)
         except ProtocolError as error:
             return self._refuse(f"not a request: {error}")
+        except NotYetError:
+            raise
+        except Exception:  # noqa: BLE001 - a library's, or a bug of ours
+            _LOG.exception(
+                "a bug in SASL mechanism %s: its client is not authenticated",
+                self._name or "(none yet)",
+            )
+            self._fail(
+                SaslError(
+                    "Authentication failed: the broker met an unexpected error",
+                    AuthenticationResult.UNAVAILABLE,
+                    "an unexpected error, logged with its traceback",
+                )
+            )
+            return b""
 
     # -- before the tokens -------------------------------------------------------------
 

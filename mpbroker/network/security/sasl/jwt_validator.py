@@ -87,7 +87,8 @@ class JwtValidator:
                     "verify_iss": settings.expected_issuer is not None,
                 },
             )
-        except jwt.PyJWTError as error:
+        except (jwt.PyJWTError, RecursionError) as error:
+            # RecursionError: JSON in JSON without end, which PyJWT 2.10 lets through.
             raise _invalid(f"{type(error).__name__}: {error}") from None
         user = claims.get(settings.user_claim)
         if not isinstance(user, str) or not user.strip():

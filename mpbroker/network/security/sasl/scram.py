@@ -46,6 +46,9 @@ _CLIENT_FINAL: Final = re.compile(
     r",p=(?P<proof>[A-Za-z0-9+/=]+)"
 )
 _MAX_FIRST_BYTES: Final = 4096
+# Kafka's clients send 26 characters, librdkafka 32. Server-first repeats the nonce, and
+# an answer to a re-authentication must fit into the place that small answers have.
+_MAX_NONCE: Final = 256
 
 
 class ScramServer:
@@ -97,6 +100,8 @@ class ScramServer:
             raise _malformed("no client-first message")
         if match["binding"].startswith("p"):
             raise _malformed("channel binding is not served")
+        if len(match["nonce"]) > _MAX_NONCE:
+            raise _malformed(f"the nonce has more than {_MAX_NONCE} characters")
         if "tokenauth=true" in match["extensions"].split(","):
             raise _malformed("delegation tokens are not served")
         self._name = _saslname(match["user"])

@@ -45,6 +45,8 @@ class Expiring:
         self.asked += 1
         if token == b"later" and self.asked == 1:
             raise NotYetError("no keys")
+        if token == b"bug":
+            raise RecursionError("lists in lists")
         if token == b"no":
             raise SaslError("no", R.CREDENTIALS, "a detail")
         self.user, self.is_complete = token.decode(), True
@@ -61,6 +63,17 @@ def made(**options) -> SaslServerAuthenticator:
         "EXPIRING": Expiring,
     }
     return SaslServerAuthenticator(mechanisms, answer_api_versions, **options)
+
+
+def test_an_unexpected_error_of_a_mechanism_fails_its_connection_alone(caplog):
+    authenticator = made()
+    say(authenticator, handshake("EXPIRING"))
+    assert say(authenticator, authenticate(b"bug")) == b""
+    assert authenticator.state is S.FAILED and authenticator.session is None
+    assert authenticator.error is not None
+    assert authenticator.error.result is R.UNAVAILABLE
+    assert "lists in lists" not in str(authenticator.error)
+    assert "lists in lists" in caplog.text  # with its traceback, for us
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import socketserver
 import threading
@@ -215,3 +216,9 @@ def accepts(judge, text) -> bool:
         return judge(text).user == "alice"
     except (NotYetError, SaslError):
         return False
+
+
+def test_a_header_of_nested_lists_is_not_valid(path):
+    nested = base64.urlsafe_b64encode(b"[" * 3000).rstrip(b"=").decode()
+    with pytest.raises(SaslError, match="not valid"):
+        validator(path)(f"{nested}.e30.AA")

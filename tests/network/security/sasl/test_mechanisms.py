@@ -9,6 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mpbroker.base.config_def import ConfigError
+from mpbroker.ipc.arena import ANSWER_BYTES
 from mpbroker.ipc.counters.authentication_counts import AuthenticationResult as R
 from mpbroker.metadata.scram_credentials import ScramMechanism
 from mpbroker.network.security.sasl.jaas import users_of_jaas
@@ -166,12 +167,19 @@ def test_scram_tells_nobody_which_users_there_are():
         b"n,,n=alice",
         b"\xff",
         b"",
+        b"n,,n=alice,r=" + b"x" * 257,
         b"n,,n=alice,r=" + b"x" * 5000,
     ],
 )
 def test_scram_refuses_first_messages_that_it_cannot_serve(first):
     with pytest.raises(SaslError):
         scram().evaluate(first)
+
+
+def test_scram_serves_the_longest_nonce_with_an_answer_that_fits():
+    answer = scram().evaluate(b"n,,n=alice,r=" + b"x" * 256)
+    assert answer.startswith(b"r=" + b"x" * 256)
+    assert len(answer) < ANSWER_BYTES - 100  # beside it: header and the other fields
 
 
 def test_scram_refuses_a_proof_of_another_conversation():
