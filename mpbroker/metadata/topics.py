@@ -50,6 +50,10 @@ from mpbroker.metadata.topic_names import (
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 
+# The most partitions that one request may add: each costs a record and a row, and other
+# requests wait meanwhile. Kafka's ReplicationControlManager has the same limit.
+MAX_PARTITIONS_PER_BATCH: Final = 10_000
+
 # Given the current overrides of a resource, returns the new ones; may raise ApiError.
 ConfigChange = Callable[[dict[str, str]], Mapping[str, str]]
 

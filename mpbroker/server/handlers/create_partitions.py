@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from mpbroker.metadata.topics import Topic
+from mpbroker.metadata.topics import MAX_PARTITIONS_PER_BATCH, Topic
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.create_partitions import (
@@ -43,6 +43,7 @@ def handle_create_partitions(
     counts = [*earlier, *[0] * (len(request.topics) - len(earlier))]
     named = Counter(wanted.name for wanted in request.topics)
     results: dict[str, CreatePartitionsTopicResult] = {}
+    left = MAX_PARTITIONS_PER_BATCH
     for place, wanted in enumerate(request.topics):
         result = CreatePartitionsTopicResult(
             name=wanted.name, error_code=ErrorCode.NONE
@@ -59,6 +60,14 @@ def handle_create_partitions(
             if topic is not None and topic.is_internal:
                 raise ApiError(ErrorCode.INVALID_PARTITIONS, _FIXED.format(topic.name))
             _check_assignments(wanted, topic, context.broker.node_id)
+            if topic is not None:
+                left -= max(0, wanted.count - len(topic.partitions))
+                if left < 0:
+                    raise ApiError(
+                        ErrorCode.POLICY_VIOLATION,
+                        "Unable to perform excessively large batch operation: one"
+                        f" request may add {MAX_PARTITIONS_PER_BATCH} partitions.",
+                    )
             if permit is not None and topic is not None:
                 registry.create_partitions(
                     wanted.name, wanted.count, validate_only=True

@@ -11,7 +11,12 @@ from typing import Final
 
 from mpbroker.metadata.log_config import LogConfig
 from mpbroker.metadata.log_config_def import LOG_CONFIG_DEF
-from mpbroker.metadata.topics import NewTopic, Topic, TopicRegistry
+from mpbroker.metadata.topics import (
+    MAX_PARTITIONS_PER_BATCH,
+    NewTopic,
+    Topic,
+    TopicRegistry,
+)
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.create_topics import (
@@ -44,6 +49,10 @@ def handle_create_topics(
     Raises:
         ApiError: KAFKA_STORAGE_ERROR; nothing was created.
     """
+    too_many = _too_many(request, context.broker.num_partitions)
+    if too_many is not None:
+        names = dict.fromkeys(topic.name for topic in request.topics)
+        return CreateTopicsResponse(topics=[_refusal(name, too_many) for name in names])
     registry, intent, version = context.broker.registry, context.intent, context.version
     earlier = noted_ids(intent.earlier())
 
@@ -82,6 +91,29 @@ def handle_create_topics(
         else:
             results[new.name] = _refusal(new.name, outcome)
     return CreateTopicsResponse(topics=list(results.values()))
+
+
+def _too_many(request: CreateTopicsRequest, default: int) -> ApiError | None:
+    """Return the error of a request for more partitions than one may create, or None.
+
+    Args:
+        default: partitions of a topic whose request does not say.
+    """
+    total = 0
+    for topic in request.topics:
+        if topic.assignments:
+            total += len(topic.assignments)
+        elif topic.num_partitions == _BROKER_DEFAULT:
+            total += default
+        else:
+            total += max(0, topic.num_partitions)
+    if total <= MAX_PARTITIONS_PER_BATCH:
+        return None
+    return ApiError(
+        ErrorCode.POLICY_VIOLATION,
+        f"Excessively large number of partitions per request: {total}; at most"
+        f" {MAX_PARTITIONS_PER_BATCH} are created by one.",
+    )
 
 
 def _permitted(

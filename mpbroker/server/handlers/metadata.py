@@ -8,10 +8,11 @@ Source: Kafka protocol guide, "Metadata"; KafkaApis.handleTopicMetadataRequest.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from mpbroker.metadata.topic_names import check_topic_name
-from mpbroker.metadata.topics import Topic
+from mpbroker.metadata.topics import MAX_PARTITIONS_PER_BATCH, NewTopic, Topic
 from mpbroker.protocol.acl import OPERATIONS, ResourceType
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
@@ -41,17 +42,20 @@ def handle_metadata(
     if wanted is None or (version == 0 and not wanted):
         topics = [_describe(topic, described) for topic in registry.topics()]
     else:
-        topics = []
         # Each topic once: a request of some MB that repeats one name would otherwise
         # get an answer of some GB.
-        for each in {(each.name, each.topic_id): each for each in wanted}.values():
+        asked = {(each.name, each.topic_id): each for each in wanted}.values()
+        may_create = version < 4 or request.allow_auto_topic_creation
+        refusals = _create_missing(asked, context.broker, may_create=may_create)
+        topics = []
+        for each in asked:
             name = each.name
             if name is None:
                 topic = registry.topic_by_id(each.topic_id)
             else:
                 topic = registry.topic(name)
             topics.append(
-                _missing(each, request, context)
+                _missing(each, refusals, version)
                 if topic is None
                 else _describe(topic, described)
             )
@@ -76,46 +80,67 @@ def handle_metadata(
 
 
 def _missing(
-    wanted: MetadataRequestTopic, request: MetadataRequest, context: HandlerContext
+    wanted: MetadataRequestTopic, refusals: Mapping[str, ApiError], version: int
 ) -> MetadataResponseTopic:
-    """Create a topic that does not exist and describe it, or return its error."""
-    broker, version, name = context.broker, context.version, wanted.name
+    """Describe a topic that does not exist by its error."""
+    name = wanted.name
     if name is None:
         return MetadataResponseTopic(
             error_code=ErrorCode.UNKNOWN_TOPIC_ID,
             name=None if version >= 12 else "",
             topic_id=wanted.topic_id,
         )
-    may_create = version < 4 or request.allow_auto_topic_creation
-    try:
-        topic = _create(name, broker, may_create=may_create)
-    except ApiError as error:
-        return MetadataResponseTopic(error_code=error.error_code, name=name)
-    return _describe(topic, broker.described)
+    refusal = refusals.get(name)  # none: it was deleted a moment ago
+    code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    return MetadataResponseTopic(
+        error_code=code if refusal is None else refusal.error_code, name=name
+    )
 
 
-def _create(name: str, broker: Broker, *, may_create: bool) -> Topic:
-    """Create a topic with the broker's defaults.
+def _create_missing(
+    asked: Iterable[MetadataRequestTopic], broker: Broker, *, may_create: bool
+) -> dict[str, ApiError]:
+    """Create the topics that do not exist, all with one write to disk.
 
-    Raises:
-        ApiError: UNKNOWN_TOPIC_OR_PARTITION: the broker or the request does not allow
-            it; or another code: the topic cannot be created.
+    Returns:
+        Why a topic still does not exist, by name. LEADER_NOT_AVAILABLE, at which
+        clients ask again, for what is more than one request may create.
     """
-    if not broker.auto_create_topics or not may_create:
-        check_topic_name(name)
-        raise ApiError(
-            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name}"
-        )
-    registry, internal = broker.registry, broker.internal_topics.get(name)
-    try:
-        if internal is not None:
-            return registry.create_topic(*internal)
-        return registry.create_topic(name, broker.num_partitions)
-    except ApiError as error:
-        topic = registry.topic(name)  # another process may have created it meanwhile
-        if error.error_code == ErrorCode.TOPIC_ALREADY_EXISTS and topic is not None:
-            return topic
-        raise
+    registry, refusals = broker.registry, dict[str, ApiError]()
+    missing: list[NewTopic] = []
+    left = MAX_PARTITIONS_PER_BATCH
+    for each in asked:
+        name = each.name
+        if name is None or registry.topic(name) is not None:
+            continue
+        try:
+            check_topic_name(name)
+            if not broker.auto_create_topics or not may_create:
+                raise ApiError(
+                    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name}"
+                )
+            new = broker.internal_topics.get(name)
+            new = new or NewTopic(name, broker.num_partitions)
+            if new.num_partitions > left:
+                left = 0
+                raise ApiError(
+                    ErrorCode.LEADER_NOT_AVAILABLE,
+                    f"one request may create {MAX_PARTITIONS_PER_BATCH} partitions",
+                )
+        except ApiError as error:
+            refusals[name] = error
+        else:
+            left -= new.num_partitions
+            missing.append(new)
+    if missing:
+        try:
+            outcomes = registry.create_topics(missing)
+        except ApiError as error:  # nothing was created
+            outcomes = [error] * len(missing)
+        for new, outcome in zip(missing, outcomes, strict=True):
+            if isinstance(outcome, ApiError):
+                refusals[new.name] = outcome
+    return refusals
 
 
 def _describe(topic: Topic, described: DescribedPartitions) -> MetadataResponseTopic:

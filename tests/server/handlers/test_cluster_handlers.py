@@ -127,6 +127,32 @@ def test_an_unknown_topic_is_created_if_broker_and_client_allow_it(
     assert (topic.error_code, len(topic.partitions)) == expected
 
 
+def test_one_request_creates_10_000_partitions_with_one_write_and_no_more(
+    tmp_path, monkeypatch
+):
+    """One that names 131,072 topics would otherwise take every partition there is."""
+    registry = start(tmp_path, capacity=30_000)
+    registry.create_topic("a", 2)
+    commits = []
+    commit = type(registry)._commit
+    monkeypatch.setattr(
+        type(registry),
+        "_commit",
+        lambda self, records: commits.append(len(records)) or commit(self, records),
+    )
+    names = [f"new-{number}" for number in range(2100)]  # with 5 partitions each
+    topics = ask(registry, 12, named("a", *names, "sp ace"), creates=True).topics
+    codes = {topic.name: topic.error_code for topic in topics}
+    assert codes.pop("a") == ErrorCode.NONE
+    assert codes.pop("sp ace") == ErrorCode.INVALID_TOPIC_EXCEPTION
+    assert [codes[name] for name in names] == (
+        [ErrorCode.NONE] * 2000 + [ErrorCode.LEADER_NOT_AVAILABLE] * 100
+    )
+    assert len(commits) == 1
+    again = ask(registry, 12, named(*names), creates=True).topics
+    assert {topic.error_code for topic in again} == {ErrorCode.NONE}
+
+
 def test_a_name_that_cannot_be_created_says_why(registry):
     (topic,) = ask(
         registry,
@@ -140,13 +166,13 @@ def test_a_name_that_cannot_be_created_says_why(registry):
 def test_a_topic_that_another_process_created_meanwhile_is_answered(
     registry, monkeypatch
 ):
-    create_topic = registry.create_topic
+    create_topics = registry.create_topics
 
-    def created_meanwhile(name, count):
-        create_topic(name, 1)
-        return create_topic(name, count)
+    def created_meanwhile(wanted):
+        create_topics([new._replace(num_partitions=1) for new in wanted])
+        return create_topics(wanted)
 
-    monkeypatch.setattr(registry, "create_topic", created_meanwhile)
+    monkeypatch.setattr(registry, "create_topics", created_meanwhile)
     (topic,) = ask(registry, 12, named("new"), creates=True).topics
     assert (topic.error_code, len(topic.partitions)) == (0, 1)
 

@@ -91,6 +91,27 @@ def test_minus_one_takes_them_in_old_versions_too(registry, version):
     assert len(registry.topic("new").partitions) == 5
 
 
+@pytest.mark.parametrize("partitions", [9_999, 10_000, 2**31 - 1])
+def test_one_request_creates_10_000_partitions_and_no_more(tmp_path, partitions):
+    """After Kafka's testExcessiveNumberOfTopicsCannotBeCreated."""
+    registry = start(tmp_path, capacity=30_000)
+    version = registry.version
+    first, second = create_all(
+        registry,
+        new_topic(name="first", partitions=partitions, factor=1),
+        new_topic(name="second", partitions=1, factor=1),
+    )
+    if partitions == 9_999:
+        assert (first.error_code, second.error_code) == (0, 0)
+        return
+    for refused in (first, second):
+        assert refused.error_code == ErrorCode.POLICY_VIOLATION
+        assert refused.error_message.startswith(
+            "Excessively large number of partitions per request"
+        )
+    assert registry.version == version
+
+
 @pytest.mark.parametrize(
     ("topic", "code"),
     [
@@ -100,7 +121,7 @@ def test_minus_one_takes_them_in_old_versions_too(registry, version):
         ({"name": "__cluster_metadata"}, ErrorCode.INVALID_REQUEST),
         ({"partitions": 0}, ErrorCode.INVALID_PARTITIONS),
         ({"partitions": -2}, ErrorCode.INVALID_PARTITIONS),
-        ({"partitions": 2**31 - 1}, ErrorCode.INVALID_PARTITIONS),
+        ({"partitions": 2**31 - 1}, ErrorCode.POLICY_VIOLATION),
         ({"factor": 0}, ErrorCode.INVALID_REPLICATION_FACTOR),
         ({"factor": 3}, ErrorCode.INVALID_REPLICATION_FACTOR),
         ({"configs": [("no.such", "1")]}, ErrorCode.INVALID_CONFIG),
@@ -254,6 +275,19 @@ def grow_all(registry, *topics, **options):
     return [ErrorCode(result.error_code) for result in results]
 
 
+def test_one_request_adds_10_000_partitions_and_no_more(tmp_path):
+    registry = start(tmp_path, capacity=30_000)
+    registry.create_topic("there", 2)
+    there = len(registry.topic("there").partitions)
+    registry.create_topic("other", 1)
+    assert grow_all(registry, ("there", there + 9_999, None), ("other", 3, None)) == [
+        ErrorCode.NONE,
+        ErrorCode.POLICY_VIOLATION,
+    ]
+    assert grow_all(registry, ("other", 2, None)) == [ErrorCode.NONE]
+    assert grow_all(registry, ("other", 20_000, None)) == [ErrorCode.POLICY_VIOLATION]
+
+
 def test_partitions_are_added_with_and_without_an_assignment(registry):
     assert grow_all(registry, ("there", 3, None)) == [ErrorCode.NONE]
     assert grow_all(registry, ("there", 5, [[1], [1]])) == [ErrorCode.NONE]
@@ -265,7 +299,7 @@ def test_partitions_are_added_with_and_without_an_assignment(registry):
     [
         ([("there", 2, None)], ErrorCode.INVALID_PARTITIONS),
         ([("there", 1, None)], ErrorCode.INVALID_PARTITIONS),
-        ([("there", 2**31 - 1, None)], ErrorCode.INVALID_PARTITIONS),
+        ([("there", 2**31 - 1, None)], ErrorCode.POLICY_VIOLATION),
         ([("none", 2, None)], ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
         ([("there", 3, [])], ErrorCode.INVALID_REPLICA_ASSIGNMENT),
         ([("there", 3, [[2]])], ErrorCode.INVALID_REPLICA_ASSIGNMENT),
