@@ -240,6 +240,10 @@ def recover_metadata_log(
         end = _whole_batches(data, path)
         if end != len(data):
             _truncate(path, end)
+        # The last writer may have been killed before it forced its records to disk.
+        # From here on requests are answered by them: a produce to a topic that a power
+        # cut then takes away would be lost.
+        _sync(path)
         image = MetadataImage()
         removed = []
         for record in _decode(data[:end], path, 0):
@@ -248,9 +252,6 @@ def recover_metadata_log(
             if topic is not None:
                 removed.append(topic)
         if removed:
-            # ``see_off`` removes files. The records must be on disk before that: a
-            # killed writer may have written the last one without its fdatasync.
-            _sync(path)
             see_off(removed)
         dead = image.record_count - image.live_record_count()
         if (
@@ -317,8 +318,12 @@ def _truncate(path: str, end: int) -> None:
 
 
 def _sync(path: str) -> None:
+    """Force the log to disk, and the names that lead to it."""
     with open(path, "rb") as file:
         os.fdatasync(file.fileno())
+    directory = os.path.dirname(path)
+    sync_directory(directory)
+    sync_directory(os.path.dirname(directory))
 
 
 def _whole_batches(data: bytes, path: str) -> int:

@@ -190,6 +190,33 @@ def test_everything_appended_is_there_after_a_restart(tmp_path, cell):
     assert end == cell.end
 
 
+def test_what_was_never_synced_is_on_disk_before_anything_is_answered_by_it(
+    tmp_path, cell, monkeypatch
+):
+    """Its writer was killed between write and sync; then a power cut comes."""
+    append(tmp_path, cell, RECORD)
+    synced = set()
+
+    def note(fd):
+        synced.add(os.readlink(f"/proc/self/fd/{fd}"))
+
+    class Judge(PlainCell):
+        """Looks what is on disk when the end is published."""
+
+        def __setattr__(self, name, value):
+            if name == "end" and value:
+                path = metadata_log_path(str(tmp_path))
+                directory = os.path.dirname(path)
+                assert {path, directory, str(tmp_path)} <= synced
+            super().__setattr__(name, value)
+
+    monkeypatch.setattr(os, "fdatasync", note)
+    monkeypatch.setattr(os, "fsync", note)
+    judge = Judge()
+    recover_metadata_log(str(tmp_path), judge, NOW_MS)
+    assert judge.end == cell.end
+
+
 @given(data=st.data())
 def test_a_log_cut_anywhere_keeps_its_whole_batches(tmp_path_factory, data):
     tmp_path = tmp_path_factory.mktemp("log")
