@@ -22,7 +22,12 @@ from mpbroker.protocol.source_writer import Handled
 
 
 def compile_decoder(
-    message: type[Struct], version: int, *, flexible: bool, ignores_rest: bool
+    message: type[Struct],
+    version: int,
+    *,
+    flexible: bool,
+    ignores_rest: bool,
+    max_elements: int | None = None,
 ) -> Decoder[Any]:
     """Return `decode(buffer, offset) -> message` for one version.
 
@@ -31,10 +36,12 @@ def compile_decoder(
         version: the version of the API.
         flexible: whether the version has compact lengths and tagged fields.
         ignores_rest: ignore bytes behind the message instead of refusing them.
+        max_elements: the most elements that all arrays of a message may have together;
+            None: as many as the bytes hold.
     """
     from mpbroker.protocol.codec_decode import write_decoder
 
-    source = write_decoder(message, version, flexible, ignores_rest)
+    source = write_decoder(message, version, flexible, ignores_rest, max_elements)
     title = f"{message.__name__} v{version}"
 
     def explain(error: Exception, position: int, end: int) -> ProtocolError:

@@ -66,13 +66,17 @@ def skip_tags(buffer: Buffer, position: int) -> int:
 
 
 def write_decoder(
-    message: type[Struct], version: int, flexible: bool, ignores_rest: bool
+    message: type[Struct],
+    version: int,
+    flexible: bool,
+    ignores_rest: bool,
+    max_elements: int | None = None,
 ) -> SourceWriter:
     """Write the source of `decode(b, p)`, which reads a message from p to the end of b.
 
     The arguments are those of compile_decoder().
     """
-    return _DecodeWriter(message, version, flexible, ignores_rest).write()
+    return _DecodeWriter(message, version, flexible, ignores_rest, max_elements).write()
 
 
 class _DecodeWriter:
@@ -80,12 +84,19 @@ class _DecodeWriter:
 
     The variables in the source are: b, the buffer; v, a memoryview of it; p, the
     position; end, the length of the buffer; n, a count or length; q, the end of a
-    slice; t, the number of tagged fields; o1, o2, ..., structs; a1, a2, ..., arrays.
+    slice; t, the number of tagged fields; left, the elements that arrays may still
+    have; o1, o2, ..., structs; a1, a2, ..., arrays.
     """
 
     def __init__(
-        self, message: type[Struct], version: int, flexible: bool, ignores_rest: bool
+        self,
+        message: type[Struct],
+        version: int,
+        flexible: bool,
+        ignores_rest: bool,
+        max_elements: int | None,
     ) -> None:
+        self._max_elements = max_elements
         self._message = message
         self._version = version
         self._flexible = flexible
@@ -116,6 +127,8 @@ class _DecodeWriter:
         self._line("def decode(b, p):")
         with source.indented():
             self._line("end = len(b)")
+            if self._max_elements is not None:
+                self._line(f"left = {self._max_elements}")
             if self._viewed:
                 self._line("v = b if type(b) is memoryview else memoryview(b)")
             else:  # one copy as bytes makes every slice for a string cheaper
@@ -321,6 +334,14 @@ class _DecodeWriter:
                 '{end - p} bytes left")',
                 Handled(path),
             )
+            if self._max_elements is not None:
+                self._line(f"left -= {count}")
+                self._line("if left < 0:")
+                self._line(
+                    ' raise ProtocolError("more than'
+                    f' {self._max_elements} elements in its arrays")',
+                    Handled(path),
+                )
             if row.code:
                 self._numbers(row, target, count)
                 return

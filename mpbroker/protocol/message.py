@@ -21,7 +21,7 @@ Source: Kafka protocol guide; Kafka's message definition format for the words
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, Self, TypeVar
 
 from mpbroker.protocol.errors import ProtocolError
 from mpbroker.protocol.fields import FOREVER, Decoder, Encoder, Struct
@@ -29,6 +29,11 @@ from mpbroker.protocol.primitives import Buffer
 
 if TYPE_CHECKING:
     from mpbroker.protocol.api_key import ApiKey
+
+# The most elements that all arrays of a request have together: a topic and a partition
+# for each of 131,072, which is more than any client asks for. An empty name is one or
+# two bytes of a request, and 58 bytes of a handler's memory.
+MAX_REQUEST_ELEMENTS: Final = 1 << 18
 
 T = TypeVar("T")
 MessageT = TypeVar("MessageT", bound="Message")
@@ -71,7 +76,11 @@ class _Decoders(_Compiled[Decoder[Any]]):
         from mpbroker.protocol.codec import compile_decoder
 
         return compile_decoder(
-            message, version, flexible=flexible, ignores_rest=message.ignores_rest
+            message,
+            version,
+            flexible=flexible,
+            ignores_rest=message.ignores_rest,
+            max_elements=MAX_REQUEST_ELEMENTS if message.is_request() else None,
         )
 
 
@@ -95,6 +104,7 @@ class Message(Struct):
     ignores_rest: ClassVar[bool]
     """Whether bytes after the message are ignored, as Kafka does for all messages."""
     decoders: ClassVar[_Decoders]
+    """Functions by version. Those of requests bound the elements of all arrays."""
     encoders: ClassVar[_Encoders]
 
     def __init_subclass__(
@@ -113,6 +123,11 @@ class Message(Struct):
         cls.flexible_from = FOREVER if flexible_from is None else flexible_from
         cls.decoders = _Decoders(cls)
         cls.encoders = _Encoders(cls)
+
+    @classmethod
+    def is_request(cls) -> bool:
+        """Return whether clients send it, by its name: CreateAclsRequest."""
+        return cls.__name__.endswith("Request")
 
     @classmethod
     def decode(cls, version: int, buffer: Buffer, offset: int = 0) -> Self:

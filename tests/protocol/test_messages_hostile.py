@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpbroker.protocol.errors import ProtocolError
-from mpbroker.protocol.message import Message
+from mpbroker.protocol.message import MAX_REQUEST_ELEMENTS, Message
 from mpbroker.protocol.messages.api_versions import (
     ApiVersionsRequest,
     ApiVersionsResponse,
@@ -22,6 +22,7 @@ from mpbroker.protocol.messages.metadata import (
     MetadataRequest,
     MetadataRequestTopic,
     MetadataResponse,
+    MetadataResponseTopic,
 )
 from mpbroker.protocol.messages.produce import (
     PartitionProduceData,
@@ -238,3 +239,35 @@ def test_a_set_field_that_the_version_lacks_is_refused_unless_ignorable() -> Non
     ]
     with pytest.raises(ProtocolError, match="no version 1, only 2-7"):
         CreateTopicsRequest().encode(1)
+
+
+@pytest.mark.parametrize("version", [4, 12])
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_request_has_a_limited_number_of_elements(version: int, more: int) -> None:
+    """2 MB of empty names cost a handler 58 MB, before anything was authorized."""
+    names = [MetadataRequestTopic(name="")] * (MAX_REQUEST_ELEMENTS + more)
+    data = MetadataRequest(topics=names).encode(version)
+    if more:
+        with pytest.raises(ProtocolError, match=r"topics at byte .* more than 262144"):
+            MetadataRequest.decode(version, data)
+    else:
+        assert MetadataRequest.decode(version, data).topics == names
+
+
+def test_the_limit_is_one_of_all_arrays_of_a_request_together() -> None:
+    partitions = [PartitionProduceData(index=0, records=None)] * 1000
+    topics = [TopicProduceData(name="", partition_data=partitions)] * 262
+    data = b"".join(ProduceRequest(topic_data=topics).encode_parts(9))
+    with pytest.raises(ProtocolError, match="more than 262144"):
+        ProduceRequest.decode(9, data)
+    few = b"".join(ProduceRequest(topic_data=topics[:261]).encode_parts(9))
+    assert len(ProduceRequest.decode(9, few).topic_data) == 261
+
+
+def test_an_answer_may_have_more_elements() -> None:
+    """A client asked for it, and Kafka's brokers describe more partitions than ours."""
+    topics = [MetadataResponseTopic(name="", topic_id=bytes(16))] * (
+        MAX_REQUEST_ELEMENTS + 1
+    )
+    data = MetadataResponse(topics=topics).encode(12)
+    assert len(MetadataResponse.decode(12, data).topics) == MAX_REQUEST_ELEMENTS + 1
