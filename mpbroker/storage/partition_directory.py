@@ -30,7 +30,7 @@ _GONE: Final = re.compile(
     r".+\.[0-9a-f]{32}" f"({DELETE_DIRECTORY_SUFFIX}|{STRAY_DIRECTORY_SUFFIX})"
 )
 _MAX_NAME: Final = 255
-DIRECTORY_MODE: Final = 0o755
+DIRECTORY_MODE: Final = 0o750
 
 
 def directory_name(topic: str, partition: int) -> str:

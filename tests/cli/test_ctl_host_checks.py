@@ -142,3 +142,15 @@ def test_sizes_and_numbers_are_written_for_people():
         "1 record",
         "1,234 records",
     ]
+
+
+@pytest.mark.parametrize(
+    ("mode", "level"),
+    [(0o750, OK), (0o700, OK), (0o755, WARN), (0o701, WARN)],
+)
+def test_a_data_directory_that_others_can_enter_is_warned_of(tmp_path, mode, level):
+    tmp_path.chmod(mode)
+    finding = checks.check_permissions(str(tmp_path))
+    assert finding.level == level and f"{mode:04o}" in finding.text
+    assert (f"chmod -R o= {tmp_path}" == finding.fix) == (level == WARN)
+    assert checks.check_permissions(f"{tmp_path}/gone").level == FAIL

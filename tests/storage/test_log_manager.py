@@ -53,6 +53,25 @@ def test_a_partition_gets_kafkas_directory(
     broker.die()
 
 
+def test_records_are_closed_to_other_users(
+    start: Start, topics: Topics, tmp_path: Path
+) -> None:
+    """Also in a data directory that was there before, and is open to them."""
+    topics.create("flights")
+    data = tmp_path / "data"
+    data.mkdir(mode=0o755)
+    before = os.umask(0)
+    try:
+        broker = start(topics)
+        broker.manager.log("flights", 0).append(batch(b"a"), now_ms=1)
+        broker.manager.close()
+    finally:
+        os.umask(before)
+    directory = data / "flights-0"
+    for path in (directory, *directory.iterdir()):
+        assert path.stat().st_mode & 0o007 == 0, path
+
+
 def test_unknown_topics_and_partitions_are_refused(
     start: Start, topics: Topics
 ) -> None:

@@ -20,6 +20,7 @@ from mpbroker.cli.ctl.ctl_host_checks import (
     check_disk_space,
     check_file_system,
     check_open_files,
+    check_permissions,
     check_python,
     check_remove_ipc,
     check_shared_memory,
@@ -66,6 +67,7 @@ def _examine(state: dict[str, Any]) -> Iterator[Finding]:
     yield from check_clock(state.get("clock_jumps"))
     for path in state["log_dirs"]:
         yield check_file_system(path)
+        yield check_permissions(path)
         yield check_disk_space(path)
         yield check_sync(path)
     remove_ipc = check_remove_ipc(state["limits"]["uid"])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import stat
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -147,6 +148,27 @@ def check_disk_space(path: str) -> Finding:
         return Finding(FAIL, name, text, fix)
     scarce = free < _GIB or free < total * _DISK_COMFORTABLE
     return Finding(WARN if scarce else OK, name, text, fix)
+
+
+def check_permissions(path: str) -> Finding:
+    """Check that other users of the machine cannot read a data directory.
+
+    Files and directories that the broker creates are closed to them, but an existing
+    directory keeps its mode.
+    """
+    name = f"mode of {path}"
+    try:
+        mode = stat.S_IMODE(os.stat(path).st_mode)
+    except OSError as error:
+        return Finding(FAIL, name, f"{error.strerror}", "mount it, or stop the broker")
+    if mode & 0o007:
+        return Finding(
+            WARN,
+            name,
+            f"{mode:04o}: every user of this machine can reach the records in it",
+            f"chmod -R o= {path}",
+        )
+    return Finding(OK, name, f"{mode:04o}: closed to other users")
 
 
 def check_file_system(path: str) -> Finding:

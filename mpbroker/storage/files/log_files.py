@@ -31,7 +31,7 @@ SEGMENT_SUFFIXES: Final = (
     TXN_INDEX_SUFFIX,
 )
 _DIGITS: Final = 20
-_FILE_MODE: Final = 0o644
+_FILE_MODE: Final = 0o640  # records: for the user and group of the broker alone
 _FALLOC_FL_KEEP_SIZE: Final = 1
 
 

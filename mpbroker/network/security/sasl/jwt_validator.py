@@ -115,12 +115,19 @@ def source_of(settings: JwtSettings) -> _KeySource:
     """Return the source of the keys: a file or a URL.
 
     Raises:
-        ConfigError: the scheme of the URL is not supported, or the file is not usable.
+        ConfigError: the URL's scheme is not supported, or the file is not usable.
     """
     url = urlsplit(settings.jwks_url)
     if url.scheme == "file":
         return _FileKeys(unquote(url.path))
     if url.scheme in ("https", "http") and url.netloc:
+        if url.scheme == "http":
+            _LOG.warning(
+                "%s=%s: keys that come over plain HTTP can be replaced on the way, and"
+                " then anyone can sign tokens; use https:// or file:///",
+                _URL_KEY,
+                without_credentials(settings.jwks_url),
+            )
         return _UrlKeys(settings)
     shown = without_credentials(settings.jwks_url)
     raise ConfigError(

@@ -122,6 +122,14 @@ def test_a_file_without_keys_is_refused_at_the_start(path, text):
         validator(path)
 
 
+def test_keys_over_plain_http_are_warned_of(caplog):
+    JwtValidator(JwtSettings("https://u:p@127.0.0.1:1/keys")).close()
+    assert not caplog.records
+    JwtValidator(JwtSettings("http://u:p@127.0.0.1:1/keys")).close()
+    assert "can be replaced on the way" in caplog.text
+    assert "u:p@" not in caplog.text
+
+
 def test_other_urls_are_refused():
     with pytest.raises(ConfigError, match="must be a file:///, https:// or http://"):
         JwtValidator(JwtSettings("ftp://x/y"))
