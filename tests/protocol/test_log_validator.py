@@ -19,6 +19,7 @@ from mpbroker.protocol.records.control_record import (
     build_end_transaction_marker,
 )
 from mpbroker.protocol.records.log_validator import (
+    InflationBudget,
     RecordError,
     ValidatedBatch,
     ValidationPolicy,
@@ -269,6 +270,28 @@ def test_a_bomb_is_too_large(codec):
     assert error.error_code is ErrorCode.MESSAGE_TOO_LARGE
     assert str(10**6) in error.message
     validate_produce(data, DEFAULTS, NOW_MS)
+
+
+@pytest.mark.parametrize("codec", [1, 2, 3, 4])
+def test_all_batches_of_a_request_share_what_they_may_inflate_to(codec):
+    size = 30_000_000
+    payload = compress(codec, record(0, value=varint(size) + bytes(size)))
+    data = batch(payload, 1, attributes=codec)
+    policy = DEFAULTS._replace(max_message_bytes=10**7)
+    budget = InflationBudget(0)
+    for _ in range(3):  # 104,857,600 bytes are shared
+        validate_produce(data, policy, NOW_MS, budget)
+    assert 0 < budget.left < size
+    left = budget.left
+    with pytest.raises(ApiError, match=str(left)) as refused:
+        validate_produce(data, policy, NOW_MS, budget)
+    assert refused.value.error_code is ErrorCode.MESSAGE_TOO_LARGE
+    assert budget.left == 0  # a batch that fails has cost as much
+    validate_produce(data, policy, NOW_MS, InflationBudget(len(data)))
+
+
+def test_a_request_of_many_bytes_may_inflate_to_ten_times_as_many():
+    assert InflationBudget(10**8).left == 104_857_600 + 10**9
 
 
 def test_lz4_that_java_consumers_cannot_read_is_refused():

@@ -28,7 +28,11 @@ from mpbroker.protocol.messages.produce import (
     TopicProduceResponse,
 )
 from mpbroker.protocol.records.batch_header import RecordBatchError
-from mpbroker.protocol.records.log_validator import ValidationPolicy, validate_produce
+from mpbroker.protocol.records.log_validator import (
+    InflationBudget,
+    ValidationPolicy,
+    validate_produce,
+)
 from mpbroker.protocol.transactional_produce import producer_of
 
 if TYPE_CHECKING:
@@ -155,6 +159,7 @@ class _Execution:
         "capacity",
         "check",
         "earlier",
+        "inflation",
         "now_ms",
         "outcome",
         "progress",
@@ -178,6 +183,14 @@ class _Execution:
         self.earlier = progress.earlier()
         self.capacity = progress.capacity()
         self.outcome = ProduceOutcome()
+        self.inflation = InflationBudget(
+            sum(
+                len(partition.records)
+                for topic in request.topic_data
+                for partition in topic.partition_data
+                if partition.records is not None
+            )
+        )
 
 
 class ProduceHandler:
@@ -392,7 +405,9 @@ class ProduceHandler:
         if records is None:
             raise ApiError(ErrorCode.INVALID_RECORD, "no records")
         policy = self._policy(topic, execution.version)
-        batch = validate_produce(memoryview(records), policy, now_ms)
+        batch = validate_produce(
+            memoryview(records), policy, now_ms, execution.inflation
+        )
         if batch.header.is_transactional and request.transactional_id is None:
             raise ApiError(
                 ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,

@@ -1,0 +1,86 @@
+"""Batches that inflate: many of them in a request keep no other client waiting."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+
+from mpbroker.protocol.api_key import ApiKey
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.headers import encode_request_header, parse_response_header
+from mpbroker.protocol.messages.produce import (
+    PartitionProduceData,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+)
+from mpbroker.protocol.records.compression import Codec, compress
+from tests.broker.load import create_topic
+from tests.support.batch_forgery import batch, record, varint
+from tests.support.broker import Broker
+
+VERSION = 9
+INFLATED = 99_000_000
+BATCHES = 300
+LONGEST_WAIT_S = 5.0
+
+
+def bomb() -> bytes:
+    """Return a batch of 3 KB with a record of 99 MB."""
+    now_ms = time.time_ns() // 1_000_000
+    content = record(0, value=varint(INFLATED) + bytes(INFLATED))
+    return bytes(
+        batch(
+            compress(Codec.ZSTD, content),
+            1,
+            attributes=Codec.ZSTD,
+            base_timestamp=now_ms,
+            max_timestamp=now_ms,
+        )
+    )
+
+
+def frame(api_key: int, version: int, body: bytes) -> bytes:
+    data = encode_request_header(api_key, version, 1, "neighbour") + body
+    return len(data).to_bytes(4, "big") + data
+
+
+def receive(sock: socket.socket) -> bytes:
+    """Return the next answer, without its size field."""
+    with sock.makefile("rb") as file:
+        return file.read(int.from_bytes(file.read(4), "big"))
+
+
+def test_bombs_in_one_request_share_a_budget(tmp_path: Path) -> None:
+    """Two requests of 3.3 MB kept both handlers busy until they were killed, 30 s."""
+    with Broker(tmp_path / "data", {"num.io.threads": 2}) as broker:
+        create_topic(broker, "t")
+        host, port = broker.bootstrap.rsplit(":", 1)
+        partition = PartitionProduceData(index=0, records=bomb())
+        topic = TopicProduceData(name="t", partition_data=[partition] * BATCHES)
+        request = ProduceRequest(acks=1, timeout_ms=30_000, topic_data=[topic])
+        parts = b"".join(map(bytes, request.encode_parts(VERSION)))
+        hostile = [socket.create_connection((host, int(port))) for _ in range(2)]
+        for sock in hostile:
+            sock.settimeout(90)
+            sock.sendall(frame(ApiKey.PRODUCE, VERSION, parts))
+        longest = 0.0
+        with socket.create_connection((host, int(port))) as neighbour:
+            neighbour.settimeout(90)
+            for _ in range(50):
+                began = time.monotonic()
+                neighbour.sendall(frame(ApiKey.API_VERSIONS, 0, b""))
+                assert receive(neighbour)
+                longest = max(longest, time.monotonic() - began)
+        for sock in hostile:
+            answer = memoryview(receive(sock))
+            _, start = parse_response_header(answer, ApiKey.PRODUCE, VERSION)
+            response = ProduceResponse.decode(VERSION, answer[start:])
+            codes = [
+                each.error_code for each in response.responses[0].partition_responses
+            ]
+            # The first fits into what one request may inflate to.
+            assert codes == [0] + [ErrorCode.MESSAGE_TOO_LARGE] * (BATCHES - 1)
+            sock.close()
+        assert longest < LONGEST_WAIT_S
