@@ -23,6 +23,12 @@ from tests.support.children import quiet_fork
 S, E = ChildState, ChildEvent
 
 
+@pytest.fixture(autouse=True)
+def every_life_is_short(monkeypatch):
+    """On a loaded machine a fork alone may take half a second."""
+    monkeypatch.setattr("mpbroker.supervisor.child._GOOD_LIFE_S", 60.0)
+
+
 def child(state=S.BACKOFF):
     made = Child(Role.HANDLER, 3, lambda: None)
     made.state = state
