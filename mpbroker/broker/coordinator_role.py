@@ -146,7 +146,7 @@ class CoordinatorRole:
         self._process: CoordinatorProcess | None = None
         config, memory = parts.config, parts.memory
         self._registry = parts.registry(self._topic_removed)
-        self._logs = parts.logs(self._registry)
+        self._logs = parts.logs(self._registry, process=COORDINATOR)
         self._made = parts.internal_topics()
         self._own_appends = OwnAppends(memory.table)
         self._context = CoordinatorContext(

@@ -65,7 +65,10 @@ class HandlerRole:
             self._note_step,
         )
         self._logs = parts.logs(
-            self._registry, self._transactions.table.is_restored, self._note_step
+            self._registry,
+            self._transactions.table.is_restored,
+            self._note_step,
+            handler,
         )
         self._channel = HandlerEnd(
             handler,

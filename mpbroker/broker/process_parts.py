@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, Final
 from mpbroker.base.logger import get_logger
 from mpbroker.broker.authorizer_setup import make_authorization
 from mpbroker.config import BrokerConfig
-from mpbroker.ipc.layout import HEADER, HEADER_CLEAN_START, MAX_PARTITIONS
+from mpbroker.ipc.layout import (
+    HEADER,
+    HEADER_CLEAN_START,
+    HOUSEKEEPER,
+    MAX_PARTITIONS,
+)
 from mpbroker.ipc.tables.quota_table import QuotaTable
 from mpbroker.ipc.tables.transaction_table import TransactionTable
 from mpbroker.metadata.metadata_log import MetadataLog
@@ -97,12 +102,14 @@ class ProcessParts:
         registry: TopicRegistry,
         is_restored: Callable[[], bool] = lambda: True,
         step: Callable[[], None] = lambda: None,
+        process: int = HOUSEKEEPER,
     ) -> LogManager:
         """Make what opens partitions' logs.
 
         Args:
             is_restored: whether partitions may be opened; see close_until_restored.
             step: called for each log that a request touches.
+            process: the process's id as the owner of a log's sync.
         """
         return LogManager(
             self.directories,
@@ -112,7 +119,14 @@ class ProcessParts:
             is_behind=lambda: self.memory.metadata_cell.end != registry.version,
             is_restored=is_restored,
             step=step,
+            process=process,
+            notify=self._notify,
         )
+
+    def _notify(self, row: int, handlers: int) -> None:
+        for handler, notices in enumerate(self.memory.notices):
+            if handlers >> handler & 1:
+                notices.put(row)
 
     def close_until_restored(self, registry: TopicRegistry) -> None:
         """Let no partition be opened until the coordinator has loaded transactions.

@@ -56,6 +56,8 @@ MAX_HANDLERS: Final = 59
 COORDINATOR: Final = MAX_HANDLERS
 # Each id has a bit in masks of one word, which must stay positive.
 HANDLER_IDS: Final = MAX_HANDLERS + 1
+# The housekeeper is none of them: it has this id only as the owner of syncs.
+HOUSEKEEPER: Final = HANDLER_IDS
 # A parked fetch holds a slot: two processors have room for more than 10,000 of them.
 SLOTS_PER_PROCESSOR: Final = 8192
 CONNECTIONS_PER_PROCESSOR: Final = 16384
@@ -583,7 +585,7 @@ def slots_in_use(words: memoryview, processor: int) -> range:
 #   20     structure         +1 whenever the list of segments changes
 #   21     durable end       all offsets below are on disk (fdatasync)
 #   22     waiters           one bit per handler with a parked fetch on this partition
-#   23     sync owner        id + 1 of the handler that syncs now; 0: none
+#   23     sync owner        id + 1 of the process that syncs now; 0: none
 #   24     sync waiters      one bit per handler to be notified of the next sync
 #   32-47  copy 0            LogState, one word for each field
 #   48-63  copy 1

@@ -10,7 +10,7 @@ each log has at most one sync at a time, and each sync covers all records that w
 appended while the one before it ran.
 
 A process that has only one request to execute, on a fast disk, syncs at once instead
-(``sync_at_once``).
+(``sync_at_once``), as the owner of that sync, too.
 
 If the owner of a sync dies, the supervisor's repair clears the ownership and sends a
 notice to every handler.
@@ -24,8 +24,6 @@ from typing import Final, NamedTuple, Protocol
 from mpbroker.base.logger import get_logger
 from mpbroker.ipc.layout import (
     HANDLER_COUNTERS,
-    ROW_SYNC_OWNER,
-    ROW_SYNC_WAITERS,
     RowStatus,
     handler_row,
 )
@@ -98,7 +96,7 @@ class GroupCommit:
     ) -> None:
         self._words = words
         self._count_word = handler_row(handler) + HANDLER_COUNTERS + C.SYNCS
-        self._owner = handler + 1
+        self._handler = handler
         self._bit = 1 << handler
         self.disk = disk
         self._notify = notify
@@ -151,44 +149,59 @@ class GroupCommit:
         """Sync logs before this returns, if no other request has to wait for it.
 
         The method may do nothing, or sync only some of the logs. Callers look at the
-        rows afterwards: they wait for what is not durable, and fail what is offline.
+        rows afterwards: they wait for what is not durable, and fail what is offline. A
+        log that another process syncs is left out.
         """
         disk = self.disk
         if not self.is_alone or len(logs) > _MOST_AT_ONCE or not disk.is_quick:
             return
         found: list[tuple[_Sync, list[int]]] = []
+        owned: dict[int, SyncableLog] = {}
+
+        def end(sync: _Sync, error: int) -> None:
+            del owned[sync.log.row.index]
+            self._end_at_once(sync, error)
 
         def make() -> None:
             errors = disk.sync_side_by_side([fds for _, fds in found])
             for (sync, _), error in zip(found, errors, strict=True):
-                self._made_at_once(sync, error)
+                end(sync, error)
             found.clear()
 
-        for log in logs:
-            if log.row.status != RowStatus.ONLINE:
-                continue
-            self._left_at_once -= 1
-            # Ownership is not taken: the owner of a running sync goes on with it and
-            # sends the notices.
-            sync = _Sync(log, log.row.log_end_offset)
-            try:
-                found.append((sync, self._files_to_sync(log, sync.target, make)))
-            except (OSError, ApiError) as caught:
-                if _number_of(caught) not in _PASSING:
-                    self._made_at_once(sync, _number_of(caught))
-        if found:
-            make()
-
-    def _made_at_once(self, sync: _Sync, error: int) -> None:
-        row = sync.log.row
-        row.lock()
         try:
-            self._publish(row, sync.target, error)
+            for log in logs:
+                if log.row.status != RowStatus.ONLINE:
+                    continue
+                # No bit is set: a caller that has to wait wants the sync, and sets it.
+                target = log.row.begin_sync(self._handler)
+                if target is None:
+                    continue
+                owned[log.row.index] = log
+                self._left_at_once -= 1
+                sync = _Sync(log, target)
+                try:
+                    found.append((sync, self._files_to_sync(log, target, make)))
+                except (OSError, ApiError) as caught:
+                    if _number_of(caught) not in _PASSING:
+                        end(sync, _number_of(caught))
+            if found:
+                make()
         finally:
-            row.unlock()
+            # Files could not be opened now; or a bug, which must leave no owner behind.
+            for log in owned.values():
+                self._tell(log.row.index, log.row.end_sync(0))
+
+    def _end_at_once(self, sync: _Sync, error: int) -> None:
+        row = sync.log.row
+        waiters = row.end_sync(sync.target, failed=bool(error))
         self._count()
         if error:
             self._complain(row, error)
+        self._tell(row.index, waiters)
+
+    def _tell(self, index: int, waiters: int) -> None:
+        if waiters:
+            self._notify(index, waiters)
 
     def _files_to_sync(
         self, log: SyncableLog, target: int, sync_others: Callable[[], None]
@@ -215,16 +228,9 @@ class GroupCommit:
         If another process owns the log's sync, set this process's bit instead.
         """
         row = log.row
-        words = row.words
-        row.lock()  # faster than ``with row.locked()``, twice for each sync
-        try:
-            if words[row.base + ROW_SYNC_OWNER]:
-                words[row.base + ROW_SYNC_WAITERS] |= self._bit
-                return
-            words[row.base + ROW_SYNC_OWNER] = self._owner
-            target = row.log_end_offset
-        finally:
-            row.unlock()
+        target = row.begin_sync(self._handler, self._bit)
+        if target is None:
+            return
         self._running[row.index] = _Sync(log, target)
 
         def start_others() -> None:
@@ -255,19 +261,10 @@ class GroupCommit:
         No sync has failed, so no record is lost. The waiting handlers get a notice:
         they may have file descriptors left.
         """
-        row = log.row
-        del self._running[row.index]
-        self._wanted[row.index] = log
-        words = row.words
-        row.lock()
-        try:
-            waiters = words[row.base + ROW_SYNC_WAITERS] & ~self._bit
-            words[row.base + ROW_SYNC_WAITERS] = 0
-            words[row.base + ROW_SYNC_OWNER] = 0
-        finally:
-            row.unlock()
-        if waiters:
-            self._notify(row.index, waiters)
+        index = log.row.index
+        del self._running[index]
+        self._wanted[index] = log
+        self._tell(index, log.row.end_sync(0) & ~self._bit)
 
     def process_finished(self) -> bool:
         """Publish the results of the syncs that have ended; return whether any has."""
@@ -286,15 +283,7 @@ class GroupCommit:
         log, target = self._running.pop(index)
         del self._files_left[index]
         row = log.row
-        words = row.words
-        row.lock()
-        try:
-            self._publish(row, target, error)
-            waiters = words[row.base + ROW_SYNC_WAITERS] | self._bit
-            words[row.base + ROW_SYNC_WAITERS] = 0
-            words[row.base + ROW_SYNC_OWNER] = 0
-        finally:
-            row.unlock()
+        waiters = row.end_sync(target, failed=bool(error)) | self._bit
         self._count()
         if error:
             self._complain(row, error)
@@ -304,19 +293,6 @@ class GroupCommit:
         self.syncs += 1
         if self._words is not None:
             self._words[self._count_word] += 1
-
-    @staticmethod
-    def _publish(row: PartitionRow, target: int, error: int) -> None:
-        """Set how far a log is on disk. To be called under the row's lock."""
-        if error:
-            # A page that fsync failed to write may be lost although the next fsync
-            # succeeds ("fsyncgate"): never sync again, the partition stays offline.
-            if row.status != RowStatus.DELETED:
-                row.status = RowStatus.OFFLINE
-        elif row.status == RowStatus.OFFLINE:
-            return  # another process's sync has failed meanwhile
-        elif target > row.durable_end_offset:
-            row.durable_end_offset = target
 
     @staticmethod
     def _complain(row: PartitionRow, error: int) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from mpbroker.base.logger import get_logger
-from mpbroker.ipc.layout import RowStatus
+from mpbroker.ipc.layout import HOUSEKEEPER, RowStatus
 from mpbroker.ipc.tables.partition_table import PartitionRow, PartitionTable
 from mpbroker.metadata.log_config import LogConfig
 from mpbroker.protocol.error_code import ErrorCode
@@ -74,6 +74,9 @@ class LogManager:
         is_restored: returns whether the logs have the markers of all decided
             transactions. No log is opened before that.
         step: called at each log that is opened or deleted, as a sign of progress.
+        process: this process's id as the owner of a log's sync.
+        notify: sends a notice about a row (index) to handlers (bit set), which wait for
+            a sync that this process has made.
     """
 
     def __init__(
@@ -86,6 +89,8 @@ class LogManager:
         is_behind: Callable[[], bool] = lambda: False,
         is_restored: Callable[[], bool] = lambda: True,
         step: Callable[[], None] = lambda: None,
+        process: int = HOUSEKEEPER,
+        notify: Callable[[int, int], None] | None = None,
     ) -> None:
         self.directories = directories
         self._table = table
@@ -94,6 +99,8 @@ class LogManager:
         self._is_behind = is_behind
         self._is_restored = is_restored
         self._step = step
+        self._process = process
+        self._notify = notify
         self._logs: dict[int, PartitionLog] = {}
 
     def log(self, topic: TopicView | str, partition: int) -> PartitionLog:
@@ -187,6 +194,7 @@ class LogManager:
         )
         log = PartitionLog(f"{parent.path}/{name}", row, topic.config, hints)
         log.view.release_descriptors = self.close_files
+        log.sync.process, log.sync.notify = self._process, self._notify
         self._logs[index] = log
         self._step()
         return log

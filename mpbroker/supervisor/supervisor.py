@@ -340,6 +340,8 @@ class Supervisor(Loop):
             self.repair.after_coordinator(
                 rows, was_killed=was_killed, was_dismissed=was_dismissed
             )
+        elif child.role is Role.HOUSEKEEPER:
+            self.repair.after_housekeeper(rows)
         elif child.role is Role.PROCESSOR:
             self.repair.after_processor(child.number)
         box.note(EventKind.REPAIRED)

@@ -295,18 +295,50 @@ def test_records_appended_during_a_sync_at_once_are_not_durable_by_it(memory):
     assert [log.row.durable_end_offset for log in logs] == [10, 10]
 
 
-def test_a_sync_at_once_leaves_that_of_another_process_alone(memory):
+def test_no_log_is_synced_at_once_that_another_process_syncs(memory):
+    """The kernel may have told the other one of an error, and tell nobody again."""
     log, own, other = Log(memory, 1), Commit(0), Commit(1)
     log.grow(10)
     other.want(log)
     log.grow(15)
     own.commit.is_alone = own.disk.is_quick = True
     own.commit.sync_at_once([log])
-    assert log.row.durable_end_offset == 15
-    assert owner(log) == 2
-    other.end()
-    assert log.row.durable_end_offset == 15
-    assert other.told == [(1, 1 << 1)]
+    assert own.disk.made == []
+    assert log.row.durable_end_offset == 0 and owner(log) == 2
+    own.want(log)
+    other.end(error=errno.EIO)
+    assert other.told == [(1, 1 | 1 << 1)]
+    assert log.row.durable_end_offset == 0
+    assert log.row.status == RowStatus.OFFLINE
+
+
+@pytest.mark.parametrize("error", [0, errno.EIO])
+def test_a_sync_at_once_is_owned_and_its_waiters_are_told_of_its_end(memory, error):
+    log, own, other = Log(memory, 1), Commit(0), Commit(5)
+    log.grow(10)
+    own.commit.is_alone = own.disk.is_quick = True
+
+    def sync_now(fds):
+        other.want(log)
+        assert other.disk.started == [] and owner(log) == 1
+        return error
+
+    own.disk.sync_now = sync_now
+    own.commit.sync_at_once([log])
+    assert owner(log) == 0 and own.told == [(1, 1 << 5)]
+    assert log.row.durable_end_offset == (0 if error else 10)
+
+
+def test_a_bug_in_a_sync_at_once_leaves_no_owner_behind(memory):
+    logs, own = [Log(memory, index) for index in range(2)], Commit()
+    for log in logs:
+        log.grow(10)
+    own.commit.is_alone = own.disk.is_quick = True
+    logs[1].error = ZeroDivisionError()
+    with pytest.raises(ZeroDivisionError):
+        own.commit.sync_at_once(logs)
+    assert [owner(log) for log in logs] == [0, 0]
+    assert [log.row.durable_end_offset for log in logs] == [0, 0]
 
 
 @pytest.mark.parametrize("error", [None, OSError(5, "gone")])

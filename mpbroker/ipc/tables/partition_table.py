@@ -28,6 +28,8 @@ from mpbroker.ipc.layout import (
     ROW_MUTEX,
     ROW_STATUS,
     ROW_STRUCTURE,
+    ROW_SYNC_OWNER,
+    ROW_SYNC_WAITERS,
     ROW_VERSION,
     ROW_WORDS,
     SLOT_INTENT,
@@ -278,6 +280,80 @@ class PartitionRow:
         if self._arena is not None and where:
             self._arena.words[(where >> 3) + ordinal] = base_offset
         slots[row + SLOT_PROGRESS] = ordinal + 1
+
+    # -- the owner of a sync ---------------------------------------------------------
+
+    def begin_sync(self, process: int, waiter: int = 0) -> int | None:
+        """Become the owner of the log's sync, unless another process is.
+
+        Every fdatasync of the log is between this and ``end_sync``. The kernel reports
+        a failed write once to each open file that was there, and to no file that is
+        opened after some process was told. So only one process at a time may ask, and
+        the next one may only when the answer is in the row.
+
+        Args:
+            process: the id of this process.
+            waiter: a bit to set in the waiters if another process is the owner: the
+                handler is told when that sync has ended.
+
+        Returns:
+            The log end offset, up to which a sync from now on is made; None: another
+            process, or this one, is making a sync.
+        """
+        words, base = self.words, self.base
+        self.lock()  # faster than ``with self.locked()``, twice for each sync
+        try:
+            if words[base + ROW_SYNC_OWNER]:
+                words[base + ROW_SYNC_WAITERS] |= waiter
+                return None
+            words[base + ROW_SYNC_OWNER] = process + 1
+            return self.log_end_offset
+        finally:
+            self.unlock()
+
+    def end_sync(self, durable_end: int, *, failed: bool = False) -> int:
+        """Publish the result of a sync, and be its owner no longer.
+
+        If this process is killed before this, the supervisor releases the sync, and the
+        next one covers the range again.
+
+        Args:
+            durable_end: all below this offset is on disk; 0: nothing was synced.
+            failed: a file could not be synced. The partition goes offline: a page that
+                could not be written may be lost although the next sync succeeds.
+
+        Returns:
+            The waiters, a bit for each handler, which the caller tells.
+        """
+        words, base = self.words, self.base
+        self.lock()
+        try:
+            status = words[base + ROW_STATUS]
+            if failed:
+                if status != RowStatus.DELETED:
+                    words[base + ROW_STATUS] = RowStatus.OFFLINE
+            elif (
+                status != RowStatus.OFFLINE
+                and durable_end > words[base + ROW_DURABLE_END]
+            ):
+                words[base + ROW_DURABLE_END] = durable_end
+            waiters = words[base + ROW_SYNC_WAITERS]
+            words[base + ROW_SYNC_WAITERS] = 0
+            words[base + ROW_SYNC_OWNER] = 0
+        finally:
+            self.unlock()
+        return waiters
+
+    def forget_sync(self, process: int) -> None:
+        """Release the sync that a dead process was the owner of, if it was."""
+        words, owner = self.words, self.base + ROW_SYNC_OWNER
+        with self.locked():
+            if words[owner] == process + 1:
+                words[owner] = 0
+
+    def owns_sync(self, process: int) -> bool:
+        """Return whether a process is the owner of the log's sync."""
+        return self.words[self.base + ROW_SYNC_OWNER] == process + 1
 
     # -- single words ----------------------------------------------------------------
 

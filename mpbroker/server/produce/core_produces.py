@@ -134,10 +134,10 @@ class DelayedCoreProduce:
         wanted = self._waiting.get(row)
         if wanted is not None:
             ordinal, log, offset = wanted
-            if log.row.durable_end_offset >= offset:
-                del self._waiting[row]
-            elif log.row.status != RowStatus.ONLINE:
+            if log.row.status != RowStatus.ONLINE:
                 self._failed[ordinal] = NOT_WRITTEN
+                del self._waiting[row]
+            elif log.row.durable_end_offset >= offset:
                 del self._waiting[row]
             else:
                 self._produces.want_sync(log)  # too late for the last one

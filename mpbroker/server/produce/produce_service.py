@@ -198,10 +198,10 @@ class ProduceService:
         ):
             self._group_commit.sync_at_once([log for log, _ in waiting.values()])
             for row, (log, offset) in list(waiting.items()):
-                if log.row.durable_end_offset >= offset:
-                    del waiting[row]
-                elif log.row.status != RowStatus.ONLINE:
+                if log.row.status != RowStatus.ONLINE:
                     outcome.fail(row, ErrorCode.KAFKA_STORAGE_ERROR, NOT_WRITTEN)
+                    del waiting[row]
+                elif log.row.durable_end_offset >= offset:
                     del waiting[row]
         return waiting
 
@@ -256,10 +256,10 @@ class DelayedProduce:
         wanted = self._waiting.get(row)
         if wanted is not None:
             log, offset = wanted
-            if log.row.durable_end_offset >= offset:
-                del self._waiting[row]
-            elif log.row.status != RowStatus.ONLINE:
+            if log.row.status != RowStatus.ONLINE:
                 self._fail(row, NOT_WRITTEN)
+                del self._waiting[row]
+            elif log.row.durable_end_offset >= offset:
                 del self._waiting[row]
             else:
                 self._service.want_sync(log)  # too late for the last one

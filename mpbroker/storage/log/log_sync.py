@@ -5,8 +5,13 @@ a recovery point promises.
 """
 
 import os
+import time
+from collections.abc import Callable
+from typing import Final
 
-from mpbroker.ipc.layout import RowStatus
+from mpbroker.ipc.layout import HOUSEKEEPER
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
 from mpbroker.storage.files.log_files import (
     SNAPSHOT_SUFFIX,
     segment_file,
@@ -18,13 +23,31 @@ from mpbroker.storage.producers.producer_snapshot import (
     write_snapshot,
 )
 
+_LOOK_AGAIN_S: Final = 0.001
+_MOST_WAITING_NS: Final = 10_000_000_000
+
 
 class LogSync:
-    """The part of a PartitionLog that forces it to disk."""
+    """The part of a PartitionLog that forces it to disk.
 
-    __slots__ = ("_directories", "_indexes_flushed", "_producers", "_view")
+    Attributes:
+        process: this process's id as the owner of a sync.
+        notify: sends a notice about a row (index) to handlers (bit set); None: no
+            handler is there.
+    """
+
+    __slots__ = (
+        "_directories",
+        "_indexes_flushed",
+        "_producers",
+        "_view",
+        "notify",
+        "process",
+    )
 
     def __init__(self, view: PartitionView, producers: LogProducers) -> None:
+        self.process = HOUSEKEEPER
+        self.notify: Callable[[int, int], None] | None = None
         self._view = view
         self._producers = producers
         self._directories: tuple[int, ...] = ()
@@ -91,22 +114,71 @@ class LogSync:
     def flush(self, to_offset: int | None = None) -> int:
         """Force the log below ``to_offset`` (the log end offset if None) to disk.
 
+        If another process syncs the log, this waits for the end of that sync. If this
+        process itself has a sync under way, the files are forced to disk as well, but
+        the durable end offset moves only when that sync has ended.
+
         Returns:
             The durable end offset.
 
         Raises:
             ApiError: KAFKA_STORAGE_ERROR. If fdatasync failed, the partition is offline
                 until the next start: the kernel may have dropped the pages that it
-                could not write, so another fdatasync would prove nothing.
+                could not write, so another fdatasync would prove nothing. Or another
+                process's sync has not ended within 10 s; the partition stays online.
         """
         view, row = self._view, self._view.row
-        state = view.state()
-        end = state.log_end_offset
-        if to_offset is not None and to_offset <= state.active_base_offset:
-            end = to_offset  # the active segment need not be touched
-        durable = row.durable_end_offset
-        if durable >= (end if to_offset is None else to_offset):
-            return durable
+        give_up_ns = 0
+        while True:
+            state = view.state()  # raises if the sync that was waited for has failed
+            end = state.log_end_offset
+            if to_offset is not None and to_offset <= state.active_base_offset:
+                end = to_offset  # the active segment need not be touched
+            durable = row.durable_end_offset
+            if durable >= (end if to_offset is None else to_offset):
+                return durable
+            if row.begin_sync(self.process) is not None:
+                self._flush_as_owner(end)
+                return row.durable_end_offset
+            if row.owns_sync(self.process):
+                self._sync_files(durable, end)
+                return row.durable_end_offset
+            now_ns = time.monotonic_ns()
+            give_up_ns = give_up_ns or now_ns + _MOST_WAITING_NS
+            if now_ns >= give_up_ns:
+                raise ApiError(
+                    ErrorCode.KAFKA_STORAGE_ERROR,
+                    f"{view.directory}: another process's sync of it does not end",
+                )
+            self._let_owner_go_on()
+
+    def _flush_as_owner(self, end: int) -> None:
+        """Force the log below ``end`` to disk, and end the sync of this process.
+
+        Raises:
+            ApiError: as ``flush``.
+        """
+        view, row, durable_end = self._view, self._view.row, 0
+        try:
+            view.require_online()  # the owner before this one may have failed just now
+            self._sync_files(row.durable_end_offset, end)
+            durable_end = end
+        finally:
+            # After the sync: other processes answer acks=all requests by this offset.
+            # If this process is killed in between, the offset is too low, and the next
+            # sync covers the range again.
+            waiters = row.end_sync(durable_end)
+            if waiters and self.notify is not None:
+                self.notify(row.index, waiters)
+        view.require_online()  # or the end was not published
+
+    def _sync_files(self, durable: int, end: int) -> None:
+        """Force the files with a range of offsets to disk.
+
+        Raises:
+            ApiError: as ``flush``.
+        """
+        view = self._view
         try:
             fds = self.segments_to_sync(durable, end)
         except OSError as error:
@@ -115,14 +187,13 @@ class LogSync:
             for fd in fds:
                 os.fdatasync(fd)
         except OSError as error:
-            row.status = RowStatus.OFFLINE
-            view.fail(error, "cannot be forced to disk")
-        # After the sync: other processes answer acks=all requests by this offset. If
-        # this process is killed in between, the offset is too low, and the next sync
-        # covers the range again.
-        with row.locked():
-            row.durable_end_offset = max(row.durable_end_offset, end)
-        return end
+            # Before the sync is ended: from then on another process may sync the log,
+            # which the kernel no longer tells of the error.
+            view.fail(error, "cannot be forced to disk", is_lost=True)
+
+    @staticmethod
+    def _let_owner_go_on() -> None:
+        time.sleep(_LOOK_AGAIN_S)
 
     def flush_indexes(self) -> int:
         """Force the indexes below the durable end offset to disk, too.

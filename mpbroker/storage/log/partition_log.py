@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mpbroker.base.config_def import LONG_MAX
 from mpbroker.base.storage_errors import CorruptLogError
+from mpbroker.ipc.layout import ROW_SYNC_OWNER
 from mpbroker.ipc.tables.partition_table import LogState, PartitionRow
 from mpbroker.metadata.log_config import LogConfig
 from mpbroker.protocol.error_code import ErrorCode
@@ -648,6 +649,8 @@ class PartitionLog:
         # A clean start trusts whole files, so uncommitted bytes go first. Killed in
         # here, the mark of a clean stop is absent, and the next start checks the log.
         with self.row.locked():
+            # Its owner was killed, as no other process has the log any more.
+            self.row.words[self.row.base + ROW_SYNC_OWNER] = 0
             remove_uncommitted_segments(self.directory, state.active_base_offset)
             active.truncate(state.active_size)
             active.offset_index.truncate(state.index_entries)

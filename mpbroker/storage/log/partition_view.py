@@ -248,7 +248,7 @@ class PartitionView:
 
     # -- failures ----------------------------------------------------------------
 
-    def fail(self, error: Exception, what: str) -> NoReturn:
+    def fail(self, error: Exception, what: str, *, is_lost: bool = False) -> NoReturn:
         """Log a storage failure, and raise it as an answer to the client.
 
         An error of the disk takes the partition offline. A missing or damaged file
@@ -258,18 +258,24 @@ class PartitionView:
         Args:
             error: the failure.
             what: the end of the sentence "<directory> ...", such as "cannot be read".
+            is_lost: the disk may lack what was written, whatever the error is.
 
         Raises:
             ApiError: KAFKA_STORAGE_ERROR, always.
         """
-        if isinstance(error, OSError) and error.errno not in _PASSING:
-            self.row.status = RowStatus.OFFLINE
+        if is_lost or (isinstance(error, OSError) and error.errno not in _PASSING):
+            self._go_offline()
             logger.error("%s %s and is now offline: %s", self.directory, what, error)
         else:
             logger.error("%s %s: %s", self.directory, what, error)
         raise ApiError(
             ErrorCode.KAFKA_STORAGE_ERROR, f"{self.directory} {what}: {error}"
         ) from error
+
+    def _go_offline(self) -> None:
+        # Without the lock, which this process may hold.
+        if self.row.status != RowStatus.DELETED:
+            self.row.status = RowStatus.OFFLINE
 
     def moved_or_fail(self, error: Exception) -> None:
         """Decide whether a file is missing or damaged only because files were changed.

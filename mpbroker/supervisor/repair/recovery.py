@@ -24,6 +24,7 @@ from mpbroker.ipc.layout import (
     HEADER,
     HEADER_DEATH_EPOCH,
     HEADER_PHASE,
+    HOUSEKEEPER,
     MAX_PROCESSORS,
     ROW_SYNC_OWNER,
     ROW_WORDS,
@@ -227,15 +228,18 @@ class Repair:
             slots.extend(slots_in_use(self._words, processor))
         return slots
 
-    def _release_syncs(self, handler: int, partition_rows: int) -> None:
-        """Release the syncs of a dead owner: a handler that needs one starts it."""
+    def after_housekeeper(self, partition_rows: int) -> None:
+        """Release a dead housekeeper's syncs; tell those that wait for them."""
+        self._release_syncs(HOUSEKEEPER, partition_rows)
+        self._finish()
+
+    def _release_syncs(self, process: int, partition_rows: int) -> None:
+        """Release the syncs of a dead owner: a process that needs one starts it."""
         table = self._memory.table
         words = table.row(0).words  # of all rows: a row object each would be slow
         for index in range(partition_rows):
-            owner = index * ROW_WORDS + ROW_SYNC_OWNER
-            if words[owner] == handler + 1:
-                with table.row(index).locked():
-                    words[owner] = 0
+            if words[index * ROW_WORDS + ROW_SYNC_OWNER] == process + 1:
+                table.row(index).forget_sync(process)
 
     def _quarantine(self, slot: int) -> None:
         """Take a request that has ended several handlers out of circulation."""

@@ -18,6 +18,7 @@ from mpbroker.protocol.messages.produce import (
     TopicProduceData,
 )
 from mpbroker.protocol.records.record_batch import RecordBatchBuilder
+from mpbroker.server.group_commit import GroupCommit
 from tests.server.core_cache.handler_stage import Stage
 from tests.support.memory import broker_memory
 
@@ -90,3 +91,25 @@ def test_a_disk_that_fails_is_told_of_and_never_asked_again(stage):
     made = list(stage.disk.made)
     assert codes(stage.ask(to_both())) == failed
     assert stage.disk.made == made and stage.disk.started == []
+
+
+def go_offline(stage: Stage) -> None:
+    """Fail a sync after an end was published that it should not have been."""
+    for partition in range(2):
+        row = stage.log("two", partition).row
+        row.status, row.durable_end_offset = RowStatus.OFFLINE, 1
+
+
+def test_what_is_offline_is_refused_however_far_it_is_said_to_be_on_disk(stage):
+    stage.publish(to_both())
+    stage.handler.turn()
+    go_offline(stage)
+    stage.end_syncs()
+    assert codes(stage.answer(3)) == [ErrorCode.KAFKA_STORAGE_ERROR] * 2
+
+
+def test_what_goes_offline_in_a_sync_at_once_is_refused_as_well(stage, monkeypatch):
+    stage.disk.is_quick = True
+    monkeypatch.setattr(GroupCommit, "sync_at_once", lambda *_: go_offline(stage))
+    failed = [ErrorCode.KAFKA_STORAGE_ERROR] * 2
+    assert codes(stage.ask(to_both())) == failed

@@ -13,6 +13,7 @@ from mpbroker.ipc.layout import (
     CONNECTION_SLOT,
     CONNECTION_STATE,
     HANDLER_BUSY_SLOT,
+    HOUSEKEEPER,
     PROCESSOR_SLOTS_USED,
     ROW_SYNC_OWNER,
     SLOT_CONNECTION,
@@ -137,6 +138,15 @@ def test_a_handlers_death_releases_the_syncs_it_owned(memory):
         for row in (memory.table.row(index) for index in range(3))
     ]
     assert owners == [0, 1, 0]
+
+
+def test_the_housekeepers_death_releases_its_syncs_and_tells_those_that_wait(memory):
+    memory.table.initialise_row(0)
+    row = memory.table.row(0)
+    assert row.begin_sync(HOUSEKEEPER) == 0
+    Repair(memory).after_housekeeper(1)
+    assert row.words[row.base + ROW_SYNC_OWNER] == 0
+    assert memory.notices[3].take() == ([], True)
 
 
 def test_after_a_death_every_handler_is_told_to_look_at_all_it_waits_for(memory):
