@@ -50,6 +50,9 @@ class LogFiles(Protocol):
     def make_room(self) -> None:
         """Close the files of all logs of this process, to free file descriptors."""
 
+    def mark_offline(self, why: str) -> None:
+        """Note on the disk that a sync has failed."""
+
 
 class SyncableLog(Protocol):
     """The part of a PartitionLog that a sync needs."""
@@ -195,9 +198,9 @@ class GroupCommit:
         row = sync.log.row
         waiters = row.end_sync(sync.target, failed=bool(error))
         self._count()
-        if error:
-            self._complain(row, error)
         self._tell(row.index, waiters)
+        if error:
+            self._complain(sync.log, error)
 
     def _tell(self, index: int, waiters: int) -> None:
         if waiters:
@@ -285,9 +288,9 @@ class GroupCommit:
         row = log.row
         waiters = row.end_sync(target, failed=bool(error)) | self._bit
         self._count()
-        if error:
-            self._complain(row, error)
         self._notify(index, waiters)
+        if error:
+            self._complain(log, error)
 
     def _count(self) -> None:
         self.syncs += 1
@@ -295,10 +298,12 @@ class GroupCommit:
             self._words[self._count_word] += 1
 
     @staticmethod
-    def _complain(row: PartitionRow, error: int) -> None:
+    def _complain(log: SyncableLog, error: int) -> None:
+        row = log.row
         if row.status == RowStatus.OFFLINE:  # not if it was deleted
             _LOG.error(
                 "partition row %d is offline: its log cannot be synced: %s",
                 row.index,
                 os.strerror(error),
             )
+            log.sync.mark_offline(os.strerror(error))

@@ -66,6 +66,11 @@ class Log:
         self.files = files
         self.error = error
         self.asked = []
+        self.marks = []
+
+    def mark_offline(self, why):
+        assert self.row.status == RowStatus.OFFLINE  # before it is written down
+        self.marks.append(why)
 
     def grow(self, end):
         self.row.publish(LogState(log_end_offset=end))
@@ -182,7 +187,7 @@ def test_a_failed_sync_of_any_file_takes_the_partition_offline(memory, failing, 
         own.end(error=5 if number == failing else 0, count=1)
     assert log.row.status == RowStatus.OFFLINE
     assert log.row.durable_end_offset == 0
-    assert own.told == [(1, 1)]
+    assert own.told == [(1, 1)] and log.marks == [os.strerror(5)]
     assert os.strerror(5) in caplog.text
     assert own.commit.is_idle
 
@@ -348,7 +353,7 @@ def test_a_failed_sync_at_once_takes_the_partition_offline(memory, error, caplog
     own.commit.is_alone = own.disk.is_quick = True
     own.disk.error = 5
     own.commit.sync_at_once([log])
-    assert log.row.status == RowStatus.OFFLINE
+    assert log.row.status == RowStatus.OFFLINE and log.marks == [os.strerror(5)]
     assert log.row.durable_end_offset == 0
     assert os.strerror(5) in caplog.text
 
@@ -380,6 +385,7 @@ def test_a_log_whose_files_are_gone_is_done_with(memory, at_once, status, caplog
         own.want(log)
         assert own.told == [(1, 1)]
     assert log.row.status == status
+    assert len(log.marks) == (status == RowStatus.OFFLINE)
     assert log.row.durable_end_offset == 0 and owner(log) == 0
     assert own.commit.is_idle
     assert (os.strerror(2) in caplog.text) == (status == RowStatus.OFFLINE)

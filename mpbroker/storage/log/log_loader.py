@@ -34,6 +34,11 @@ from mpbroker.storage.files.log_files import (
     sync_directory,
 )
 from mpbroker.storage.files.log_segment import LogSegment
+from mpbroker.storage.files.lost_writes import (
+    drop_lost_writes,
+    is_marked_offline,
+    remove_mark,
+)
 from mpbroker.storage.files.segment_list import SegmentList
 from mpbroker.storage.files.segment_recovery import (
     TRUST_ALL,
@@ -82,18 +87,23 @@ class LoadedLog(NamedTuple):
         log_start_offset: the log start offset to publish.
         producers: the producers' state as of the log end.
         truncated_bytes: bytes that were cut off, because they are no whole batches.
+        lost_bytes: bytes that were cut off before, because the disk lacked them.
     """
 
     state: LogState
     log_start_offset: int
     producers: ProducerState
     truncated_bytes: int
+    lost_bytes: int = 0
 
 
 def load_log(
     directory: str, hints: LoadHints, *, index_interval_bytes: int, now_ms: int
 ) -> LoadedLog:
     """Make a partition's directory consistent, and return its state.
+
+    If the disk had failed for the partition, the log is cut off where the disk lacks
+    what the page cache has, and checked from its recovery point on.
 
     Args:
         directory: the partition's directory; it exists.
@@ -106,10 +116,14 @@ def load_log(
             left as they are.
         OSError: the directory or a file cannot be read or written.
     """
+    is_marked = is_marked_offline(directory)
+    if is_marked:  # what was checked since the recovery point was in the page cache
+        hints = hints._replace(clean=False, checked_end=0)
     on_disk = hints.recovery_point
     if hints.checked_end > on_disk:
         hints = hints._replace(recovery_point=hints.checked_end)
     remove_leftovers(directory)
+    lost = drop_lost_writes(directory, on_disk) if is_marked else 0
     bases = base_offsets(directory, LOG_SUFFIX)
     if not bases:
         segment = LogSegment(directory, hints.log_start_offset)
@@ -150,7 +164,9 @@ def load_log(
         else:
             producers = _recover_producers(segments, state, hints, start, now_ms)
         state = state._replace(first_unstable_offset=producers.first_unstable_offset)
-        return LoadedLog(state, start, producers, truncated)
+        if is_marked:
+            remove_mark(directory)
+        return LoadedLog(state, start, producers, truncated, lost)
     finally:
         segments.close()
 

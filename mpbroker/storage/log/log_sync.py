@@ -107,6 +107,10 @@ class LogSync:
             self._directories += (os.open(path, flags),)
         return self._directories
 
+    def mark_offline(self, why: str) -> None:
+        """Note for the next start that a sync has failed; the row says so already."""
+        self._view.mark_offline(why)
+
     def make_room(self) -> None:
         """Close the files of all logs of this process, to free file descriptors."""
         self._view.make_room()

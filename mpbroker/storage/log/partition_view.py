@@ -35,6 +35,7 @@ from mpbroker.protocol.errors import ApiError
 from mpbroker.storage.files.leader_epochs import LeaderEpochs, read_leader_epochs
 from mpbroker.storage.files.log_files import LOG_SUFFIX, SWAP_SUFFIX, base_offsets
 from mpbroker.storage.files.log_segment import LogSegment
+from mpbroker.storage.files.lost_writes import mark_offline
 from mpbroker.storage.files.segment_list import SegmentList
 from mpbroker.storage.log.core_plans import AppendPlan, Positions
 from mpbroker.storage.log.log_loader import LoadHints, finish_swap, load_log
@@ -196,6 +197,14 @@ class PartitionView:
             self.fail(error, "cannot be loaded")
         except OSError as error:
             self.fail(error, "cannot be loaded")
+        if loaded.lost_bytes:
+            logger.error(
+                "%s: its disk had failed, and lacks %d bytes of the log, which were cut"
+                " off; the log now ends at offset %d",
+                self.directory,
+                loaded.lost_bytes,
+                loaded.state.log_end_offset,
+            )
         if loaded.truncated_bytes:
             logger.warning(
                 "%s: cut off %d bytes that are not whole batches; the log now ends at"
@@ -264,18 +273,24 @@ class PartitionView:
             ApiError: KAFKA_STORAGE_ERROR, always.
         """
         if is_lost or (isinstance(error, OSError) and error.errno not in _PASSING):
-            self._go_offline()
+            # Without the lock, which this process may hold.
+            if self.row.status != RowStatus.DELETED:
+                self.row.status = RowStatus.OFFLINE
             logger.error("%s %s and is now offline: %s", self.directory, what, error)
+            self.mark_offline(error)
         else:
             logger.error("%s %s: %s", self.directory, what, error)
         raise ApiError(
             ErrorCode.KAFKA_STORAGE_ERROR, f"{self.directory} {what}: {error}"
         ) from error
 
-    def _go_offline(self) -> None:
-        # Without the lock, which this process may hold.
-        if self.row.status != RowStatus.DELETED:
-            self.row.status = RowStatus.OFFLINE
+    def mark_offline(self, why: object) -> None:
+        """Note for the next start that the disk has failed, after the row says so.
+
+        In this order: the mark may take long, and nothing more may be answered.
+        """
+        if self.row.status == RowStatus.OFFLINE:  # not if it was deleted
+            mark_offline(self.directory, str(why))
 
     def moved_or_fail(self, error: Exception) -> None:
         """Decide whether a file is missing or damaged only because files were changed.

@@ -1,0 +1,191 @@
+"""Note that the disk has failed for a partition, and drop what it has not stored.
+
+When Linux cannot write a page back it marks the page clean, and keeps it in the page
+cache: reads return it, the next fdatasync succeeds, and a power cut or memory pressure
+brings the old content back. So shared memory says "offline", and the file
+`partition.offline` in the partition's directory says it to the next start. That start
+compares the log with the disk, read with O_DIRECT past the cache, and cuts it off where
+they differ.
+
+Source: fsync(2); Linux's Documentation/core-api/errseq, "PostgreSQL's fsync() surprise"
+(LWN 752063).
+"""
+
+import errno
+import mmap
+import os
+from typing import Final
+
+from mpbroker.base.logger import get_logger
+from mpbroker.storage.files.log_files import (
+    INDEX_SUFFIX,
+    LOG_SUFFIX,
+    SEGMENT_SUFFIXES,
+    TIME_INDEX_SUFFIX,
+    TXN_INDEX_SUFFIX,
+    base_offsets,
+    remove_if_exists,
+    segment_file,
+    sync_directory,
+    write_file,
+)
+
+logger = get_logger(__name__)
+
+OFFLINE_FILE: Final = "partition.offline"
+_CHUNK_BYTES: Final = 1 << 20  # a multiple of every disk's block
+
+
+def mark_offline(directory: str, why: str) -> None:
+    """Note in a partition's directory that its disk has failed, if that is possible.
+
+    The name of the directory is forced to disk, too. An error is only logged: a disk
+    that takes nothing at all cannot take the mark either.
+    """
+    try:
+        write_file(
+            f"{directory}/{OFFLINE_FILE}", f"version: 0\nerror: {why}\n".encode()
+        )
+        sync_directory(os.path.dirname(directory))
+    except OSError as error:
+        logger.error("%s cannot be marked as offline: %s", directory, error)
+
+
+def is_marked_offline(directory: str) -> bool:
+    """Return whether the disk failed for this partition, and it was not checked yet."""
+    return os.path.exists(f"{directory}/{OFFLINE_FILE}")
+
+
+def remove_mark(directory: str) -> None:
+    """Remove the mark. The partition's files are as on the disk, and forced to it.
+
+    Raises:
+        OSError: the mark cannot be removed; the next start checks the log again.
+    """
+    os.unlink(f"{directory}/{OFFLINE_FILE}")
+    sync_directory(directory)
+
+
+def drop_lost_writes(directory: str, recovery_point: int) -> int:
+    """Cut a log off where the disk lacks what the page cache has.
+
+    Indexes of the segments that are compared are removed, to be rebuilt from the log.
+    This may be interrupted and repeated.
+
+    Args:
+        directory: the partition's directory; no process uses the log.
+        recovery_point: segments that end below it were forced to disk before the disk
+            failed, and are not compared.
+
+    Returns:
+        How many bytes of the log were cut off.
+
+    Raises:
+        OSError: the disk still fails; the partition stays offline.
+    """
+    bases = base_offsets(directory, LOG_SUFFIX)
+    lost = 0
+    for slot, base in enumerate(bases):
+        later = bases[slot + 1 :]
+        if later and later[0] <= recovery_point:
+            continue
+        path = segment_file(directory, base, LOG_SUFFIX)
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            # Pages that are still dirty are written now, or this fails.
+            os.fdatasync(fd)
+            size = os.fstat(fd).st_size
+            same = _same_on_disk(path, fd, size)
+            if same < size:
+                # The later segments first, newest first. Killed in between, the file
+                # still differs from the disk, and the next start goes on from here.
+                lost += _remove_segments(directory, later) + size - same
+                os.ftruncate(fd, same)
+                os.fdatasync(fd)
+        finally:
+            os.close(fd)
+        _renew_indexes(directory, base)
+        if same < size:
+            break
+    sync_directory(directory)
+    return lost
+
+
+def _same_on_disk(path: str, fd: int, size: int) -> int:
+    """Return how many of a file's first bytes are the same on the disk.
+
+    Args:
+        path: the file.
+        fd: a descriptor of it, through which the page cache is read.
+        size: the file's size; none of its pages is dirty.
+
+    Raises:
+        OSError: the disk cannot be read.
+    """
+    try:
+        direct = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        # The file system knows no O_DIRECT. Clean pages, which the lost ones are, leave
+        # the cache by this, so that from here on the disk is read.
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        logger.warning("%s is checked without O_DIRECT", path)
+        return size
+    try:
+        with mmap.mmap(-1, _CHUNK_BYTES) as buffer:  # aligned, as O_DIRECT demands
+            for position in range(0, size, _CHUNK_BYTES):
+                cached = os.pread(fd, _CHUNK_BYTES, position)
+                found = buffer[: read_past_cache(direct, buffer, position)]
+                if found != cached:
+                    return position + _common_prefix(found, cached)
+    finally:
+        os.close(direct)
+    return size
+
+
+def read_past_cache(direct: int, buffer: mmap.mmap, position: int) -> int:
+    """Fill a buffer from a descriptor opened with O_DIRECT; return the bytes read."""
+    return os.preadv(direct, [buffer], position)
+
+
+def _common_prefix(first: bytes, second: bytes) -> int:
+    length = min(len(first), len(second))
+    if first[:length] == second[:length]:
+        return length
+    low, high = 0, length  # first[:low] is the same, first[:high] is not
+    while high - low > 1:
+        middle = (low + high) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _remove_segments(directory: str, bases: list[int]) -> int:
+    """Remove segments, newest first; return the size of their logs in bytes."""
+    removed = 0
+    for base in reversed(bases):
+        removed += os.path.getsize(segment_file(directory, base, LOG_SUFFIX))
+        # The log last: without it the others are left over, and are removed.
+        for suffix in reversed(SEGMENT_SUFFIXES):
+            remove_if_exists(segment_file(directory, base, suffix))
+    return removed
+
+
+def _renew_indexes(directory: str, base_offset: int) -> None:
+    """Put new files in the place of a segment's indexes, whose pages may be lost.
+
+    The offset and the time index are rebuilt when the log is recovered. So are the
+    aborted transactions from the recovery point on; those below are in this file only.
+    """
+    for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX):
+        remove_if_exists(segment_file(directory, base_offset, suffix))
+    path = segment_file(directory, base_offset, TXN_INDEX_SUFFIX)
+    try:
+        with open(path, "rb") as file:
+            content = file.read()
+    except FileNotFoundError:
+        return
+    write_file(path, content)
