@@ -314,3 +314,29 @@ def test_batches_of_an_old_format_are_refused_and_not_cut(
         open_log().lookup.latest()
     assert refused.value.error_code == ErrorCode.KAFKA_STORAGE_ERROR
     assert path.stat().st_size == size
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_recovery_forces_names_to_disk_as_well(
+    open_log: OpenLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clean: bool
+) -> None:
+    """Before a crash nothing was synced, and no sync after it looks at old names."""
+    log = open_log(**_CONFIG)
+    records = fill(log, 60)
+    log.close()
+    again = open_log(hints=LoadHints(clean=clean), **_CONFIG)
+    named: dict[str, list[str]] = {}
+    fsync = os.fsync
+
+    def note(fd: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{fd}")
+        if os.path.isdir(path):
+            named[path] = sorted(os.listdir(path))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", note)
+    assert again.view.state().log_end_offset == len(records)
+    assert again.row.durable_end_offset == len(records)
+    names = sorted(path.name for path in (tmp_path / "t-0").iterdir())
+    both = {str(tmp_path / "t-0"): names, str(tmp_path): ["t-0"]}
+    assert named == ({} if clean else both)

@@ -125,7 +125,8 @@ def load_log(
     remove_leftovers(directory)
     lost = drop_lost_writes(directory, on_disk) if is_marked else 0
     bases = base_offsets(directory, LOG_SUFFIX)
-    if not bases:
+    is_new = not bases
+    if is_new:
         segment = LogSegment(directory, hints.log_start_offset)
         segment.create()
         segment.close()
@@ -164,6 +165,12 @@ def load_log(
         else:
             producers = _recover_producers(segments, state, hints, start, now_ms)
         state = state._replace(first_unstable_offset=producers.first_unstable_offset)
+        if not hints.clean and not is_new:
+            # The contents are on disk; now the names, too, which may be those of files
+            # made just before a crash. No later sync does this: it takes files that
+            # begin below the durable end offset for old ones.
+            sync_directory(directory)
+            sync_directory(os.path.dirname(directory))
         if is_marked:
             remove_mark(directory)
         return LoadedLog(state, start, producers, truncated, lost)
