@@ -258,3 +258,29 @@ def test_a_deleted_partition_gets_no_mark(open_log: OpenLog, tmp_path):
     with pytest.raises(ApiError):
         log.view.fail(OSError(errno.EIO, "gone"), "cannot be read")
     assert log.row.status == RowStatus.DELETED and not mark(tmp_path).exists()
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+def test_a_sync_that_fails_in_a_recovery_is_not_believed_at_the_next(
+    open_log: OpenLog, tmp_path, disk, monkeypatch, number
+):
+    """The kernel reports it once, and a full disk leaves the partition online."""
+    records = fill(open_log(), 8)
+    (path,) = logs_in(tmp_path)
+    content = path.read_bytes()
+    end = len(content) // 2
+
+    def fdatasync(fd: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    again = open_log()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", fdatasync)
+        with pytest.raises(ApiError):
+            again.view.state()
+    disk({path.name: content[:end]})
+    if number != errno.ENOSPC:
+        again = open_log()
+    assert read_all(again) == records[:4]
+    assert again.row.durable_end_offset == 4
+    assert not mark(tmp_path).exists()

@@ -37,6 +37,7 @@ from mpbroker.storage.files.log_segment import LogSegment
 from mpbroker.storage.files.lost_writes import (
     drop_lost_writes,
     is_marked_offline,
+    mark_offline,
     remove_mark,
 )
 from mpbroker.storage.files.segment_list import SegmentList
@@ -327,7 +328,7 @@ def _recover(
         checked = hints.clean or (end is not None and end <= hints.recovery_point)
         if checked and indexed and not active:
             if not hints.clean and end is not None and end > on_disk:
-                os.fdatasync(segments.get(base).fd)
+                _force_to_disk(segments.get(base), indexes=False)
             continue
         if not indexed:
             trusted = TRUST_NOTHING
@@ -354,14 +355,33 @@ def _recover(
                 _remove_segment(segments, later)
             segment.truncate(tail.size)
             if not hints.clean or tail.truncated_bytes:
-                segment.sync()
+                _force_to_disk(segment)
             return tail
         segment.finish(
             tail.size, tail.index_entries, tail.time_index_entries, tail.largest
         )
-        segment.sync()
+        _force_to_disk(segment)
         segment.close()
     raise AssertionError("a log has an active segment")
+
+
+def _force_to_disk(segment: LogSegment, *, indexes: bool = True) -> None:
+    """Force a segment to disk; note it for the next load if that fails.
+
+    Whatever the error is, the next load must not believe the page cache: a full disk,
+    for example, leaves the partition online, and it is loaded again at once.
+
+    Raises:
+        OSError: the disk failed.
+    """
+    try:
+        if indexes:
+            segment.sync()
+        else:
+            os.fdatasync(segment.fd)
+    except OSError as error:
+        mark_offline(segment.directory, str(error))
+        raise
 
 
 def _remove_uncommitted_roll(
