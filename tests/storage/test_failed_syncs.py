@@ -193,3 +193,55 @@ def test_the_syncs_of_a_dead_housekeeper_are_released(open_log):
     assert log.row.owns_sync(HOUSEKEEPER)
     log.row.forget_sync(HOUSEKEEPER)
     assert log.sync.flush() == 1
+
+
+INDEXES = ("index", "timeindex", "txnindex")
+
+
+def fail_once(monkeypatch: pytest.MonkeyPatch, suffix: str, number: int) -> list[str]:
+    """Let the fsync of one file fail once, as the kernel does; return its path."""
+    fsync, failed = os.fsync, []
+
+    def fail(fd: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{fd}")
+        if path.endswith(f".{suffix}") and not failed:
+            failed.append(path)
+            raise OSError(number, os.strerror(number))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", fail)
+    return failed
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+@pytest.mark.parametrize("suffix", INDEXES)
+def test_an_index_that_could_not_be_synced_is_not_believed_later(
+    open_log, tmp_path, monkeypatch, suffix, number
+):
+    """The recovery point says that indexes below it are on disk."""
+    log = open_log(index_interval_bytes=0)
+    for _ in range(5):
+        append(log)
+    (tmp_path / "t-0" / "00000000000000000000.txnindex").write_bytes(b"")
+    log.sync.flush()
+    failed = fail_once(monkeypatch, suffix, number)
+    for _ in range(2):
+        with pytest.raises(ApiError):
+            log.sync.flush_indexes()
+    assert failed
+    assert log.row.status == RowStatus.OFFLINE
+    again = open_log(index_interval_bytes=0)
+    assert again.view.state().index_entries == 4
+    assert again.sync.flush_indexes() == 5
+
+
+def test_an_index_that_cannot_be_opened_now_is_synced_later(open_log, monkeypatch):
+    log = open_log(index_interval_bytes=0)
+    append(log)
+    log.sync.flush()
+    failed = fail_once(monkeypatch, "index", errno.EMFILE)
+    with pytest.raises(OSError):
+        log.sync.flush_indexes()
+    assert failed
+    assert log.row.status == RowStatus.ONLINE
+    assert log.sync.flush_indexes() == 1

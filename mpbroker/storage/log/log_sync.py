@@ -4,6 +4,7 @@ Source: Kafka's UnifiedLog.flush and LogManager.checkpointLogRecoveryOffsets, fo
 a recovery point promises.
 """
 
+import errno
 import os
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from mpbroker.storage.files.log_files import (
     SNAPSHOT_SUFFIX,
     segment_file,
 )
+from mpbroker.storage.files.log_segment import LogSegment
 from mpbroker.storage.log.log_producers import LogProducers
 from mpbroker.storage.log.partition_view import ACTIVE_BASE, PartitionView
 from mpbroker.storage.producers.producer_snapshot import (
@@ -23,6 +25,8 @@ from mpbroker.storage.producers.producer_snapshot import (
     write_snapshot,
 )
 
+# Errors of open() that pass, and that say nothing about the file's content.
+_NOT_OPENED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 _LOOK_AGAIN_S: Final = 0.001
 _MOST_WAITING_NS: Final = 10_000_000_000
 
@@ -207,21 +211,34 @@ class LogSync:
             start after a crash checks nothing.
 
         Raises:
-            OSError: an index cannot be opened or forced to disk.
+            ApiError: KAFKA_STORAGE_ERROR: an index could not be forced to disk, and the
+                partition is offline. Another attempt would succeed and prove nothing,
+                as with the log. The next start rebuilds the index.
+            OSError: an index cannot be opened.
         """
         view = self._view
+        view.require_online()
         durable = view.row.durable_end_offset
         if durable == self._indexes_flushed:
             return durable
         view.refresh(view.committed()[ACTIVE_BASE])
         for segment in view.segments.from_offset(self._indexes_flushed):
             if segment.base_offset < durable:
-                segment.sync_indexes()
-                segment.close_indexes()
+                self._sync_indexes(segment)
         # Only now: the caller writes this offset as a recovery point, and a start
         # trusts all index entries below that.
         self._indexes_flushed = durable
         return durable
+
+    def _sync_indexes(self, segment: LogSegment) -> None:
+        try:
+            segment.sync_indexes()
+        except OSError as error:
+            if error.errno in _NOT_OPENED:
+                raise
+            self._view.fail(error, "cannot force an index to disk", is_lost=True)
+        finally:
+            segment.close_indexes()
 
     def take_snapshot(self, *, sync: bool = True) -> None:
         """Write a producer snapshot of the log end, so that the next load reads less.
