@@ -217,24 +217,49 @@ def test_without_direct_reads_the_cache_is_dropped(
     assert "without O_DIRECT" in caplog.text
 
 
-def test_an_error_of_the_disk_in_an_append_is_noted_too(
-    open_log: OpenLog, tmp_path, monkeypatch
+@pytest.mark.parametrize("call", ["pwrite", "fsync"])
+def test_an_offline_partition_is_marked_though_the_disk_takes_nothing(
+    open_log: OpenLog, tmp_path, monkeypatch, caplog, call
 ):
+    """The mark is then in the page cache only, as are the records that are lost."""
     log = open_log()
     fill(log, 1)
 
-    def pwrite(*_):
+    def fail(*_):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "pwrite", pwrite)
+        patch.setattr(os, "pwrite", fail)
+        patch.setattr(os, call, fail)
         with pytest.raises(ApiError):
             log.append(batch(b"lost"), now_ms=1)
     assert log.row.status == RowStatus.OFFLINE
-    assert not mark(tmp_path).exists()  # nothing can be written, and that is logged
-    log.row.status = RowStatus.ONLINE
-    fail_a_sync(log, monkeypatch)
     assert mark(tmp_path).exists()
+    assert f"{OFFLINE_FILE} cannot be forced to disk" in caplog.text
+    assert len(read_all(open_log())) == 1
+    assert not mark(tmp_path).exists()
+
+
+def test_an_error_that_no_process_was_told_of_yet_does_not_stop_a_start(
+    open_log: OpenLog, disk, tmp_path, monkeypatch
+):
+    log = open_log()
+    records = fill(log, 8)
+    fail_a_sync(log, monkeypatch)
+    (path,) = logs_in(tmp_path)
+    content = path.read_bytes()
+    disk({path.name: content[: len(content) // 2]})
+    fdatasync, told = os.fdatasync, []
+
+    def tell_once(fd: int) -> None:
+        if not told:
+            told.append(fd)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        fdatasync(fd)
+
+    monkeypatch.setattr(os, "fdatasync", tell_once)
+    assert read_all(open_log()) == records[:4]
+    assert told
 
 
 def test_a_full_disk_leaves_no_mark(open_log: OpenLog, tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ Source: fsync(2); Linux's Documentation/core-api/errseq, "PostgreSQL's fsync() s
 (LWN 752063).
 """
 
+import contextlib
 import errno
 import mmap
 import os
@@ -24,10 +25,12 @@ from mpbroker.storage.files.log_files import (
     TIME_INDEX_SUFFIX,
     TXN_INDEX_SUFFIX,
     base_offsets,
+    create_file,
     remove_if_exists,
     segment_file,
     sync_directory,
     write_file,
+    write_whole,
 )
 
 logger = get_logger(__name__)
@@ -39,16 +42,21 @@ _CHUNK_BYTES: Final = 1 << 20  # a multiple of every disk's block
 def mark_offline(directory: str, why: str) -> None:
     """Note in a partition's directory that its disk has failed, if that is possible.
 
-    The name of the directory is forced to disk, too. An error is only logged: a disk
-    that takes nothing at all cannot take the mark either.
+    The name is what counts, and it counts even if it is in the page cache only: so is
+    what the next start must not believe. Errors are only logged.
     """
+    path = f"{directory}/{OFFLINE_FILE}"
     try:
-        write_file(
-            f"{directory}/{OFFLINE_FILE}", f"version: 0\nerror: {why}\n".encode()
-        )
+        fd = create_file(path)
+        try:
+            write_whole(fd, f"version: 0\nerror: {why}\n".encode(), 0)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        sync_directory(directory)
         sync_directory(os.path.dirname(directory))
     except OSError as error:
-        logger.error("%s cannot be marked as offline: %s", directory, error)
+        logger.error("%s cannot be forced to disk: %s", path, error)
 
 
 def is_marked_offline(directory: str) -> bool:
@@ -66,7 +74,7 @@ def remove_mark(directory: str) -> None:
     sync_directory(directory)
 
 
-def drop_lost_writes(directory: str, recovery_point: int) -> int:
+def drop_lost_writes(directory: str, recovery_point: int) -> None:
     """Cut a log off where the disk lacks what the page cache has.
 
     Indexes of the segments that are compared are removed, to be rebuilt from the log.
@@ -77,14 +85,10 @@ def drop_lost_writes(directory: str, recovery_point: int) -> int:
         recovery_point: segments that end below it were forced to disk before the disk
             failed, and are not compared.
 
-    Returns:
-        How many bytes of the log were cut off.
-
     Raises:
         OSError: the disk still fails; the partition stays offline.
     """
     bases = base_offsets(directory, LOG_SUFFIX)
-    lost = 0
     for slot, base in enumerate(bases):
         later = bases[slot + 1 :]
         if later and later[0] <= recovery_point:
@@ -92,14 +96,25 @@ def drop_lost_writes(directory: str, recovery_point: int) -> int:
         path = segment_file(directory, base, LOG_SUFFIX)
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            # Pages that are still dirty are written now, or this fails.
-            os.fdatasync(fd)
+            # Write the pages that are still dirty. An error may be of a write before,
+            # of which no process was told yet; what is lost shows in the comparison.
+            with contextlib.suppress(OSError):
+                os.fdatasync(fd)
             size = os.fstat(fd).st_size
             same = _same_on_disk(path, fd, size)
             if same < size:
                 # The later segments first, newest first. Killed in between, the file
                 # still differs from the disk, and the next start goes on from here.
-                lost += _remove_segments(directory, later) + size - same
+                lost = size - same + sum(_log_bytes(directory, each) for each in later)
+                logger.error(
+                    "%s: its disk had failed, and lacks %d bytes of the log, which"
+                    " is cut off at byte %d of segment %d",
+                    directory,
+                    lost,
+                    same,
+                    base,
+                )
+                _remove_segments(directory, later)
                 os.ftruncate(fd, same)
                 os.fdatasync(fd)
         finally:
@@ -108,7 +123,6 @@ def drop_lost_writes(directory: str, recovery_point: int) -> int:
         if same < size:
             break
     sync_directory(directory)
-    return lost
 
 
 def _same_on_disk(path: str, fd: int, size: int) -> int:
@@ -163,15 +177,16 @@ def _common_prefix(first: bytes, second: bytes) -> int:
     return low
 
 
-def _remove_segments(directory: str, bases: list[int]) -> int:
-    """Remove segments, newest first; return the size of their logs in bytes."""
-    removed = 0
+def _log_bytes(directory: str, base_offset: int) -> int:
+    return os.path.getsize(segment_file(directory, base_offset, LOG_SUFFIX))
+
+
+def _remove_segments(directory: str, bases: list[int]) -> None:
+    """Remove segments, newest first."""
     for base in reversed(bases):
-        removed += os.path.getsize(segment_file(directory, base, LOG_SUFFIX))
         # The log last: without it the others are left over, and are removed.
         for suffix in reversed(SEGMENT_SUFFIXES):
             remove_if_exists(segment_file(directory, base, suffix))
-    return removed
 
 
 def _renew_indexes(directory: str, base_offset: int) -> None:

@@ -88,14 +88,12 @@ class LoadedLog(NamedTuple):
         log_start_offset: the log start offset to publish.
         producers: the producers' state as of the log end.
         truncated_bytes: bytes that were cut off, because they are no whole batches.
-        lost_bytes: bytes that were cut off before, because the disk lacked them.
     """
 
     state: LogState
     log_start_offset: int
     producers: ProducerState
     truncated_bytes: int
-    lost_bytes: int = 0
 
 
 def load_log(
@@ -124,7 +122,8 @@ def load_log(
     if hints.checked_end > on_disk:
         hints = hints._replace(recovery_point=hints.checked_end)
     remove_leftovers(directory)
-    lost = drop_lost_writes(directory, on_disk) if is_marked else 0
+    if is_marked:
+        drop_lost_writes(directory, on_disk)
     bases = base_offsets(directory, LOG_SUFFIX)
     is_new = not bases
     if is_new:
@@ -174,7 +173,7 @@ def load_log(
             sync_directory(os.path.dirname(directory))
         if is_marked:
             remove_mark(directory)
-        return LoadedLog(state, start, producers, truncated, lost)
+        return LoadedLog(state, start, producers, truncated)
     finally:
         segments.close()
 

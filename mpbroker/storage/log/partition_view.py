@@ -197,14 +197,6 @@ class PartitionView:
             self.fail(error, "cannot be loaded")
         except OSError as error:
             self.fail(error, "cannot be loaded")
-        if loaded.lost_bytes:
-            logger.error(
-                "%s: its disk had failed, and lacks %d bytes of the log, which were cut"
-                " off; the log now ends at offset %d",
-                self.directory,
-                loaded.lost_bytes,
-                loaded.state.log_end_offset,
-            )
         if loaded.truncated_bytes:
             logger.warning(
                 "%s: cut off %d bytes that are not whole batches; the log now ends at"
