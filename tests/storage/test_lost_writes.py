@@ -17,7 +17,7 @@ from mpbroker.ipc.layout import RowStatus
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.storage.files import lost_writes
-from mpbroker.storage.files.lost_writes import OFFLINE_FILE
+from mpbroker.storage.files.log_files import OFFLINE_FILE
 from mpbroker.storage.log.log_loader import LoadHints
 from mpbroker.storage.log.partition_log import PartitionLog
 from tests.storage.batches import batch, read_all

@@ -10,6 +10,10 @@ import errno
 import os
 from typing import Final
 
+from mpbroker.base.logger import get_logger
+
+logger = get_logger(__name__)
+
 LOG_SUFFIX: Final = ".log"
 INDEX_SUFFIX: Final = ".index"
 TIME_INDEX_SUFFIX: Final = ".timeindex"
@@ -23,6 +27,8 @@ SWAP_SUFFIX: Final = ".swap"
 # Of a directory: <topic>-<partition>.<32 hex digits><suffix>
 DELETE_DIRECTORY_SUFFIX: Final = "-delete"
 STRAY_DIRECTORY_SUFFIX: Final = "-stray"
+# In a partition's directory: the disk has failed for it; see lost_writes.py.
+OFFLINE_FILE: Final = "partition.offline"
 
 SEGMENT_SUFFIXES: Final = (
     LOG_SUFFIX,
@@ -167,3 +173,38 @@ def file_size(path: str) -> int:
         return os.stat(path).st_size
     except FileNotFoundError:
         return 0
+
+
+def mark_offline(directory: str, why: str) -> None:
+    """Note in a partition's directory that its disk has failed, if that is possible.
+
+    The name is what counts, and it counts even if it is in the page cache only: so is
+    what the next start must not believe. Errors are only logged.
+    """
+    path = f"{directory}/{OFFLINE_FILE}"
+    try:
+        fd = create_file(path)
+        try:
+            write_whole(fd, f"version: 0\nerror: {why}\n".encode(), 0)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        sync_directory(directory)
+        sync_directory(os.path.dirname(directory))
+    except OSError as error:
+        logger.error("%s cannot be forced to disk: %s", path, error)
+
+
+def is_marked_offline(directory: str) -> bool:
+    """Return whether the disk failed for this partition, and it was not checked yet."""
+    return os.path.exists(f"{directory}/{OFFLINE_FILE}")
+
+
+def remove_mark(directory: str) -> None:
+    """Remove the mark. The partition's files are as on the disk, and forced to it.
+
+    Raises:
+        OSError: the mark cannot be removed; the next start checks the log again.
+    """
+    os.unlink(f"{directory}/{OFFLINE_FILE}")
+    sync_directory(directory)

@@ -1,11 +1,11 @@
-"""Note that the disk has failed for a partition, and drop what it has not stored.
+"""Drop what the disk has not stored of a partition for which it has failed.
 
 When Linux cannot write a page back it marks the page clean, and keeps it in the page
 cache: reads return it, the next fdatasync succeeds, and a power cut or memory pressure
 brings the old content back. So shared memory says "offline", and the file
 `partition.offline` in the partition's directory says it to the next start. That start
 compares the log with the disk, read with O_DIRECT past the cache, and cuts it off where
-they differ.
+they differ. Only a load of such a partition imports this module.
 
 Source: fsync(2); Linux's Documentation/core-api/errseq, "PostgreSQL's fsync() surprise"
 (LWN 752063).
@@ -25,53 +25,15 @@ from mpbroker.storage.files.log_files import (
     TIME_INDEX_SUFFIX,
     TXN_INDEX_SUFFIX,
     base_offsets,
-    create_file,
     remove_if_exists,
     segment_file,
     sync_directory,
     write_file,
-    write_whole,
 )
 
 logger = get_logger(__name__)
 
-OFFLINE_FILE: Final = "partition.offline"
 _CHUNK_BYTES: Final = 1 << 20  # a multiple of every disk's block
-
-
-def mark_offline(directory: str, why: str) -> None:
-    """Note in a partition's directory that its disk has failed, if that is possible.
-
-    The name is what counts, and it counts even if it is in the page cache only: so is
-    what the next start must not believe. Errors are only logged.
-    """
-    path = f"{directory}/{OFFLINE_FILE}"
-    try:
-        fd = create_file(path)
-        try:
-            write_whole(fd, f"version: 0\nerror: {why}\n".encode(), 0)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        sync_directory(directory)
-        sync_directory(os.path.dirname(directory))
-    except OSError as error:
-        logger.error("%s cannot be forced to disk: %s", path, error)
-
-
-def is_marked_offline(directory: str) -> bool:
-    """Return whether the disk failed for this partition, and it was not checked yet."""
-    return os.path.exists(f"{directory}/{OFFLINE_FILE}")
-
-
-def remove_mark(directory: str) -> None:
-    """Remove the mark. The partition's files are as on the disk, and forced to it.
-
-    Raises:
-        OSError: the mark cannot be removed; the next start checks the log again.
-    """
-    os.unlink(f"{directory}/{OFFLINE_FILE}")
-    sync_directory(directory)
 
 
 def drop_lost_writes(directory: str, recovery_point: int) -> None:

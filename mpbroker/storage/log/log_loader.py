@@ -29,17 +29,14 @@ from mpbroker.storage.files.log_files import (
     SWAP_SUFFIX,
     TIME_INDEX_SUFFIX,
     base_offsets,
+    is_marked_offline,
+    mark_offline,
     remove_if_exists,
+    remove_mark,
     segment_file,
     sync_directory,
 )
 from mpbroker.storage.files.log_segment import LogSegment
-from mpbroker.storage.files.lost_writes import (
-    drop_lost_writes,
-    is_marked_offline,
-    mark_offline,
-    remove_mark,
-)
 from mpbroker.storage.files.segment_list import SegmentList
 from mpbroker.storage.files.segment_recovery import (
     TRUST_ALL,
@@ -123,6 +120,8 @@ def load_log(
         hints = hints._replace(recovery_point=hints.checked_end)
     remove_leftovers(directory)
     if is_marked:
+        from mpbroker.storage.files.lost_writes import drop_lost_writes
+
         drop_lost_writes(directory, on_disk)
     bases = base_offsets(directory, LOG_SUFFIX)
     is_new = not bases

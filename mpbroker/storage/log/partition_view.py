@@ -33,9 +33,13 @@ from mpbroker.metadata.log_config import LogConfig
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.storage.files.leader_epochs import LeaderEpochs, read_leader_epochs
-from mpbroker.storage.files.log_files import LOG_SUFFIX, SWAP_SUFFIX, base_offsets
+from mpbroker.storage.files.log_files import (
+    LOG_SUFFIX,
+    SWAP_SUFFIX,
+    base_offsets,
+    mark_offline,
+)
 from mpbroker.storage.files.log_segment import LogSegment
-from mpbroker.storage.files.lost_writes import mark_offline
 from mpbroker.storage.files.segment_list import SegmentList
 from mpbroker.storage.log.core_plans import AppendPlan, Positions
 from mpbroker.storage.log.log_loader import LoadHints, finish_swap, load_log
