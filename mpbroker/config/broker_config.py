@@ -718,7 +718,8 @@ class BrokerConfig:
         _INT,
         1_800_000,
         "Longest session timeout that a member under the `classic` protocol may ask"
-        " for.",
+        " for. A rebalance waits no longer than that either, or than half an hour if"
+        " that is more, whatever rebalance timeout its members ask for.",
         validator=at_least(1),
         reader=Reader.COORDINATOR,
     )

@@ -5,7 +5,9 @@
                           group wait for group.initial.rebalance.delay.ms, and again for
                           as long if others have come meanwhile.
     CompletingRebalance   The JoinGroups are answered. SyncGroups are parked until the
-                          leader's, which has the assignment.
+                          leader's, which has the assignment, or until the rebalance
+                          timeout. It removes a leader that has sent none, and the
+                          others are answered REBALANCE_IN_PROGRESS.
     Stable                The assignment is in the log, and SyncGroups are answered.
 
 A member's session timer runs while none of its requests is parked.
@@ -82,6 +84,11 @@ class ClassicRebalance:
         if group.is_in(S.STABLE, S.COMPLETING_REBALANCE, S.EMPTY):
             self._prepare_rebalance(group, now_ms)
 
+    def _timeout_ms(self, group: ClassicGroup) -> int:
+        """Return how long each phase of a rebalance waits for the group's members."""
+        most = self._config.max_rebalance_timeout_ms
+        return min(group.rebalance_timeout_ms, most)
+
     def _prepare_rebalance(self, group: ClassicGroup, now_ms: int) -> None:
         if group.is_in(S.COMPLETING_REBALANCE):
             self._reset_and_propagate_assignment_error(
@@ -92,7 +99,7 @@ class ClassicRebalance:
         group.transition_to(S.PREPARING_REBALANCE, now_ms)
         if is_initial:
             delay = self._config.group_initial_rebalance_delay_ms
-            remaining = max(group.rebalance_timeout_ms - delay, 0)
+            remaining = max(self._timeout_ms(group) - delay, 0)
             if delay:
                 self._schedule_initial(group, delay, remaining, now_ms)
             else:
@@ -123,7 +130,7 @@ class ClassicRebalance:
         else:
             self._timers.schedule(
                 ("join", group.group_id),
-                now_ms + group.rebalance_timeout_ms,
+                now_ms + self._timeout_ms(group),
                 lambda at_ms: self._complete_join(group, at_ms),
             )
 
@@ -156,7 +163,7 @@ class ClassicRebalance:
             # sessions end: wait once more.
             self._timers.schedule(
                 ("join", group_id),
-                now_ms + group.rebalance_timeout_ms,
+                now_ms + self._timeout_ms(group),
                 lambda at_ms: self._complete_join(group, at_ms),
             )
             return
@@ -175,7 +182,7 @@ class ClassicRebalance:
         generation = group.generation_id
         self._timers.schedule(
             ("sync", group_id),
-            now_ms + group.rebalance_timeout_ms,
+            now_ms + self._timeout_ms(group),
             lambda at_ms: self._expire_pending_sync(group, generation, at_ms),
         )
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+# The longest rebalance timeout, unless sessions may be longer: half an hour, which is
+# Kafka's default for group.max.session.timeout.ms. Kafka has no limit here.
+_MAX_REBALANCE_TIMEOUT_MS: Final = 1_800_000
 
 
 class GroupConfig(NamedTuple):
@@ -26,3 +30,12 @@ class GroupConfig(NamedTuple):
     group_consumer_max_size: int = 0x7FFF_FFFF
     group_consumer_assignors: tuple[str, ...] = ("uniform", "range")
     group_consumer_migration_policy: str = "bidirectional"
+
+    @property
+    def max_rebalance_timeout_ms(self) -> int:
+        """How long a rebalance of a classic group waits, whatever its members ask for.
+
+        Clients set the rebalance timeout to max.poll.interval.ms, and some set that to
+        the largest int32, which is 24.8 days. Parked requests hold a slot for as long.
+        """
+        return max(_MAX_REBALANCE_TIMEOUT_MS, self.group_max_session_timeout_ms)

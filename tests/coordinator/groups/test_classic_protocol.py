@@ -230,6 +230,52 @@ def test_a_member_that_joined_and_never_syncs_is_removed(rig):
     assert rig.group().is_in(S.PREPARING_REBALANCE)
 
 
+LONGEST_MS = 0x7FFF_FFFF  # 24.8 days, which some clients ask for
+HALF_AN_HOUR_MS = 1_800_000
+
+
+def heartbeats(rig: Rig, member_id: str, generation: int, ms: int) -> None:
+    """Let time pass while a member sends its heartbeats."""
+    for _ in range(ms // 5000):
+        rig.advance(5000)
+        rig.heartbeat(member_id, generation)
+
+
+@pytest.mark.parametrize(
+    ("sessions", "longest"),
+    [({}, HALF_AN_HOUR_MS), ({"group_max_session_timeout_ms": 2_000_000}, 2_000_000)],
+)
+def test_a_follower_does_not_wait_for_ever_for_a_leader_that_never_syncs(
+    sessions, longest
+):
+    rig = Rig(**sessions)
+    leader, follower = rig.stable(2, rebalance_ms=LONGEST_MS)
+    rig.join(leader, rebalance_ms=LONGEST_MS)
+    rig.join(follower, rebalance_ms=LONGEST_MS)
+    waits = rig.sync(follower, 3)
+    heartbeats(rig, leader, 3, longest - 5000)
+    assert not waits.answered
+    heartbeats(rig, leader, 3, 5000)
+    assert rig.answer(waits).error_code == ErrorCode.REBALANCE_IN_PROGRESS
+    assert list(rig.group().members) == [follower]
+    rig.advance(10_000)  # it has gone, too, and its session runs again
+    assert rig.group().is_in(S.EMPTY)
+
+
+def test_a_join_does_not_wait_for_ever_for_a_member_that_never_joins_again(rig):
+    (mine,) = rig.stable(1, rebalance_ms=LONGEST_MS)
+    other = rig.new_id()
+    rig.join(other)
+    rig.join(mine, rebalance_ms=LONGEST_MS)
+    rig.sync(mine, 2)
+    waits = rig.join(mine, rebalance_ms=LONGEST_MS)
+    heartbeats(rig, other, 2, HALF_AN_HOUR_MS - 5000)
+    assert not waits.answered
+    heartbeats(rig, other, 2, 5000)
+    assert rig.answer(waits).error_code == 0
+    assert list(rig.group().members) == [mine]
+
+
 @pytest.mark.parametrize(
     ("member", "generation", "protocol", "code"),
     [
