@@ -49,6 +49,9 @@ PREVIOUS_STATES: Final[Mapping[ClassicGroupState, frozenset[ClassicGroupState]]]
     S.DEAD: frozenset(S),
 }
 
+# The session timeout in a group's record that says: this member has gone.
+_SESSION_IS_OVER: Final = 0
+
 
 class IllegalGroupTransitionError(MpbrokerError):
     """A bug of ours: a state that cannot follow the group's state."""
@@ -169,6 +172,10 @@ class ClassicGroup:
         self.pending_join_members: set[str] = set()
         # Members whose JoinGroup is answered and that have sent no SyncGroup yet.
         self.pending_sync_members: set[str] = set()
+        # The ids of the members in the group's latest record, and one of them that has
+        # gone since it was in a record; see metadata_value().
+        self.logged_members: frozenset[str] = frozenset()
+        self.departed: ClassicMember | None = None
         self.new_member_added = False
         self.num_awaiting_join = 0
         self._supported: Counter[str] = Counter()
@@ -235,6 +242,8 @@ class ClassicGroup:
         """Remove a member; the caller answers its parked requests."""
         member = self.members.pop(member_id, None)
         if member is not None:
+            if member_id in self.logged_members:
+                self.departed = member
             self._forget_protocols(member)
             if member.awaiting_join is not None:
                 self.num_awaiting_join -= 1
@@ -268,6 +277,10 @@ class ClassicGroup:
         self.static_members[member.group_instance_id] = new_member_id
         if self.leader_id == old_member_id:
             self.leader_id = new_member_id
+        if old_member_id in self.logged_members:
+            self.logged_members = self.logged_members - {old_member_id} | {
+                new_member_id
+            }
         if old_member_id in self.pending_sync_members:
             self.pending_sync_members.discard(old_member_id)
             self.pending_sync_members.add(new_member_id)
@@ -382,36 +395,54 @@ class ClassicGroup:
 
     # -- the log -----------------------------------------------------------------------
 
+    @property
+    def has_logged_members_that_are_gone(self) -> bool:
+        return not self.logged_members <= self.members.keys()
+
+    def note_logged(self) -> None:
+        """Note that the group's record is written as the group is now."""
+        self.logged_members = frozenset(
+            member.member_id for member in self.members.values() if not member.is_new
+        )
+
     def metadata_value(self) -> GroupMetadataValue:
-        """Return the value of its record: what a successor needs to go on."""
+        """Return the value of its record: what a successor needs to go on.
+
+        A record that is written during a rebalance also has a member that has gone,
+        with a session timeout of 0. So its session is over when the record is loaded,
+        here or by Kafka, and the rebalance begins again. A member that joins for the
+        first time is left out: its JoinGroup is parked, and comes to the successor.
+        """
         protocol = self.protocol_name
-        return GroupMetadataValue(
+        value = GroupMetadataValue(
             protocol_type=self.protocol_type or "",
             generation=self.generation_id,
             protocol=protocol,
             leader=self.leader_id,
             current_state_timestamp=self.state_timestamp_ms,
             members=[
-                MemberMetadata(
-                    member_id=member.member_id,
-                    group_instance_id=member.group_instance_id,
-                    client_id=member.client_id,
-                    client_host=member.client_host,
-                    rebalance_timeout=member.rebalance_timeout_ms,
-                    session_timeout=member.session_timeout_ms,
-                    subscription=member.metadata(protocol or ""),
-                    assignment=member.assignment,
-                )
+                _row(member, protocol)
                 for member in self.members.values()
+                if not member.is_new
             ],
         )
+        if self.departed is not None and not self.is_in(S.STABLE, S.EMPTY):
+            row = _row(self.departed, protocol)
+            row.session_timeout = _SESSION_IS_OVER
+            row.group_instance_id = None  # another member may have it by now
+            value.members.append(row)
+        return value
 
     @classmethod
     def of_record(
         cls, group_id: str, value: GroupMetadataValue, now_ms: int
     ) -> ClassicGroup:
-        """Make the group of a record: Stable if it has members, otherwise Empty."""
-        state = S.STABLE if value.members else S.EMPTY
+        """Make the group of a record: Stable if it has members, otherwise Empty.
+
+        If a member has gone since, it is ``departed``, and the caller rebalances.
+        """
+        lives = any(row.session_timeout > _SESSION_IS_OVER for row in value.members)
+        state = S.STABLE if lives else S.EMPTY
         group = cls(group_id, now_ms, state)
         group.generation_id = value.generation
         group.protocol_type = value.protocol_type or None
@@ -427,16 +458,32 @@ class ClassicGroup:
                 timeout if timeout > 0 else row.session_timeout,
                 row.session_timeout,
             )
-            group.add(
-                ClassicMember(
-                    row.member_id,
-                    row.group_instance_id,
-                    row.client_id,
-                    row.client_host,
-                    membership,
-                    bytes(row.assignment),
-                )
+            member = ClassicMember(
+                row.member_id,
+                row.group_instance_id,
+                row.client_id,
+                row.client_host,
+                membership,
+                bytes(row.assignment),
             )
-        if not value.members:
-            group.leader_id = None
+            if row.session_timeout > _SESSION_IS_OVER:
+                group.add(member)
+            else:
+                group.departed = member
+        group.note_logged()
+        if group.leader_id not in group.members:
+            group.leader_id = next(iter(group.members), None)
         return group
+
+
+def _row(member: ClassicMember, protocol: str | None) -> MemberMetadata:
+    return MemberMetadata(
+        member_id=member.member_id,
+        group_instance_id=member.group_instance_id,
+        client_id=member.client_id,
+        client_host=member.client_host,
+        rebalance_timeout=member.rebalance_timeout_ms,
+        session_timeout=member.session_timeout_ms,
+        subscription=member.metadata(protocol or ""),
+        assignment=member.assignment,
+    )

@@ -24,7 +24,7 @@ from mpbroker.coordinator.groups.classic_rebalance import (
     ClassicRebalance,
 )
 from mpbroker.coordinator.groups.group_config import GroupConfig
-from mpbroker.coordinator.outbox import Call
+from mpbroker.coordinator.outbox import NOW, Call
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
@@ -371,7 +371,9 @@ class ClassicProtocol:
             response = LeaveGroupResponse(error_code=answers[0].error_code)
         else:
             response = LeaveGroupResponse(members=answers)
-        self._out.answer(call, response)
+        # The answer waits for the group's record, which tells a successor the same.
+        after = NOW if group is None else self._rebalance.written(group)
+        self._out.answer(call, response, after)
 
     def _leave_one(self, group: ClassicGroup, identity: MemberIdentity) -> bool:
         """Remove a member; return False if it had an id and had not joined yet."""

@@ -12,12 +12,17 @@
 
 A member's session timer runs while none of its requests is parked.
 
-A group's record is written when the leader's SyncGroup has come, or when the group has
-become empty. So if the coordinator is killed in PreparingRebalance or
-CompletingRebalance, the log has only the last generation. The successor begins with it,
-in the state Stable, and executes the members' parked requests again. Requests that name
-the lost generation are answered ILLEGAL_GENERATION, or UNKNOWN_MEMBER_ID if the group
-was never written, and their members join again.
+A group's record is written when the leader's SyncGroup has come, when the group has
+become empty, and when a member that is in the record has gone: by LeaveGroup, at the
+end of its session, or because it sent no SyncGroup. The third record says that a
+rebalance is under way, see ClassicGroup.metadata_value(). So if the coordinator is
+killed after a LeaveGroup was answered, its successor tells the other members to join
+again, and does not wait for the one that has gone.
+
+If the coordinator is killed in another rebalance, the log has only the last generation.
+The successor begins with it, in the state Stable, and executes the members' parked
+requests again. Requests that name the lost generation are answered ILLEGAL_GENERATION,
+or UNKNOWN_MEMBER_ID if the group was never written, and their members join again.
 
 Source: Kafka's GroupMetadataManager (prepareRebalance, completeClassicGroupJoin and
 what belongs to them), with its names.
@@ -202,7 +207,7 @@ class ClassicRebalance:
         if pending:
             for member in pending:
                 self.drop(group, member)
-            self.maybe_prepare_rebalance(group, now_ms)
+            self.after_removal(group, now_ms)
 
     # -- into Stable ---------------------------------------------------------------
 
@@ -269,10 +274,13 @@ class ClassicRebalance:
         self.after_removal(group, now_ms)
 
     def after_removal(self, group: ClassicGroup, now_ms: int) -> None:
+        """Rebalance a group that has lost members, and write that it has lost them."""
         if group.is_in(S.STABLE, S.COMPLETING_REBALANCE):
             self.maybe_prepare_rebalance(group, now_ms)
         else:
             self.maybe_complete_join(group, now_ms)
+        if group.has_logged_members_that_are_gone:
+            self.write_group(group)
 
     def drop(
         self,
@@ -339,6 +347,11 @@ class ClassicRebalance:
         """Return the partition of __consumer_offsets that has a group's records."""
         return self._partition_of(group.group_id)
 
+    def written(self, group: ClassicGroup) -> tuple[int, ...]:
+        """Return what an answer rests on that tells what was just written, if any."""
+        log = self.log_of(group)
+        return (log,) if log in self._out.records else NOW
+
     def write_group(self, group: ClassicGroup) -> bool:
         """Write the group's record; return False if it is too large for the log."""
         key = group_metadata_key(group.group_id)
@@ -350,7 +363,15 @@ class ClassicRebalance:
         if size > self._config.message_max_bytes:
             return False
         self._out.write(self.log_of(group), key, value)
+        group.note_logged()
         return True
+
+    def loaded(self, group: ClassicGroup, now_ms: int) -> None:
+        """Start the sessions of a group's members, and go on with its rebalance."""
+        for member in group.members.values():
+            self.schedule_session(group, member, now_ms)
+        if group.departed is not None:
+            self.after_removal(group, now_ms)
 
     def answer_join(
         self,

@@ -52,6 +52,7 @@ from mpbroker.coordinator.groups.group_conversion import (
     classic_group_of,
     consumer_group_of,
     creation_records,
+    departed_member,
 )
 from mpbroker.coordinator.groups.group_records import KeyValue, group_metadata_key
 from mpbroker.coordinator.groups.patterns import resolve
@@ -153,6 +154,9 @@ class ConsumerGroupRebalance:
         if self.may_downgrade(group, member_ids):
             classic = self.downgrade(group, member_ids, now_ms)
             self._classic.maybe_prepare_rebalance(classic, now_ms)
+            # So that a successor begins the rebalance, too.
+            classic.departed = departed_member(member_ids[0])
+            self._classic.write_group(classic)
             return
         for member_id in member_ids:
             self._cancel(group, member_id)

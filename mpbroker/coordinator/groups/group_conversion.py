@@ -129,6 +129,13 @@ def classic_group_of(
     return classic
 
 
+def departed_member(member_id: str) -> ClassicMember:
+    """Return a member to stand in a classic group's record for one that has gone."""
+    return ClassicMember(
+        member_id, None, "", "", Membership(CONSUMER_PROTOCOL, (), 0, 0)
+    )
+
+
 def assignment_of(member: ConsumerMember, topics: Topics) -> bytes:
     """Return a member's assignment as a leader would send it, in its version."""
     assert member.classic is not None

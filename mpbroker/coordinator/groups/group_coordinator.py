@@ -580,8 +580,7 @@ class GroupCoordinator:
         if isinstance(group, ConsumerGroup):
             self._consumer_rebalance.loaded(group, now_ms)
             return
-        for member in group.members.values():
-            self._classic_rebalance.schedule_session(group, member, now_ms)
+        self._classic_rebalance.loaded(group, now_ms)
         if len(group.members) > self._config.group_max_size:
             self._classic_rebalance.maybe_prepare_rebalance(group, now_ms)
 

@@ -60,6 +60,7 @@ class Groups(RuleBasedStateMachine):
         ]
         self.calls: list[Call] = []
         self.generation = 0
+        self.left: set[str] = set()
         self.assigned: dict[tuple[int, str], bytes] = {}
 
     @initialize(delay=st.sampled_from([0, 500]))
@@ -163,7 +164,8 @@ class Groups(RuleBasedStateMachine):
         identity = MemberIdentity(
             member_id=client.member_id, group_instance_id=client.instance
         )
-        self.rig.leave(identity)
+        if self.rig.leave(identity).members[0].error_code == ErrorCode.NONE:
+            self.left.add(client.member_id)
         group = self.group()
         assert group is None or client.member_id not in group.members
 
@@ -203,6 +205,8 @@ class Groups(RuleBasedStateMachine):
             again = self.group()
             assert again is not None
             assert again.metadata_value() == group.metadata_value()
+        again = self.group()
+        assert again is None or not self.left & again.members.keys()
         # Its clients wait for answers that will not come, and ask again.
         for client in self.clients:
             client.call = None

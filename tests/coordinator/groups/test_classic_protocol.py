@@ -14,6 +14,8 @@ from mpbroker.coordinator.groups.classic_group import (
     ClassicGroupState,
     IllegalGroupTransitionError,
 )
+from mpbroker.coordinator.groups.group_records import GroupMetadataValue, read_record
+from mpbroker.coordinator.outbox import Call
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages.leave_group import LeaveGroupRequest, MemberIdentity
 from tests.coordinator.rig import Rig, subscription
@@ -516,3 +518,116 @@ def test_a_generation_that_was_not_completed_is_gone_after_a_restart(rig):
     assert rig.heartbeat(follower, 2) == 0
     rig.join(leader)  # what a client does then
     assert rig.answer(rig.join(follower)).generation_id == 3
+
+
+# -- members that have gone, after a restart -------------------------------------------
+
+
+def last_record(rig: Rig) -> GroupMetadataValue:
+    read = read_record(*rig.log[-1][1:])
+    assert read is not None
+    assert isinstance(read[1], GroupMetadataValue)
+    return read[1]
+
+
+def test_a_member_that_has_left_stays_away_after_a_restart(rig):
+    leader, second, third = rig.stable(3)
+    rig.leave(leader)
+    rig.restart()
+    assert list(rig.group().members) == [second, third]
+    assert rig.heartbeat(leader, 2) == ErrorCode.UNKNOWN_MEMBER_ID
+    # The others are told to join again, as if the coordinator had lived.
+    assert rig.heartbeat(second, 2) == ErrorCode.REBALANCE_IN_PROGRESS
+    codes = rig.commit({("t", 0): 1}, member_id=third, generation=2)
+    assert codes == {("t", 0): ErrorCode.NONE}
+    waits = rig.join(second)
+    assert rig.answer(rig.join(third)).generation_id == 3
+    assert {row.member_id for row in rig.answer(waits).members} == {second, third}
+
+
+def test_the_answer_to_a_leave_waits_for_the_groups_record(rig):
+    leader, _ = rig.stable(2)
+    request = LeaveGroupRequest(
+        group_id="g", members=[MemberIdentity(member_id=leader)]
+    )
+    rig.coordinator.leave_group(Call(5, "c", "/host"), request, rig.now_ms)
+    (answer,) = rig.out.answers
+    assert (
+        answer.after == tuple(rig.out.records) == (rig.coordinator.partition_for("g"),)
+    )
+
+
+def test_members_that_leave_one_after_another_stay_away_after_a_restart(rig):
+    first, second, third = rig.stable(3)
+    rig.leave(second)
+    waits = rig.join(third)
+    rig.restart()
+    rig.leave(first)
+    rig.restart()
+    assert not waits.answered
+    again = rig.answer(rig.join(third))
+    assert (again.generation_id, len(again.members)) == (3, 1)
+
+
+def test_a_leave_during_a_rebalance_is_in_the_record_and_new_members_are_not(rig):
+    leader, follower, leaves = rig.stable(3)
+    new = rig.new_id()
+    rig.join(new)
+    rig.leave(leaves)
+    rows = {row.member_id: row.session_timeout for row in last_record(rig).members}
+    assert rows == {leader: 10_000, follower: 10_000, leaves: 0}
+
+
+def test_a_leave_from_a_generation_without_an_assignment_outlives_a_restart(rig):
+    leader, follower = rig.stable(2)
+    rig.join(leader)
+    rig.join(follower)
+    rig.sync(follower, 3)
+    rig.leave(leader)
+    rig.restart()
+    sync = rig.sync(follower, 3)
+    assert rig.answer(sync).error_code == ErrorCode.REBALANCE_IN_PROGRESS
+    assert rig.answer(rig.join(follower)).generation_id == 4
+
+
+def test_a_member_whose_session_has_ended_stays_away_after_a_restart(rig):
+    alive, silent = rig.stable(2, session_ms=10_000)
+    rig.advance(9_999)
+    rig.heartbeat(alive, 2)
+    rig.advance(1)
+    rig.restart()
+    assert rig.heartbeat(silent, 2) == ErrorCode.UNKNOWN_MEMBER_ID
+    assert rig.heartbeat(alive, 2) == ErrorCode.REBALANCE_IN_PROGRESS
+
+
+def test_a_member_that_never_synced_stays_away_after_a_restart(rig):
+    leader, follower = rig.stable(2, session_ms=60_000)
+    rig.join(leader, session_ms=60_000)
+    rig.join(follower, session_ms=60_000)
+    rig.sync(leader, 3, {})
+    rig.advance(20_000)
+    rig.restart()
+    assert list(rig.group().members) == [leader]
+    assert rig.heartbeat(leader, 3) == ErrorCode.REBALANCE_IN_PROGRESS
+
+
+def test_a_static_member_that_was_replaced_and_removed_stays_away(rig):
+    one, _ = static_pair(rig)
+    rig.join(rig.new_id())
+    rig.join(instance="b")  # under a new id, while the group rebalances
+    rig.leave(MemberIdentity(member_id="", group_instance_id="b"))
+    gone = last_record(rig).members[-1]
+    assert (gone.session_timeout, gone.group_instance_id) == (0, None)
+    rig.restart()
+    assert rig.group().static_members == {"a": one}
+
+
+def test_a_group_whose_members_have_all_left_is_empty_after_a_restart(rig):
+    (mine,) = rig.stable(1)
+    waits = rig.join(rig.new_id())
+    rig.new_id()  # it has to come back with this, and the others wait for it
+    rig.leave(mine)
+    rig.restart()
+    assert not waits.answered
+    assert rig.group().is_in(S.EMPTY)
+    assert rig.answer(rig.join(version=3)).generation_id == 2

@@ -271,6 +271,17 @@ def test_the_policy_says_which_way_groups_may_go(policy, upgrades, downgrades):
     assert shares(old) == [PARTITIONS]
 
 
+def test_after_a_downgrade_a_successor_asks_the_others_to_join_again(rig):
+    old, new = Classic(rig), Consumer(rig, "new")
+    new.beat()
+    turns(old, new)
+    beat(rig, "new", -1)
+    rig.restart()
+    assert list(rig.group().members) == [old.member_id]
+    turns(old)
+    assert shares(old) == [PARTITIONS]
+
+
 def test_a_group_of_something_else_than_consumers_is_not_upgraded(rig):
     rig.join(version=3, protocol_type="connect", protocols={"a": b""})
     assert beat(rig, "new", 0).error_code == ErrorCode.GROUP_ID_NOT_FOUND
