@@ -8,6 +8,7 @@ server/apis.py.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -52,6 +53,7 @@ class CoordinatorApis:
         self._client_host = client_host
         self._now_ms = now_ms
         self._began = began
+        self._began_ns = time.monotonic_ns()
         self.apis = {
             int(api.key): ServedApi(
                 api.key,
@@ -80,6 +82,8 @@ class CoordinatorApis:
             amend,
             access,
         )
+        call.waited_ms = (time.monotonic_ns() - request.received_ns) // 1_000_000
+        call.is_older = request.received_ns < self._began_ns
         self._began(call)
         handle(call, message, self._now_ms())
         return PARKED

@@ -48,7 +48,14 @@ def rests_on(number: int) -> tuple[int, bool]:
 
 
 class Call:
-    """One request as the state machines see it: its version and its client."""
+    """One request as the state machines see it: its version and its client.
+
+    Attributes:
+        waited_ms: how long ago the processor received it. A request that is parked when
+            the coordinator is killed goes on waiting for its successor.
+        is_older: whether it was received before this coordinator began. Its answer may
+            rest on what only the predecessor knew.
+    """
 
     __slots__ = (
         "_client_host",
@@ -56,8 +63,10 @@ class Call:
         "amend",
         "answered",
         "client_id",
+        "is_older",
         "request",
         "version",
+        "waited_ms",
     )
 
     def __init__(
@@ -74,6 +83,8 @@ class Call:
         self._client_host = client_host
         self.request = request  # only the process around the state machines reads it
         self.access = access  # what the client may do; None: everything
+        self.waited_ms = 0
+        self.is_older = False
         self.amend = amend  # adds what the authorizer has refused to the answer
         self.answered = False
 

@@ -111,11 +111,21 @@ class Rig:
         return None
 
     def send(
-        self, name: str, request: Message, version: int, client: str = "c"
+        self,
+        name: str,
+        request: Message,
+        version: int,
+        client: str = "c",
+        parked_ms: int = 0,
     ) -> Call:
-        """Send a request; ``answer(call)`` returns its answer, once there is one."""
+        """Send a request; ``answer(call)`` returns its answer, once there is one.
+
+        Args:
+            parked_ms: how long a coordinator that was killed had parked it.
+        """
         call = Call(version, client, "/host", access=self.access_of(client))
         call.request = None
+        call.waited_ms, call.is_older = parked_ms, parked_ms > 0
         # Through bytes, as it would come: what a version lacks is not there.
         decoded = type(request).decode(version, request.encode(version))
         getattr(self.coordinator, name)(call, decoded, self.now_ms)
@@ -165,6 +175,7 @@ class Rig:
         rebalance_ms: int = 20_000,
         version: int = 9,
         client: str = "c",
+        parked_ms: int = 0,
     ) -> Call:
         if protocols is None:
             protocols = {"range": subscription("t")}
@@ -184,6 +195,7 @@ class Rig:
             ),
             version,
             client,
+            parked_ms,
         )
 
     def new_id(self, **kwargs: Any) -> str:

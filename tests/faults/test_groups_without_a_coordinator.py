@@ -7,7 +7,9 @@ hide what the broker answers. Their sessions are longer than any test.
 from __future__ import annotations
 
 import os
+import select
 import signal
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -31,7 +33,7 @@ from tests.bench import wire
 from tests.faults.test_kill_one_process import pids_with
 from tests.faults.test_kill_the_whole_tree import address_of
 from tests.support.broker import Broker
-from tests.support.children import wait_until
+from tests.support.children import TIMEOUT_S, wait_until
 
 GROUP = "group"
 SESSION_MS = 1_800_000
@@ -192,3 +194,29 @@ def test_a_leave_that_was_answered_is_known_to_the_next_coordinator(
     join_all(stays)
     leaders = [member for member in stays if member.others]
     assert [len(member.others) for member in leaders] == [2]
+
+
+def test_a_group_forms_though_the_coordinator_is_killed_again_and_again(
+    make_broker: Callable[..., Broker], members: list[Member]
+) -> None:
+    """Each coordinator lives for less than the first members wait for each other."""
+    broker = make_broker({"group.initial.rebalance.delay.ms": 4000})
+    members.extend(Member(broker) for _ in range(3))
+    for member in members:
+        member.send_join()
+        assert member.end_join() is ErrorCode.MEMBER_ID_REQUIRED
+    ids = [member.member_id for member in members]
+    for member in members:
+        member.send_join()
+    kills = 0
+    deadline = time.monotonic() + TIMEOUT_S
+    while not select.select(members, [], [], 1.0)[0]:
+        assert time.monotonic() < deadline
+        kill_coordinator(broker)
+        kills += 1
+    assert kills
+    assert [member.end_join() for member in members] == [ErrorCode.NONE] * 3
+    assert [member.member_id for member in members] == ids
+    for member in members:
+        member.send_sync()
+    assert {member.receive().error_code for member in members} == {ErrorCode.NONE}

@@ -158,7 +158,7 @@ class ClassicProtocol:
         self._rebalance.schedule_session(
             group, member, now_ms, NEW_MEMBER_JOIN_TIMEOUT_MS
         )
-        self._rebalance.maybe_prepare_rebalance(group, now_ms)
+        self._rebalance.maybe_prepare_rebalance(group, now_ms, call.waited_ms)
 
     def _join_existing_member(
         self,
@@ -169,6 +169,9 @@ class ClassicProtocol:
         now_ms: int,
     ) -> None:
         member_id = request.member_id
+        is_known = member_id in group.members
+        if not is_known and may_have_been_parked(call, request):
+            group.pending_join_members.add(member_id)
         if member_id in group.pending_join_members:
             if request.group_instance_id is not None:
                 raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)  # static members never do
@@ -186,7 +189,7 @@ class ClassicProtocol:
             self._rebalance.answer_join(call, group, member)
             return
         self._update_member(call, group, member, membership, now_ms)
-        self._rebalance.maybe_prepare_rebalance(group, now_ms)
+        self._rebalance.maybe_prepare_rebalance(group, now_ms, call.waited_ms)
 
     def _update_member(
         self,
@@ -390,3 +393,12 @@ class ClassicProtocol:
         group.validate_member(member_id, instance)
         self._rebalance.drop(group, group.members[member_id])
         return True
+
+
+def may_have_been_parked(call: Call, request: JoinGroupRequest) -> bool:
+    """Return whether a coordinator that was killed may have parked this JoinGroup.
+
+    It gave the member its id with MEMBER_ID_REQUIRED, and no log tells that. Static
+    members join without an id.
+    """
+    return call.is_older and bool(request.member_id) and not request.group_instance_id

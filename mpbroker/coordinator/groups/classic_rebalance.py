@@ -21,8 +21,10 @@ again, and does not wait for the one that has gone.
 
 If the coordinator is killed in another rebalance, the log has only the last generation.
 The successor begins with it, in the state Stable, and executes the members' parked
-requests again. Requests that name the lost generation are answered ILLEGAL_GENERATION,
-or UNKNOWN_MEMBER_ID if the group was never written, and their members join again.
+requests again. A parked JoinGroup has waited since its processor received it, and its
+member keeps its id, also if no record has it. Other requests that name the lost
+generation are answered ILLEGAL_GENERATION, or UNKNOWN_MEMBER_ID if the group was never
+written, and their members join again.
 
 Source: Kafka's GroupMetadataManager (prepareRebalance, completeClassicGroupJoin and
 what belongs to them), with its names.
@@ -85,16 +87,27 @@ class ClassicRebalance:
 
     # -- into PreparingRebalance ---------------------------------------------------
 
-    def maybe_prepare_rebalance(self, group: ClassicGroup, now_ms: int) -> None:
+    def maybe_prepare_rebalance(
+        self, group: ClassicGroup, now_ms: int, waited_ms: int = 0
+    ) -> None:
+        """Begin a rebalance unless the group is in its first phase already.
+
+        Args:
+            waited_ms: how long the JoinGroup that is the reason has waited, perhaps for
+                a coordinator that was killed. The group's first members then do not
+                wait for as long again.
+        """
         if group.is_in(S.STABLE, S.COMPLETING_REBALANCE, S.EMPTY):
-            self._prepare_rebalance(group, now_ms)
+            self._prepare_rebalance(group, now_ms, waited_ms)
 
     def _timeout_ms(self, group: ClassicGroup) -> int:
         """Return how long each phase of a rebalance waits for the group's members."""
         most = self._config.max_rebalance_timeout_ms
         return min(group.rebalance_timeout_ms, most)
 
-    def _prepare_rebalance(self, group: ClassicGroup, now_ms: int) -> None:
+    def _prepare_rebalance(
+        self, group: ClassicGroup, now_ms: int, waited_ms: int
+    ) -> None:
         if group.is_in(S.COMPLETING_REBALANCE):
             self._reset_and_propagate_assignment_error(
                 group, ErrorCode.REBALANCE_IN_PROGRESS, now_ms
@@ -106,26 +119,29 @@ class ClassicRebalance:
             delay = self._config.group_initial_rebalance_delay_ms
             remaining = max(self._timeout_ms(group) - delay, 0)
             if delay:
-                self._schedule_initial(group, delay, remaining, now_ms)
+                began_ms = now_ms - waited_ms
+                self._schedule_initial(group, delay, remaining, began_ms)
             else:
                 self._complete_join(group, now_ms)
         else:
             self._maybe_complete_join_else_schedule(group, now_ms)
 
     def _schedule_initial(
-        self, group: ClassicGroup, delay_ms: int, remaining_ms: int, now_ms: int
+        self, group: ClassicGroup, delay_ms: int, remaining_ms: int, began_ms: int
     ) -> None:
+        end_ms = began_ms + delay_ms
+
         def expire(at_ms: int) -> None:
             if group.new_member_added and remaining_ms:
                 # Another member has come: there may be more of them.
                 group.new_member_added = False
                 delay = min(self._config.group_initial_rebalance_delay_ms, remaining_ms)
                 remaining = max(remaining_ms - delay_ms, 0)
-                self._schedule_initial(group, delay, remaining, at_ms)
+                self._schedule_initial(group, delay, remaining, end_ms)
             else:
                 self._complete_join(group, at_ms)
 
-        self._timers.schedule(("join", group.group_id), now_ms + delay_ms, expire)
+        self._timers.schedule(("join", group.group_id), end_ms, expire)
 
     def _maybe_complete_join_else_schedule(
         self, group: ClassicGroup, now_ms: int

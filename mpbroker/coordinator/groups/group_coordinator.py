@@ -16,7 +16,10 @@ from typing import Final
 
 from mpbroker.coordinator.context import CoordinatorContext
 from mpbroker.coordinator.groups.classic_group import ClassicGroup, ClassicGroupState
-from mpbroker.coordinator.groups.classic_protocol import ClassicProtocol
+from mpbroker.coordinator.groups.classic_protocol import (
+    ClassicProtocol,
+    may_have_been_parked,
+)
 from mpbroker.coordinator.groups.classic_rebalance import ClassicRebalance, refused_join
 from mpbroker.coordinator.groups.consumer_group import ConsumerGroup
 from mpbroker.coordinator.groups.consumer_group_heartbeat import ConsumerGroupHeartbeat
@@ -186,7 +189,7 @@ class GroupCoordinator:
                 del self._groups[group.group_id]
                 group = None
             if group is None:
-                if request.member_id:
+                if request.member_id and not may_have_been_parked(call, request):
                     raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
                 group = ClassicGroup(request.group_id, now_ms)
                 self._classic.join(call, group, request, now_ms)

@@ -631,3 +631,46 @@ def test_a_group_whose_members_have_all_left_is_empty_after_a_restart(rig):
     assert not waits.answered
     assert rig.group().is_in(S.EMPTY)
     assert rig.answer(rig.join(version=3)).generation_id == 2
+
+
+# -- joins that were parked when the coordinator was killed ----------------------------
+
+
+def test_the_first_members_wait_once_however_often_the_coordinator_is_killed():
+    rig = Rig(group_initial_rebalance_delay_ms=3000)
+    first, second = rig.new_id(), rig.new_id()
+    for waited_ms in (500, 1500, 2500, 3500, 4500):
+        rig.restart()
+        calls = [
+            rig.join(first, parked_ms=waited_ms + 500),
+            rig.join(second, parked_ms=waited_ms),
+        ]
+        rig.advance(999)
+        # 3 s, and 3 s more because the second has come meanwhile: as without a death.
+        assert not any(call.answered for call in calls)
+    rig.advance(1)
+    joined = [rig.answer(call) for call in calls]
+    assert [answer.member_id for answer in joined] == [first, second]
+    assert [answer.generation_id for answer in joined] == [1, 1]
+
+
+def test_a_new_member_keeps_its_id_if_its_join_was_parked(rig):
+    (mine,) = rig.stable(1)
+    new = rig.new_id()
+    rig.join(new)
+    rig.restart()
+    waits = rig.join(new, parked_ms=1)
+    assert rig.heartbeat(mine, 1) == ErrorCode.REBALANCE_IN_PROGRESS
+    rig.join(mine)
+    assert rig.answer(waits).member_id == new
+
+
+def test_a_static_member_with_an_unknown_id_is_refused_though_it_was_parked(rig):
+    static_pair(rig)
+    for group in ("g", "other"):
+        answer = rig.answer(rig.join("b-1", instance="b", parked_ms=1, group=group))
+        assert answer.error_code in (
+            ErrorCode.FENCED_INSTANCE_ID,
+            ErrorCode.UNKNOWN_MEMBER_ID,
+        )
+    assert len(rig.coordinator) == 1
