@@ -32,7 +32,7 @@ from mpbroker.coordinator.transactions.transaction_records import (
     TransactionLogValue,
 )
 from mpbroker.coordinator.transactions.transactions import Transactions
-from mpbroker.ipc.layout import COORDINATOR
+from mpbroker.ipc.layout import COORDINATOR, HANDLER_STEPS, handler_row
 from mpbroker.ipc.tables.transaction_table import TransactionTable
 from mpbroker.metadata.topic_names import OFFSETS_TOPIC, TRANSACTION_TOPIC
 from mpbroker.network.request_channel import HandlerEnd
@@ -145,8 +145,11 @@ class CoordinatorRole:
         self._parts = parts
         self._process: CoordinatorProcess | None = None
         config, memory = parts.config, parts.memory
-        self._registry = parts.registry(self._topic_removed)
-        self._logs = parts.logs(self._registry, process=COORDINATOR)
+        self._words = memory.control.words
+        self._registry = parts.registry(self._topic_removed, step=self._note_step)
+        self._logs = parts.logs(
+            self._registry, step=self._note_step, process=COORDINATOR
+        )
         self._made = parts.internal_topics()
         self._own_appends = OwnAppends(memory.table)
         self._context = CoordinatorContext(
@@ -188,6 +191,10 @@ class CoordinatorRole:
 
     # -- called by its parts
     # ------------------------------------------------------------
+
+    def _note_step(self) -> None:
+        """Show the supervisor's lease that a load or a long turn makes progress."""
+        self._words[handler_row(COORDINATOR) + HANDLER_STEPS] += 1
 
     def _topic_removed(self, topic: Topic) -> None:
         """Forget a deleted topic; start anew if it was one of the coordinator's own."""

@@ -39,6 +39,7 @@ from mpbroker.ipc.layout import (
     HANDLER_BUSY_SLOT,
     HANDLER_COUNTERS,
     HANDLER_PID,
+    HANDLER_STEPS,
     HEADER,
     HEADER_PHASE,
     HandlerCounter,
@@ -181,6 +182,7 @@ class CoordinatorProcess:
 
     def turn(self) -> None:
         """Serve requests and all that is due; wait if there is neither."""
+        self._words[self._row + HANDLER_STEPS] += 1  # for the supervisor's lease
         slots = self._lane.take(_MAX_BATCH, arm=False)
         self._work(slots)
         if not slots:

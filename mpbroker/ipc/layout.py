@@ -217,7 +217,8 @@ class ProcessorCounter(IntEnum):
 #   18-31 counters       the handler (HandlerCounter)
 #   32    steps          the handler: +1 at each partition that a request makes, opens
 #                        or deletes, so that a request for 100,000 partitions is not
-#                        taken for an endless one
+#                        taken for an endless one; the coordinator: +1 in each turn,
+#                        and for each log that it touches
 # (*) in its own row, the coordinator writes these two itself.
 HANDLER_ACTIVE: Final = 0
 HANDLER_ACTIVE_DATA: Final = 1

@@ -15,6 +15,7 @@ import pytest
 from mpbroker.inspect.process_state import process_state
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.headers import encode_request_header
+from mpbroker.protocol.messages.list_groups import ListGroupsRequest
 from tests.bench import wire
 from tests.broker.load import children, dial, receive_frame
 from tests.faults.producers import Ledger
@@ -113,6 +114,20 @@ def test_a_handler_that_loops_for_ever_is_replaced_and_its_request_answered(
         payload = encode_request_header(ApiKey.API_VERSIONS, 0, 8, "innocent")
         other.sendall(len(payload).to_bytes(4, "big") + payload)
         assert receive_frame(other)[:4] == b"\0\0\0\x08"
+    assert "has not moved" in broker.log_tail()
+
+
+def test_a_coordinator_that_loops_for_ever_is_replaced_and_its_request_answered(
+    short_leases: Callable[[Path], Broker], tmp_path: Path
+) -> None:
+    broker = short_leases(tmp_path / "data")
+    client = "loop in the coordinator"
+    body = ListGroupsRequest().encode(0)
+    payload = encode_request_header(ApiKey.LIST_GROUPS, 0, 7, client) + body
+    with dial(broker) as sock:
+        sock.sendall(len(payload).to_bytes(4, "big") + payload)
+        assert receive_frame(sock)[:4] == b"\0\0\0\x07"
+    assert "coordinator 0" in broker.log_tail()
     assert "has not moved" in broker.log_tail()
 
 

@@ -1,9 +1,9 @@
 """Leases: replace a process that lives and makes no progress.
 
-Progress can be seen from outside, at no cost: a handler and a processor store certain
-words in each turn, or each second. A process whose words have not changed for a whole
-lease hangs. It is killed, and its death is repaired like any other. These are told
-apart:
+Progress can be seen from outside, at no cost: a handler, a processor and the
+coordinator store certain words in each turn, or each second. A process whose words have
+not changed for a whole lease hangs. It is killed, and its death is repaired like any
+other. These are told apart:
 
     stopped (SIGSTOP)          it may hold a lock: killed at the second look
     traced (by a debugger)     left alone
@@ -25,6 +25,7 @@ from typing import Final, Protocol
 from mpbroker.base.logger import get_logger
 from mpbroker.inspect.process_state import process_state
 from mpbroker.ipc.layout import (
+    COORDINATOR,
     HANDLER_BUSY_SLOT,
     HANDLER_COUNTERS,
     HANDLER_READY,
@@ -44,7 +45,7 @@ _LOG = get_logger(__name__)
 INTERVAL_S: Final = 1.0
 # A healthy handler is silent for longest when it reads the records of a 100 MB request,
 # or recovers a log after a crash. A request that touches many logs stores a word for
-# each (HANDLER_STEPS).
+# each (HANDLER_STEPS). The coordinator loads its logs in steps of some megabytes.
 LEASE_SAMPLES: Final = 30
 # Two: a stop that is over at once, as of a whole process group, kills no process.
 STOPPED_SAMPLES: Final = 2
@@ -163,8 +164,9 @@ class Leases:
     def _pulse(self, child: Child) -> Sequence[int] | None:
         """Return words that change with progress; None: the role has no such words."""
         words = self._words
-        if child.role is Role.HANDLER:
-            row = handler_row(child.number)
+        if child.role in (Role.HANDLER, Role.COORDINATOR):
+            is_handler = child.role is Role.HANDLER
+            row = handler_row(child.number if is_handler else COORDINATOR)
             idle = row + HANDLER_COUNTERS + HandlerCounter.IDLE_NS
             busy = row + HANDLER_BUSY_SLOT
             return (
