@@ -33,6 +33,7 @@ from mpbroker.coordinator.transactions.transaction_records import (
 )
 from mpbroker.coordinator.transactions.transactions import Transactions
 from mpbroker.ipc.layout import COORDINATOR, HANDLER_STEPS, handler_row
+from mpbroker.ipc.tables.member_sessions import MemberSessions
 from mpbroker.ipc.tables.transaction_table import TransactionTable
 from mpbroker.metadata.topic_names import OFFSETS_TOPIC, TRANSACTION_TOPIC
 from mpbroker.network.request_channel import HandlerEnd
@@ -153,7 +154,10 @@ class CoordinatorRole:
         self._made = parts.internal_topics()
         self._own_appends = OwnAppends(memory.table)
         self._context = CoordinatorContext(
-            Outbox(), Timers(), RegistryTopics(self._registry)
+            Outbox(),
+            Timers(),
+            RegistryTopics(self._registry),
+            MemberSessions(memory.member_sessions.words),
         )
         self._offsets_topic = self._log_of(
             OFFSETS_TOPIC,

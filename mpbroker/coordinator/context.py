@@ -26,6 +26,19 @@ class Topics(Protocol):
         """Return a number that changes whenever a result of the other methods does."""
 
 
+class Sessions(Protocol):
+    """When members were last heard of, for the coordinator's successor.
+
+    See ipc/tables/member_sessions.py.
+    """
+
+    def heard(self, member_id: str, at_ms: int) -> None: ...
+
+    def take_over(self, member_id: str, now_ms: int) -> int: ...
+
+    def forget(self, member_id: str) -> None: ...
+
+
 class CoordinatorContext(NamedTuple):
     """All objects that a state machine reads or changes beside its own state.
 
@@ -36,3 +49,4 @@ class CoordinatorContext(NamedTuple):
     outbox: Outbox
     timers: Timers
     topics: Topics
+    sessions: Sessions

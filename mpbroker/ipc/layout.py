@@ -42,7 +42,7 @@ from enum import IntEnum
 from typing import Final
 
 MAGIC: Final = 0x6D70_6272_6F6B_6572  # "mpbroker"
-LAYOUT_VERSION: Final = 7
+LAYOUT_VERSION: Final = 8
 
 FENCE: Final = 0x6D70_2066_656E_6365  # "mp fence"
 

@@ -40,6 +40,7 @@ from mpbroker.ipc.parts import Parts
 from mpbroker.ipc.ring import NotificationRing, RequestRing, ResponseRing
 from mpbroker.ipc.segment import Segment
 from mpbroker.ipc.tables.client_instances import ClientInstances
+from mpbroker.ipc.tables.member_sessions import MemberSessions
 from mpbroker.ipc.tables.partition_table import PartitionTable
 from mpbroker.ipc.tables.principals import Principals
 from mpbroker.ipc.tables.quota_table import QuotaTable
@@ -111,6 +112,9 @@ class BrokerMemory:
         )
         self.principals = Principals(
             parts.segment("principals", Principals.create_segment)
+        )
+        self.member_sessions = parts.segment(
+            "member sessions", MemberSessions.create_segment
         )
         self.client_instances = ClientInstances(
             parts.segment("client instances", ClientInstances.create_segment),

@@ -11,6 +11,7 @@ from mpbroker.coordinator.groups.group_coordinator import GroupCoordinator
 from mpbroker.coordinator.groups.group_records import read_record
 from mpbroker.coordinator.outbox import Call, Outbox
 from mpbroker.coordinator.timers import Timers
+from mpbroker.ipc.tables.member_sessions import MEMBER_SESSION_WORDS, MemberSessions
 from mpbroker.protocol.message import Message
 from mpbroker.protocol.messages.heartbeat import HeartbeatRequest
 from mpbroker.protocol.messages.join_group import (
@@ -45,6 +46,11 @@ def subscription(*topics: str) -> bytes:
     return data + b"\xff\xff\xff\xff"
 
 
+def no_sessions() -> MemberSessions:
+    """Return the table of a broker that has just started."""
+    return MemberSessions([0] * MEMBER_SESSION_WORDS)
+
+
 class FakeTopics:
     """The topics that a test has defined."""
 
@@ -76,6 +82,7 @@ class Rig:
         self.now_ms = START_MS
         self.topics = FakeTopics()
         self.log: list[tuple[int, bytes, bytes | None]] = []
+        self.sessions = [0] * MEMBER_SESSION_WORDS  # outlives the coordinator
         self._ids = itertools.count(1)
         self.group_configs: dict[str, dict[str, str]] = {}
         self._start()
@@ -85,14 +92,16 @@ class Rig:
         self.timers = Timers()
         self.coordinator = GroupCoordinator(
             self.config,
-            CoordinatorContext(self.out, self.timers, self.topics),
+            CoordinatorContext(
+                self.out, self.timers, self.topics, MemberSessions(self.sessions)
+            ),
             PARTITIONS,
             lambda: f"id{next(self._ids)}",
             overrides=lambda group_id: self.group_configs.get(group_id, {}),
         )
 
     def restart(self) -> None:
-        """Restart the coordinator: only the log is left."""
+        """Restart the coordinator: the log and the members' sessions are left."""
         self.collect()
         self._start()
         self.coordinator.begin_loading(range(PARTITIONS))

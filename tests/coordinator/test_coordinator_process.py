@@ -47,7 +47,7 @@ from mpbroker.protocol.messages.offset_commit import (
     OffsetCommitResponseTopic,
 )
 from mpbroker.server.api_messages import error_answer
-from tests.coordinator.rig import FakeTopics
+from tests.coordinator.rig import FakeTopics, no_sessions
 from tests.coordinator.test_durability import FakeLog, FakeNotices
 
 PARTITION = 3
@@ -71,7 +71,7 @@ class Stage:
         self.channel = channel = MagicMock()
         channel.send_bytes.side_effect = lambda slot, body: self.sent.append(body)
         self.coordinator = MagicMock()
-        context = CoordinatorContext(self.out, Timers(), FakeTopics())
+        context = CoordinatorContext(self.out, Timers(), FakeTopics(), no_sessions())
         durability = Durability(lambda log: None, FakeNotices(), self.fail)  # type: ignore[arg-type]
         words: Any = SimpleNamespace(words=defaultdict(int))
         bell: Any = SimpleNamespace(fd=self.bell)
@@ -195,7 +195,7 @@ def test_a_record_with_an_impossible_value_is_skipped(stage: Stage) -> None:
     value = ConsumerGroupCurrentMemberAssignmentValue(state=25)
     made = GroupCoordinator(
         GroupConfig(),
-        CoordinatorContext(stage.out, Timers(), FakeTopics()),
+        CoordinatorContext(stage.out, Timers(), FakeTopics(), no_sessions()),
         1,
         lambda: "id",
     )

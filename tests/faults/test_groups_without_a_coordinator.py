@@ -1,7 +1,7 @@
 """SIGKILL for the coordinator while classic groups change their members.
 
 The members speak the protocol by themselves, so that no library's retries or timeouts
-hide what the broker answers. Their sessions are longer than any test.
+hide what the broker answers. Their sessions are longer than any test, but for one.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ VERSIONS = {
 class Member:
     """A member of the group, on a connection of its own."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, session_ms: int = SESSION_MS) -> None:
+        self.session_ms = session_ms
         self._connection = wire.Connection(address_of(broker), 90.0)
         self._sent: tuple[ApiKey, Message] | None = None
         self.member_id = ""
@@ -95,7 +96,7 @@ class Member:
     def send_join(self) -> None:
         request = JoinGroupRequest(
             group_id=GROUP,
-            session_timeout_ms=SESSION_MS,
+            session_timeout_ms=self.session_ms,
             rebalance_timeout_ms=SESSION_MS,
             member_id=self.member_id,
             protocol_type="consumer",
@@ -220,3 +221,26 @@ def test_a_group_forms_though_the_coordinator_is_killed_again_and_again(
     for member in members:
         member.send_sync()
     assert {member.receive().error_code for member in members} == {ErrorCode.NONE}
+
+
+def test_a_dead_member_goes_though_no_coordinator_lives_for_a_session(
+    make_broker: Callable[..., Broker], members: list[Member]
+) -> None:
+    broker = make_broker({"group.initial.rebalance.delay.ms": 300})
+    members.extend(Member(broker, session_ms=9000) for _ in range(2))
+    join_all(members)
+    alive, dead = members
+    dead.close()
+    kills = 0
+    deadline = time.monotonic() + TIMEOUT_S
+    while kills < 2 or alive.heartbeat() is not ErrorCode.REBALANCE_IN_PROGRESS:
+        assert time.monotonic() < deadline
+        next_kill = time.monotonic() + 3
+        wait_until(
+            lambda next_kill=next_kill: (
+                alive.heartbeat() is ErrorCode.REBALANCE_IN_PROGRESS
+                or time.monotonic() > next_kill
+            )
+        )
+        kill_coordinator(broker)
+        kills += 1

@@ -62,6 +62,9 @@ S = ClassicGroupState
 # Its client may have ended, and the group must not wait for it for ever. Kafka's
 # NewMemberJoinTimeoutMs.
 NEW_MEMBER_JOIN_TIMEOUT_MS: Final = 5 * 60 * 1000
+# What is left of a session at least when its group is loaded: the requests that came
+# while no coordinator lived are executed first.
+LEAST_SESSION_LEFT_MS: Final = 2000
 _NULLABLE_PROTOCOL_SINCE: Final = 7
 # A record's bytes beside its key and value, as Kafka estimates them at most.
 _RECORD_OVERHEAD: Final = 21
@@ -83,6 +86,7 @@ class ClassicRebalance:
         self._config = config
         self._out = context.outbox
         self._timers = context.timers
+        self._sessions = context.sessions
         self._partition_of = partition_of
 
     # -- into PreparingRebalance ---------------------------------------------------
@@ -321,10 +325,17 @@ class ClassicRebalance:
         timeout_ms: int = 0,
     ) -> None:
         """Start a member's session timer, or start it again."""
+        self._sessions.heard(member.member_id, now_ms)
+        left_ms = timeout_ms or member.session_timeout_ms
+        self._schedule_session(group, member, now_ms + left_ms)
+
+    def _schedule_session(
+        self, group: ClassicGroup, member: ClassicMember, end_ms: int
+    ) -> None:
         member_id = member.member_id
         self._timers.schedule(
             ("session", group.group_id, member_id),
-            now_ms + (timeout_ms or member.session_timeout_ms),
+            end_ms,
             lambda at_ms: self._expire_session(group, member_id, at_ms),
         )
 
@@ -335,7 +346,9 @@ class ClassicRebalance:
         waits = member.awaiting_join is not None or member.awaiting_sync is not None
         if member.is_new or not waits:
             self.remove_member(group, member, now_ms)
-        # Otherwise a request of it is parked: the timer starts when it is answered.
+        else:
+            # A request of it is parked: the timer starts when that is answered.
+            self._sessions.forget(member_id)
 
     def refuse_waiting(self, group: ClassicGroup, error_code: ErrorCode) -> None:
         """Answer all parked requests with an error; the broker stops, for example."""
@@ -383,9 +396,13 @@ class ClassicRebalance:
         return True
 
     def loaded(self, group: ClassicGroup, now_ms: int) -> None:
-        """Start the sessions of a group's members, and go on with its rebalance."""
+        """Go on with the sessions of a group's members, and with its rebalance."""
         for member in group.members.values():
-            self.schedule_session(group, member, now_ms)
+            silence_ms = self._sessions.take_over(member.member_id, now_ms)
+            left_ms = member.session_timeout_ms
+            if silence_ms:
+                left_ms = max(left_ms - silence_ms, LEAST_SESSION_LEFT_MS)
+            self._schedule_session(group, member, now_ms + left_ms)
         if group.departed is not None:
             self.after_removal(group, now_ms)
 

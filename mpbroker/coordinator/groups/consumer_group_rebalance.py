@@ -30,7 +30,10 @@ from typing import Final
 from mpbroker.coordinator.context import CoordinatorContext
 from mpbroker.coordinator.groups.assignors import ASSIGNORS, MemberSpec
 from mpbroker.coordinator.groups.classic_group import ClassicGroup, ClassicGroupState
-from mpbroker.coordinator.groups.classic_rebalance import ClassicRebalance
+from mpbroker.coordinator.groups.classic_rebalance import (
+    LEAST_SESSION_LEFT_MS,
+    ClassicRebalance,
+)
 from mpbroker.coordinator.groups.consumer_group import (
     LEAVE_STATIC_EPOCH,
     ConsumerGroup,
@@ -95,6 +98,7 @@ class ConsumerGroupRebalance:
         self._out = context.outbox
         self._timers = context.timers
         self._topics = context.topics
+        self._sessions = context.sessions
         self._partition_of = partition_of
         self._classic = classic
         self._replaced = replaced
@@ -311,8 +315,13 @@ class ConsumerGroupRebalance:
         self, group: ConsumerGroup, member: ConsumerMember, now_ms: int
     ) -> None:
         """Restart a member's session timer; start or stop that of its revocation."""
+        self.schedule_session(group, member.member_id, now_ms)
+        self._schedule_revocation(group, member, now_ms)
+
+    def _schedule_revocation(
+        self, group: ConsumerGroup, member: ConsumerMember, now_ms: int
+    ) -> None:
         member_id = member.member_id
-        self.schedule_session(group, member_id, now_ms)
         name = ("revocation", group.group_id, member_id)
         if member.state is MemberState.UNREVOKED_PARTITIONS:
             if name not in self._timers:
@@ -336,6 +345,12 @@ class ConsumerGroupRebalance:
         self, group: ConsumerGroup, member_id: str, now_ms: int
     ) -> None:
         """Start a member's session timer, or start it again."""
+        self._sessions.heard(member_id, now_ms)
+        self._schedule_session(group, member_id, now_ms)
+
+    def _schedule_session(
+        self, group: ConsumerGroup, member_id: str, now_ms: int, silence_ms: int = 0
+    ) -> None:
         member = group.members[member_id]
         timeout_ms = self.setting(
             group, SESSION_TIMEOUT, self._config.group_consumer_session_timeout_ms
@@ -347,8 +362,11 @@ class ConsumerGroupRebalance:
             if group.members.get(member_id) is member:
                 self.remove_members(group, [member_id], at_ms)
 
+        left_ms = timeout_ms
+        if silence_ms:
+            left_ms = max(timeout_ms - silence_ms, LEAST_SESSION_LEFT_MS)
         self._timers.schedule(
-            ("session", group.group_id, member_id), now_ms + timeout_ms, expire
+            ("session", group.group_id, member_id), now_ms + left_ms, expire
         )
 
     def expect_rejoin(
@@ -388,9 +406,11 @@ class ConsumerGroupRebalance:
             self._timers.cancel((name, group.group_id, member_id))
 
     def loaded(self, group: ConsumerGroup, now_ms: int) -> None:
-        """Start the timers of a group that was loaded, with their full times."""
-        for member in group.members.values():
-            self.schedule(group, member, now_ms)
+        """Start the timers of a group that was loaded; sessions go on."""
+        for member_id, member in group.members.items():
+            silence_ms = self._sessions.take_over(member_id, now_ms)
+            self._schedule_session(group, member_id, now_ms, silence_ms)
+            self._schedule_revocation(group, member, now_ms)
 
     def forget(self, group: ConsumerGroup) -> None:
         """Cancel all timers of a group."""

@@ -674,3 +674,45 @@ def test_a_static_member_with_an_unknown_id_is_refused_though_it_was_parked(rig)
             ErrorCode.UNKNOWN_MEMBER_ID,
         )
     assert len(rig.coordinator) == 1
+
+
+# -- sessions go on --------------------------------------------------------------------
+
+
+def test_a_dead_member_goes_though_the_coordinator_is_killed_more_often(rig):
+    alive, dead = rig.stable(2, session_ms=10_000)
+    for _ in range(3):
+        rig.advance(3000)
+        assert rig.heartbeat(alive, 2) == ErrorCode.NONE
+        rig.restart()
+    rig.advance(1999)
+    assert rig.heartbeat(alive, 2) == ErrorCode.NONE
+    rig.advance(1)  # requests that wait for a successor have that long at least
+    assert rig.heartbeat(alive, 2) == ErrorCode.REBALANCE_IN_PROGRESS
+    assert rig.heartbeat(dead, 2) == ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_the_time_without_a_coordinator_is_no_members_silence(rig):
+    one, two = rig.stable(2, session_ms=10_000)
+    rig.advance(4000)
+    rig.heartbeat(one, 2)
+    rig.now_ms += 60_000
+    rig.restart()
+    rig.advance(5999)
+    assert rig.heartbeat(one, 2) == ErrorCode.NONE
+    rig.advance(1)
+    assert list(rig.group().members) == [one]
+    assert rig.heartbeat(two, 2) == ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_a_member_whose_request_was_parked_for_long_has_its_whole_session(rig):
+    leader, follower = rig.stable(2, session_ms=10_000, rebalance_ms=60_000)
+    rig.join(leader, rebalance_ms=60_000)
+    for _ in range(4):
+        rig.advance(5000)
+        assert rig.heartbeat(follower, 2) == ErrorCode.REBALANCE_IN_PROGRESS
+    rig.restart()
+    rig.advance(9999)
+    assert leader in rig.group().members
+    rig.advance(1)
+    assert leader not in rig.group().members

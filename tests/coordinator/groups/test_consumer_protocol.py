@@ -151,6 +151,19 @@ def test_a_silent_member_is_out_after_its_session(rig):
     assert two.beat().error_code == ErrorCode.UNKNOWN_MEMBER_ID
 
 
+def test_a_silent_member_is_out_though_the_coordinator_is_killed_more_often(rig):
+    alive, silent = Consumer(rig, "alive"), Consumer(rig, "silent")
+    for each in (alive, silent):
+        each.beat()
+    for _ in range(5):
+        rig.advance(8000)
+        assert "silent" in rig.group().members
+        alive.beat()
+        rig.restart()
+    rig.advance(5000)
+    assert list(rig.group().members) == ["alive"]
+
+
 def test_a_group_has_timeouts_of_its_own_from_its_next_heartbeat_on(rig):
     beat(rig, "m", 0)
     rig.group_configs["g"] = {

@@ -70,7 +70,7 @@ from mpbroker.protocol.records.control_record import parse_end_transaction_marke
 from mpbroker.protocol.records.record_batch import iter_records
 from mpbroker.storage.log.own_appends import OwnAppends
 from mpbroker.storage.log.partition_log import PartitionLog
-from tests.coordinator.rig import FakeTopics
+from tests.coordinator.rig import FakeTopics, no_sessions
 from tests.coordinator.test_durability import FakeNotices
 from tests.storage.batches import Validated, batch
 
@@ -144,7 +144,7 @@ class Machine:
         registry: Any = SimpleNamespace(topic=topics.get)
         out, timers = Outbox(), Timers()
         own = OwnAppends(self.rows if self.chance.random() < 0.5 else None)
-        context = CoordinatorContext(out, timers, FakeTopics())
+        context = CoordinatorContext(out, timers, FakeTopics(), no_sessions())
         groups = GroupCoordinator(GroupConfig(), context, 1, lambda: "id")
         topic = CoordinatorTopic(
             registry,

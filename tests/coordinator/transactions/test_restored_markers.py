@@ -27,7 +27,7 @@ from mpbroker.protocol.errors import ApiError
 from mpbroker.storage.log.log_sync import LogSync
 from mpbroker.storage.log.own_appends import OwnAppends
 from mpbroker.storage.log.partition_log import PartitionLog
-from tests.coordinator.rig import FakeTopics
+from tests.coordinator.rig import FakeTopics, no_sessions
 from tests.storage.batches import batch
 
 PRODUCER = 7
@@ -168,7 +168,7 @@ def test_a_marker_ends_nothing_of_a_partition_that_is_not_loaded_as_far(
     registry: Any = SimpleNamespace(topic={OFFSETS_TOPIC: topic}.get)
     groups = GroupCoordinator(
         GroupConfig(),
-        CoordinatorContext(Outbox(), Timers(), FakeTopics()),
+        CoordinatorContext(Outbox(), Timers(), FakeTopics(), no_sessions()),
         1,
         lambda: "id",
     )

@@ -33,7 +33,7 @@ from mpbroker.coordinator.transactions.transaction_records import read_transacti
 from mpbroker.metadata.topic_names import TopicPartition
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.message import Message
-from tests.coordinator.rig import FakeTopics
+from tests.coordinator.rig import FakeTopics, no_sessions
 
 PARTITIONS = 3
 START_MS = 1_000_000
@@ -123,7 +123,7 @@ class TransactionRig:
 
     def _start(self) -> None:
         self.out, self.timers = Outbox(), Timers()
-        context = CoordinatorContext(self.out, self.timers, self.topics)
+        context = CoordinatorContext(self.out, self.timers, self.topics, no_sessions())
         self.open = self._open_transactions()
         self.groups = GroupCoordinator(GroupConfig(), context, PARTITIONS, lambda: "id")
         self.coordinator = TransactionCoordinator(
