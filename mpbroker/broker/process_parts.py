@@ -27,7 +27,7 @@ from mpbroker.metadata.topic_names import OFFSETS_TOPIC, TRANSACTION_TOPIC
 from mpbroker.metadata.topics import NewTopic, RegistryHooks, Topic, TopicRegistry
 from mpbroker.server.quotas.client_quotas import ClientQuotas
 from mpbroker.storage.log_directory import LogDirectory
-from mpbroker.storage.log_manager import LogManager
+from mpbroker.storage.log_manager import LogManager, Syncer
 from mpbroker.supervisor.listen_sockets import Listener
 from mpbroker.supervisor.memory import BrokerMemory
 
@@ -119,8 +119,7 @@ class ProcessParts:
             is_behind=lambda: self.memory.metadata_cell.end != registry.version,
             is_restored=is_restored,
             step=step,
-            process=process,
-            notify=self._notify,
+            syncer=Syncer(process, self._notify),
         )
 
     def _notify(self, row: int, handlers: int) -> None:

@@ -9,7 +9,7 @@ Source: Kafka's LogManager.
 import errno
 import os
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from mpbroker.base.logger import get_logger
 from mpbroker.ipc.layout import HOUSEKEEPER, RowStatus
@@ -61,6 +61,19 @@ class TopicSource(Protocol):
     def topic(self, name: str) -> TopicView | None: ...
 
 
+class Syncer(NamedTuple):
+    """A process that owns a log's sync while it makes one.
+
+    Attributes:
+        process: its id.
+        notify: sends a notice about a row (index) to handlers (bit set), which wait for
+            a sync that the process has made; None: no handler waits.
+    """
+
+    process: int = HOUSEKEEPER
+    notify: Callable[[int, int], None] | None = None
+
+
 class LogManager:
     """The logs of all partitions, as one process uses them.
 
@@ -74,9 +87,7 @@ class LogManager:
         is_restored: returns whether the logs have the markers of all decided
             transactions. No log is opened before that.
         step: called at each log that is opened or deleted, as a sign of progress.
-        process: this process's id as the owner of a log's sync.
-        notify: sends a notice about a row (index) to handlers (bit set), which wait for
-            a sync that this process has made.
+        syncer: this process as the owner of logs' syncs.
     """
 
     def __init__(
@@ -89,8 +100,7 @@ class LogManager:
         is_behind: Callable[[], bool] = lambda: False,
         is_restored: Callable[[], bool] = lambda: True,
         step: Callable[[], None] = lambda: None,
-        process: int = HOUSEKEEPER,
-        notify: Callable[[int, int], None] | None = None,
+        syncer: Syncer = Syncer(),  # noqa: B008 - it cannot be changed
     ) -> None:
         self.directories = directories
         self._table = table
@@ -99,8 +109,7 @@ class LogManager:
         self._is_behind = is_behind
         self._is_restored = is_restored
         self._step = step
-        self._process = process
-        self._notify = notify
+        self._process, self._notify = syncer
         self._logs: dict[int, PartitionLog] = {}
 
     def log(self, topic: TopicView | str, partition: int) -> PartitionLog:
