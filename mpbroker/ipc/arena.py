@@ -3,7 +3,8 @@
     +---------------------------------+
     | region of processor 0           |
     |   blocks: 8192 x 16 KiB         |  one a slot: request, progress, answer
-    |   extents, in 64 KiB pages      |  frames that do not fit a block
+    |   extents, in 64 KiB pages      |  frames that do not fit a block; the last part
+    |                                 |  is kept for small ones
     +---------------------------------+
     | region of processor 1 ...       |
     +---------------------------------+
@@ -18,6 +19,7 @@ never overlap, since a handler that dies half-way through its answer must leave 
 request intact.
 """
 
+import sys
 from bisect import insort
 from collections.abc import Iterable
 from typing import Final
@@ -43,6 +45,13 @@ BLOCKS_BYTES: Final = SLOTS_PER_PROCESSOR * BLOCK_BYTES
 REQUEST_PAGE_BYTES: Final = 64 * 1024
 RESPONSE_PAGE_BYTES: Final = 4 * 1024
 HANDLER_REGION_BYTES: Final = 64 * 1024 * 1024
+
+# The last part of a processor's region is kept for frames up to this length, so that
+# large frames that come slowly never keep small ones from being read. A Java producer
+# sends requests of 1 MiB at most (max.request.size) unless it is told otherwise; the
+# page above that is for the headers.
+SMALL_FRAME_BYTES: Final = 1024 * 1024 + REQUEST_PAGE_BYTES
+_SMALL_FRAMES_BYTES: Final = 64 * 1024 * 1024
 
 _MIN_PARTITION_BYTES: Final = 64
 
@@ -79,6 +88,9 @@ class ArenaLayout:
             wanted = max(queued_bytes, largest)
         page = REQUEST_PAGE_BYTES
         self.extents_bytes = -(-wanted // page) * page
+        # The largest frame must fit beside the part for small ones.
+        spare = min(wanted // 4, wanted - largest, _SMALL_FRAMES_BYTES)
+        self._large_bytes = self.extents_bytes - spare // page * page
         self.processor_region_bytes = BLOCKS_BYTES + self.extents_bytes
         self._handlers = MAX_PROCESSORS * self.processor_region_bytes
         self.size_bytes = self._handlers + HANDLER_IDS * HANDLER_REGION_BYTES
@@ -94,6 +106,11 @@ class ArenaLayout:
     def request_extents(self, processor: int) -> "ExtentAllocator":
         start = processor * self.processor_region_bytes + BLOCKS_BYTES
         return ExtentAllocator(start, self.extents_bytes, REQUEST_PAGE_BYTES)
+
+    def small_frames(self, processor: int) -> int:
+        """Return where the part for small frames begins in a processor's region."""
+        start = processor * self.processor_region_bytes + BLOCKS_BYTES
+        return start + self._large_bytes
 
     def response_extents(self, handler: int) -> "ExtentAllocator":
         start = self._handlers + handler * HANDLER_REGION_BYTES
@@ -116,16 +133,24 @@ class ExtentAllocator:
     def rounded(self, length: int) -> int:
         return -(-length // self._page) * self._page
 
-    def allocate(self, length: int) -> int | None:
-        """Return the offset of ``length`` free bytes; None if no gap is long enough."""
+    def allocate(
+        self, length: int, low: int = 0, high: int = sys.maxsize
+    ) -> int | None:
+        """Return the offset of ``length`` free bytes; None if no gap is long enough.
+
+        Args:
+            length: bytes.
+            low: no byte before this offset is taken.
+            high: no byte from this offset on is taken.
+        """
         wanted = self.rounded(length)
         for index, (start, size) in enumerate(self._free):
-            if size >= wanted:
-                if size == wanted:
-                    del self._free[index]
-                else:
-                    self._free[index] = (start + wanted, size - wanted)
-                return start
+            first, end = max(start, low), start + size
+            if min(end, high) - first >= wanted:
+                last = first + wanted
+                gaps = (start, first - start), (last, end - last)
+                self._free[index : index + 1] = [gap for gap in gaps if gap[1]]
+                return first
         return None
 
     def free(self, start: int, length: int) -> None:

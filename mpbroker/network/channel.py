@@ -75,6 +75,7 @@ class Channel:
         "extent",
         "extent_have",
         "extent_length",
+        "extent_ns",
         "fd",
         "frame_end",
         "outgoing",
@@ -88,6 +89,7 @@ class Channel:
         "start",
         "state",
         "waiting",
+        "wanted",
     )
 
     def __init__(self, sock: socket.socket, connection: int, row: int) -> None:
@@ -109,6 +111,8 @@ class Channel:
         self.extent = 0  # a frame that outgrew the block; 0: none
         self.extent_length = 0
         self.extent_have = 0
+        self.extent_ns = 0  # since when it has the extent
+        self.wanted = 0  # length of the frame for which it waits for an extent
         self.spilled = b""  # a partial frame kept privately, because slots ran short
         self.outgoing: list[BytesPart | FilePart] = []  # parts not yet sent, last first
         self.part_sent = 0  # bytes of outgoing[-1] already sent

@@ -41,7 +41,8 @@ from mpbroker.network.moves.tcp_counters import (
     stream_counts,
 )
 from mpbroker.network.request_channel import ProcessorEnd
-from mpbroker.network.request_reader import RequestReader, stalled_longest
+from mpbroker.network.request_reader import RequestReader
+from mpbroker.network.slow_clients import slowest
 
 _LOG = get_logger(__name__)
 
@@ -259,7 +260,7 @@ class Connections:
 
     def _add(self, channel: Channel, now_ns: int, where: dict[int, Channel]) -> None:
         self._selector.register(channel)
-        channel.active_ns = now_ns
+        channel.active_ns = channel.extent_ns = now_ns
         where[channel.fd] = channel
         self._cookies.add(channel.cookie)
         self._words[self._counters] = len(self.by_fd) + len(self.unready)
@@ -272,18 +273,23 @@ class Connections:
             if channel.state == _READING:
                 self.close(channel, ProcessorCounter.CLOSED_BY_HANDLER)
 
-    def close_stalled(self, stalled_ns: int) -> None:
-        """Close the connection that has stalled longest with a part of a request."""
-        stalled = stalled_longest(self.by_fd.values(), stalled_ns)
-        if stalled is not None:
+    def close_slow_senders(self, wanted: int) -> None:
+        """Close connections that send requests slowly; others wait for the memory.
+
+        Args:
+            wanted: bytes for which others wait.
+        """
+        sending = self._reader.transfers(self.by_fd.values())
+        for slow in slowest(sending, wanted):
             _LOG.info(
-                "%s: closed: it stalled after %d of %d bytes of a request,"
+                "%s: closed: it sent %d of %d bytes of a request in %.1f s,"
                 " and other connections need the memory",
-                self._rows.name(stalled.connection),
-                stalled.extent_have,
-                stalled.extent_length,
+                self._rows.name(slow.channel.connection),
+                slow.done,
+                slow.length,
+                slow.held_ns / 1e9,
             )
-            self.close(stalled, ProcessorCounter.CLOSED_IDLE)
+            self.close(slow.channel, ProcessorCounter.CLOSED_IDLE)
 
     def close(self, channel: Channel, reason: ProcessorCounter) -> None:
         """End a connection, and free everything that it holds."""

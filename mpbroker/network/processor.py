@@ -19,7 +19,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from mpbroker.base.logger import get_logger
-from mpbroker.ipc.arena import REQUEST_PART_BYTES, ArenaLayout, progress_offset
+from mpbroker.ipc.arena import (
+    REQUEST_PART_BYTES,
+    ArenaLayout,
+    extent_bytes,
+    progress_offset,
+)
 from mpbroker.ipc.black_box import EventKind, note
 from mpbroker.ipc.counters.network_costs import NetworkCosts
 from mpbroker.ipc.counters.request_metrics import RequestMetrics
@@ -62,6 +67,7 @@ from mpbroker.network.polls import Polls
 from mpbroker.network.request_channel import ProcessorEnd
 from mpbroker.network.request_reader import ReadResult, RequestReader
 from mpbroker.network.response_sender import ResponseSender, SendResult
+from mpbroker.network.slow_clients import PATIENCE_NS
 from mpbroker.network.throttles import Throttles
 
 _LOG = get_logger(__name__)
@@ -74,8 +80,8 @@ _DEPARTURES_A_TURN: Final = 256
 _SIZE_BYTES: Final = 4
 _IDLE_POLL_S: Final = 1.0
 _BLOCKED_POLL_S: Final = 0.001  # the ring is full: no doorbell tells when it is not
+_STARVED_POLL_S: Final = 0.25  # connections wait for memory that slow clients hold
 _HOUSEKEEPING_NS: Final = 1_000_000_000
-_STALLED_NS: Final = 10_000_000_000
 _QUIET_NS: Final = 5_000_000_000  # a silent connection keeps its slot for so long
 _READING: Final = ConnectionState.READING
 _SENDING: Final = ConnectionState.SENDING
@@ -166,10 +172,13 @@ class Processor:
         self._channels = self._connections.by_fd
         self._first_slot = processor * SLOTS_PER_PROCESSOR
         self._in_flight = self._connections.in_flight
-        # Channels that wait for a slot or an extent; that wait for one to move their
-        # bytes there; and that were readable while the ring was full.
+        # Channels that wait for a slot; that wait for a slot or an extent to move their
+        # bytes there; that wait for an extent; and that were readable while the ring
+        # was full.
         self._waiting: deque[Channel] = deque()
         self._homeless: deque[Channel] = deque()
+        self._small, self._large = self._reader.queues
+        self._starved_ns = 0  # since when none of them got an extent; 0: none waits
         self._postponed: deque[Channel] = deque()
         self._throttles = Throttles(control.words)
         self._costs = NetworkCosts(processor, control.words)
@@ -212,7 +221,10 @@ class Processor:
             self._configure_new_connections()
         if self._unfinished:
             self._finish_sending()
-        waiting = self._postponed or self._waiting or self._homeless or self._throttles
+        starved = self._small or self._large or self._homeless
+        waiting = starved or self._postponed or self._waiting or self._throttles
+        if starved or self._starved_ns:
+            self._make_room()
         # If the ring has room, waiting channels are read before this process sleeps.
         if waiting and not self._requests.flush():
             self._retry_reading()
@@ -288,7 +300,8 @@ class Processor:
         """Return how long to wait for events; 0.0 while there is work to do."""
         if self._busy or self._new_connections or self._take_responses(arm=True):
             return 0.0
-        return self._throttles.poll_s(_IDLE_POLL_S, time.monotonic_ns())
+        longest_s = _STARVED_POLL_S if self._starved_ns else _IDLE_POLL_S
+        return self._throttles.poll_s(longest_s, time.monotonic_ns())
 
     def _look(self) -> None:
         """Check, after the doorbell rang, for a new keeper and for move orders."""
@@ -422,14 +435,29 @@ class Processor:
         words[row + ProcessorCounter.BYTES_IN] += length + _SIZE_BYTES
 
     def _starve(self, channel: Channel) -> None:
-        """Wait for a slot or extent, and try to free one."""
+        """Wait for a slot or an extent; try to free a slot."""
         if channel.slot < 0:
             self._connections.count(ProcessorCounter.WAITS_FOR_SLOT, 1)
             self._reader.spill(self._channels.values())
+            self._wait(channel, self._waiting)
+        elif channel is self._reader.next:
+            channel.waiting = True
+            self._reader.queue(channel.wanted).appendleft(channel)
         else:
             self._connections.count(ProcessorCounter.WAITS_FOR_EXTENT, 1)
-            self._connections.close_stalled(_STALLED_NS)
-        self._wait(channel, self._waiting)
+            self._wait(channel, self._reader.queue(channel.wanted))
+
+    def _make_room(self) -> None:
+        """Close slow senders if others wait for memory, and none has got any lately."""
+        if not (self._small or self._large or self._homeless):
+            self._starved_ns = 0
+        elif not self._starved_ns:
+            self._starved_ns = self._now
+        elif self._now - self._starved_ns > PATIENCE_NS:
+            self._starved_ns = self._now
+            wanted = self._reader.wanted_bytes()
+            wanted += sum(extent_bytes(each.extent_length) for each in self._homeless)
+            self._connections.close_slow_senders(wanted)
 
     def _wait(self, channel: Channel, queue: deque[Channel]) -> None:
         if not channel.waiting:
@@ -450,6 +478,8 @@ class Processor:
                 break
             channel.waiting = False
             self._receive(channel)
+        for queue in self._reader.queues:
+            self._retry_with_extents(queue)
         for queue in (self._postponed, self._waiting):
             for _ in range(len(queue)):
                 if self._requests.is_blocked:
@@ -460,6 +490,20 @@ class Processor:
                     self._receive(channel)
                     if channel.waiting and queue is self._waiting:
                         break  # still no room for the first of the queue
+
+    def _retry_with_extents(self, queue: deque[Channel]) -> None:
+        """Read from the channels that waited for an extent, as far as there are any."""
+        while queue and not self._requests.is_blocked:
+            channel = queue.popleft()
+            channel.waiting = False
+            if not (self._connections.is_here(channel) and channel.state == _READING):
+                continue
+            self._reader.next = channel
+            self._receive(channel)
+            self._reader.next = None
+            if queue and queue[0] is channel:
+                return
+            self._starved_ns = self._now
 
     # -- responses ---------------------------------------------------------------
 

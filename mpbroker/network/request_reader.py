@@ -12,8 +12,10 @@ a frame on each. When slots run short, such parts are moved to private memory (a
 block each) until the rest arrives. Only these are lost with their processor.
 """
 
+import sys
 import time
-from collections.abc import Container, Iterable
+from collections import deque
+from collections.abc import Container, Iterable, Iterator
 from enum import IntEnum
 from struct import Struct
 from typing import Final
@@ -22,6 +24,7 @@ from mpbroker.base.logger import get_logger
 from mpbroker.ipc.arena import (
     BLOCK_BYTES,
     REQUEST_PART_BYTES,
+    SMALL_FRAME_BYTES,
     ArenaLayout,
     ExtentAllocator,
     extent_bytes,
@@ -59,6 +62,7 @@ from mpbroker.network.channel_selector import ChannelSelector
 from mpbroker.network.connection_rows import ConnectionRows, live_rows
 from mpbroker.network.errors import FrameLengthError
 from mpbroker.network.frame_length import explain_bad_length
+from mpbroker.network.slow_clients import Transfer
 
 _LOG = get_logger(__name__)
 _SIZE: Final = Struct(">i")
@@ -103,6 +107,12 @@ class RequestReader:
         self.max_request_bytes = max_request_bytes
         self._first_slot = processor * SLOTS_PER_PROCESSOR
         self._extents: ExtentAllocator = arena_layout.request_extents(processor)
+        self._small_frames = arena_layout.small_frames(processor)
+        # Channels that wait for an extent, for small frames and for large ones. Each
+        # queue is served in order: no channel takes what an earlier one waits for,
+        # except the channel whose turn it is.
+        self.queues: tuple[deque[Channel], deque[Channel]] = (deque(), deque())
+        self.next: Channel | None = None
         self._free: list[int] = []
         self._processor = processor
         self._used_word = processor_row(processor) + PROCESSOR_SLOTS_USED
@@ -247,20 +257,63 @@ class RequestReader:
         return None
 
     def _move_to_extent(self, channel: Channel, length: int) -> bool:
-        extent = self._extents.allocate(extent_bytes(length))
+        extent = None
+        if not self.queue(length) or channel is self.next:
+            extent = self._allocate(length)
         if extent is None:
+            channel.wanted = length
             return False
-        self._extents_used = True
         have = channel.end - channel.start
         at = channel.block + channel.start
         self._view[extent : extent + have] = self._view[at : at + have]
         words, row = self._words, channel.row
         channel.extent_length = words[row + CONNECTION_EXTENT_LENGTH] = length
         channel.extent_have = have
+        channel.extent_ns = time.monotonic_ns()
         # Last: from this store on, the row says that the bytes are in the extent.
         channel.extent = words[row + CONNECTION_EXTENT] = extent
         self._place(channel, 0, 0)
         return True
+
+    def queue(self, length: int) -> deque[Channel]:
+        """Return the queue of channels that wait for extents of this class."""
+        return self.queues[length > SMALL_FRAME_BYTES]
+
+    def _allocate(self, length: int) -> int | None:
+        """Return an extent for a frame; small ones have a part that large ones lack."""
+        wanted, small_frames = extent_bytes(length), self._small_frames
+        extent = None
+        if length <= SMALL_FRAME_BYTES:
+            extent = self._extents.allocate(wanted, low=small_frames)
+        if extent is None and not (length <= SMALL_FRAME_BYTES and self.queues[1]):
+            extent = self._extents.allocate(wanted, high=small_frames)
+        if extent is not None:
+            self._extents_used = True
+        return extent
+
+    def wanted_bytes(self) -> int:
+        """Return the bytes for which channels wait."""
+        return sum(
+            extent_bytes(channel.wanted) for queue in self.queues for channel in queue
+        )
+
+    def transfers(self, channels: Iterable[Channel]) -> Iterator[Transfer]:
+        """Yield the partly received frames whose extents others could use."""
+        now = time.monotonic_ns()
+        high = sys.maxsize if self.queues[0] else self._small_frames
+        for channel in channels:
+            if (
+                channel.state == ConnectionState.READING
+                and self._owns_extent(channel.extent)
+                and channel.extent < high
+            ):
+                yield Transfer(
+                    channel,
+                    channel.extent_have,
+                    channel.extent_length,
+                    now - channel.extent_ns,
+                    extent_bytes(channel.extent_length),
+                )
 
     def _move_to_front(self, channel: Channel) -> None:
         have = channel.end - channel.start
@@ -418,10 +471,9 @@ class RequestReader:
             self._view[new + first : new + end] = self._view[old + first : old + end]
             self._words[channel.row + CONNECTION_SLOT] = channel.slot + 1
         if channel.extent and not self._owns_extent(channel.extent):
-            new_extent = self._extents.allocate(extent_bytes(channel.extent_length))
+            new_extent = self._allocate(channel.extent_length)
             if new_extent is None:
                 return False
-            self._extents_used = True
             old, have = channel.extent, channel.extent_have
             self._view[new_extent : new_extent + have] = self._view[old : old + have]
             channel.extent = self._words[channel.row + CONNECTION_EXTENT] = new_extent
@@ -491,16 +543,3 @@ def request_extent(words: memoryview, slot: int) -> tuple[int, int] | None:
     if 0 <= offset - words[row + SLOT_BLOCK] < BLOCK_BYTES:
         return None
     return offset - _SIZE_BYTES, words[row + SLOT_REQUEST_LENGTH] + _SIZE_BYTES
-
-
-def stalled_longest(channels: Iterable[Channel], older_than_ns: int) -> Channel | None:
-    """Return the connection silent longest of those with an extent, if too long."""
-    now = time.monotonic_ns()
-    candidates = [
-        channel
-        for channel in channels
-        if channel.extent
-        and channel.state == ConnectionState.READING
-        and now - channel.active_ns > older_than_ns
-    ]
-    return min(candidates, key=lambda channel: channel.active_ns, default=None)

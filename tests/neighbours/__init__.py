@@ -1,0 +1,1 @@
+"""Hostile clients beside a well-behaved one, which must not notice them."""

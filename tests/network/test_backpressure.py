@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from mpbroker.ipc.layout import ProcessorCounter
@@ -98,9 +100,13 @@ def test_a_frame_that_was_put_aside_keeps_its_bytes_whatever_comes_next(rig):
 # -- extents ------------------------------------------------------------------------
 
 
+PATIENCE = "mpbroker.network.processor.PATIENCE_NS"
+
+
 @pytest.fixture
-def crowded(rig):
+def crowded(rig, monkeypatch):
     """A rig whose memory for large frames is all taken by those who send slowly."""
+    monkeypatch.setattr(PATIENCE, 3600 * 10**9)  # a test that wants less says so
     while not rig.counter(WAITS_FOR_EXTENT):
         client = rig.connect()
         client.send(frame(bytes(BIG))[:20_000])
@@ -132,16 +138,80 @@ def test_a_large_frame_goes_on_when_one_before_it_is_given_up(crowded):
     crowded.pump(waiting.frames)
 
 
-def test_who_stalls_with_others_waiting_for_its_memory_is_closed(
+def test_the_slowest_client_is_closed_if_others_wait_for_its_memory(
     crowded, monkeypatch, caplog
 ):
     caplog.set_level("INFO")
+    slow = crowded.clients[0]
+    for client in crowded.clients[1:]:
+        client.send(frame(bytes(BIG))[20_000:-1])
+    crowded.pump(lambda: all(client.has_sent for client in crowded.clients[1:-1]))
+    monkeypatch.setattr(PATIENCE, 0)
+    crowded.pump(lambda: slow.is_closed)
+    for client in crowded.clients[1:]:
+        client.send(b"\0")
+    crowded.pump(lambda: all(client.frames() for client in crowded.clients[1:]))
+    assert "it sent 20000 of 4194308 bytes of a request" in caplog.text
+
+
+def test_a_byte_now_and_then_does_not_make_a_client_fast(crowded, monkeypatch):
+    monkeypatch.setattr(PATIENCE, 0)
     *slow, waiting = crowded.clients
-    monkeypatch.setattr("mpbroker.network.processor._STALLED_NS", 1_000_000)
+    waiting.send(frame(bytes(BIG))[20_000:])
+
+    def is_served() -> bool:
+        for client in slow:
+            if not client.is_closed:
+                client.send(b"\0")
+        return bool(waiting.frames())
+
+    crowded.pump(is_served)
+
+
+def test_a_slow_client_is_served_if_no_other_needs_its_memory(rig, monkeypatch):
+    slow = rig.connect()
+    slow.send(frame(bytes(BIG))[:20_000])
+    rig.turns()
+    _in_an_hour(monkeypatch)
+    rig.turns()
+    slow.send(frame(bytes(BIG))[20_000:])
+    rig.pump(slow.frames)
+    assert slow.frames() == [bytes(BIG)]
+
+
+def test_frames_up_to_one_mebibyte_are_read_while_large_ones_fill_the_memory(crowded):
+    small = crowded.connect()
+    small.send(frame(bytes(1 << 20)))
+    crowded.pump(small.frames)
+    assert not any(client.is_closed for client in crowded.clients)
+
+
+def test_small_frames_that_fill_all_memory_give_way_to_a_large_one(rig):
+    while not rig.counter(WAITS_FOR_EXTENT):
+        rig.connect().send(frame(bytes(1 << 20))[:20_000])
+        rig.turns(5)
+        assert len(rig.clients) < 200
+    late = rig.connect()
+    late.send(frame(bytes(BIG)))
+    rig.pump(late.frames)
+
+
+def test_who_comes_later_gets_no_memory_before_those_who_wait(crowded):
+    slow, waiting = crowded.clients[0], crowded.clients[-1]
+    late = crowded.connect()
+    late.send(frame(bytes(BIG)))
+    crowded.turns()
+    slow.close()
     waiting.send(frame(bytes(BIG))[20_000:])
     crowded.pump(waiting.frames)
-    assert slow[0].is_closed  # the one that was silent longest
-    assert "stalled after 20000 of 4194308 bytes" in caplog.text
+    assert crowded.requests[0] == bytes(BIG)
+    assert waiting.frames()
+    crowded.pump(late.frames)
+
+
+def _in_an_hour(monkeypatch):
+    now_ns = time.monotonic_ns
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns() + 3600 * 10**9)
 
 
 def test_all_memory_comes_back_after_the_crowd(crowded):
