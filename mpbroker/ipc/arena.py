@@ -9,7 +9,8 @@
     | region of processor 1 ...       |
     +---------------------------------+
     | region of handler 0             |
-    |   extents, in 4 KiB pages       |  answers that do not fit a block
+    |   extents, in 4 KiB pages       |  answers that do not fit a block; the last part
+    |                                 |  is kept for small ones
     +---------------------------------+
 
 A region has one owner, the process with that id, and the allocator of the region is
@@ -52,6 +53,11 @@ HANDLER_REGION_BYTES: Final = 64 * 1024 * 1024
 # page above that is for the headers.
 SMALL_FRAME_BYTES: Final = 1024 * 1024 + REQUEST_PAGE_BYTES
 _SMALL_FRAMES_BYTES: Final = 64 * 1024 * 1024
+
+# The same for answers, at the end of a handler's region. The largest answer of the
+# default settings (fetch.max.bytes, 55 MiB) fits beside that part.
+SMALL_ANSWER_BYTES: Final = 64 * 1024
+LARGE_ANSWERS_BYTES: Final = HANDLER_REGION_BYTES - 8 * 1024 * 1024
 
 _MIN_PARTITION_BYTES: Final = 64
 
@@ -111,6 +117,10 @@ class ArenaLayout:
         """Return where the part for small frames begins in a processor's region."""
         start = processor * self.processor_region_bytes + BLOCKS_BYTES
         return start + self._large_bytes
+
+    def handler_of(self, offset: int) -> int:
+        """Return the handler whose region has this offset; negative: none has it."""
+        return (offset - self._handlers) // HANDLER_REGION_BYTES
 
     def response_extents(self, handler: int) -> "ExtentAllocator":
         start = self._handlers + handler * HANDLER_REGION_BYTES

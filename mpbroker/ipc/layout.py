@@ -219,6 +219,10 @@ class ProcessorCounter(IntEnum):
 #                        or deletes, so that a request for 100,000 partitions is not
 #                        taken for an endless one; the coordinator: +1 in each turn,
 #                        and for each log that it touches
+#   33    starved        the handler, and the supervisor when the handler has retired:
+#                        ns since when no answer has got room in the handler's
+#                        region though some wait for it; 0: none waits
+#   34    starved bytes  the handler: bytes for which answers wait
 # (*) in its own row, the coordinator writes these two itself.
 HANDLER_ACTIVE: Final = 0
 HANDLER_ACTIVE_DATA: Final = 1
@@ -230,6 +234,8 @@ HANDLER_BUSY_SLOT: Final = 16
 HANDLER_BUSY_SINCE: Final = 17
 HANDLER_COUNTERS: Final = 18
 HANDLER_STEPS: Final = 32
+HANDLER_STARVED: Final = 33
+HANDLER_STARVED_BYTES: Final = 34
 HANDLER_WORDS: Final = 64
 
 
@@ -553,6 +559,22 @@ def cell(number: int) -> int:
 
 def processor_row(processor: int) -> int:
     return PROCESSORS + processor * PROCESSOR_WORDS
+
+
+def starved_handlers(words: memoryview, since_ns: int) -> dict[int, int]:
+    """Return the bytes that answers wait for, by handler, if none got room lately.
+
+    Args:
+        words: the control segment's.
+        since_ns: none of a handler's answers has got room since then.
+    """
+    first, end = HANDLERS, HANDLERS + HANDLER_IDS * HANDLER_WORDS
+    starved = words[first + HANDLER_STARVED : end : HANDLER_WORDS].tolist()
+    return {
+        handler: words[handler_row(handler) + HANDLER_STARVED_BYTES]
+        for handler, since in enumerate(starved)
+        if 0 < since < since_ns
+    }
 
 
 def handler_row(handler: int) -> int:

@@ -11,15 +11,20 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from mpbroker.base.logger import DEBUG, get_logger
+from mpbroker.ipc.arena import ArenaLayout
 from mpbroker.ipc.layout import (
     PROCESSOR_COUNTERS,
     SLOT_COMPLETED,
+    SLOT_EXTENT,
+    SLOT_EXTENT_LENGTH,
+    SLOT_RESPONSE_LENGTH,
     SLOTS_PER_PROCESSOR,
     ConnectionSecurity,
     ConnectionState,
     ProcessorCounter,
     processor_row,
     slot_row,
+    starved_handlers,
 )
 from mpbroker.ipc.limits_page import Limits
 from mpbroker.ipc.segment import Segment
@@ -42,11 +47,12 @@ from mpbroker.network.moves.tcp_counters import (
 )
 from mpbroker.network.request_channel import ProcessorEnd
 from mpbroker.network.request_reader import RequestReader
-from mpbroker.network.slow_clients import slowest
+from mpbroker.network.slow_clients import PATIENCE_NS, Transfer, slowest
 
 _LOG = get_logger(__name__)
 
 _READING: Final = ConnectionState.READING
+_IN_FLIGHT: Final = ConnectionState.IN_FLIGHT
 _SENDING: Final = ConnectionState.SENDING
 # A processor that gives a connection away sends its socket at once; if it dies before,
 # the keeper sends it.
@@ -76,8 +82,10 @@ class Connections:
         rows: ConnectionRows,
         reader: RequestReader,
         requests: ProcessorEnd,
+        arena_layout: ArenaLayout,
     ) -> None:
         self._words = control.words
+        self._arena_layout = arena_layout
         self._counters = processor_row(processor) + PROCESSOR_COUNTERS
         self._selector = selector
         self._rows = rows
@@ -290,6 +298,44 @@ class Connections:
                 slow.held_ns / 1e9,
             )
             self.close(slow.channel, ProcessorCounter.CLOSED_IDLE)
+
+    def close_slow_readers(self, now_ns: int) -> None:
+        """Close connections that take answers slowly; others wait for the memory."""
+        for handler, wanted in starved_handlers(
+            self._words, now_ns - PATIENCE_NS
+        ).items():
+            for channel in list(self.by_fd.values()):
+                # Its answer may be one of those that wait.
+                if channel.closing and channel.state == _IN_FLIGHT:
+                    self.close(channel, ProcessorCounter.CLOSED_BY_PEER)
+            for slow in slowest(self._readers(handler, now_ns), wanted):
+                _LOG.info(
+                    "%s: closed: it took %d of %d bytes of an answer in %.1f s,"
+                    " and other connections need the memory",
+                    self._rows.name(slow.channel.connection),
+                    slow.done,
+                    slow.length,
+                    slow.held_ns / 1e9,
+                )
+                self.close(slow.channel, ProcessorCounter.CLOSED_IDLE)
+
+    def _readers(self, handler: int, now_ns: int) -> Iterator[Transfer]:
+        """Yield the partly sent answers that are in a handler's region."""
+        words = self._words
+        for channel in self.by_fd.values():
+            if channel.state != _SENDING:
+                continue
+            row = slot_row(channel.slot)
+            if self._arena_layout.handler_of(words[row + SLOT_EXTENT]) == handler:
+                length = words[row + SLOT_RESPONSE_LENGTH]
+                left = sum(part.length for part in channel.outgoing) - channel.part_sent
+                yield Transfer(
+                    channel,
+                    length - left,
+                    length,
+                    now_ns - words[row + SLOT_COMPLETED],
+                    words[row + SLOT_EXTENT_LENGTH],
+                )
 
     def close(self, channel: Channel, reason: ProcessorCounter) -> None:
         """End a connection, and free everything that it holds."""

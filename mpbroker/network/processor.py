@@ -167,7 +167,13 @@ class Processor:
         self._max_idle_ns = max_idle_ns
         self.limits: LimitsPage | None = None  # limits that may change meanwhile
         self._connections = Connections(
-            processor, control, self._selector, self._rows, self._reader, self._requests
+            processor,
+            control,
+            self._selector,
+            self._rows,
+            self._reader,
+            self._requests,
+            parts.arena_layout,
         )
         self._channels = self._connections.by_fd
         self._first_slot = processor * SLOTS_PER_PROCESSOR
@@ -656,6 +662,7 @@ class Processor:
                 self._reader.leave_if_empty(channel)
             if self._connections.rests(channel, expired):
                 self._connections.close(channel, ProcessorCounter.CLOSED_IDLE)
+        self._connections.close_slow_readers(self._now)
         self._reader.take_back_lent()
         for connection in self._arrivals.ask_again(self._rows, self._keeper):
             self._connections.expect(connection, self._now)

@@ -5,23 +5,29 @@ has an object of its own over the same shared memory. A slot identifies a reques
 both sides; bytes are never copied between processes.
 """
 
+import sys
 import time
 from array import array
-from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from mpbroker.base.logger import get_logger
 from mpbroker.ipc.arena import (
     ANSWER_AT,
     ANSWER_BYTES,
     BLOCK_BYTES,
+    LARGE_ANSWERS_BYTES,
     PROGRESS_WORDS,
+    SMALL_ANSWER_BYTES,
     ArenaLayout,
     ExtentAllocator,
     progress_words,
 )
 from mpbroker.ipc.compiled import core
 from mpbroker.ipc.layout import (
+    CONNECTION_SLOT,
+    HANDLER_STARVED,
+    HANDLER_STARVED_BYTES,
     MAX_PROCESSORS,
     PROCESSOR_COUNTERS,
     SLOT_BLOCK,
@@ -52,6 +58,8 @@ from mpbroker.ipc.layout import (
     ProcessorCounter,
     ResponseKind,
     SlotState,
+    connection_row,
+    handler_row,
     processor_row,
     slot_row,
     slots_in_use,
@@ -67,6 +75,8 @@ from mpbroker.ipc.segment import Segment
 if TYPE_CHECKING:
     from mpbroker.native import _core
 
+_LOG = get_logger(__name__)
+
 _GENERATION_STEP: Final = 1 << 24
 _KEEP_GENERATION: Final = ~(STATE_MASK | STATE_HANDLER_MASK)
 _HELD: Final = int(SlotState.HELD)
@@ -76,6 +86,10 @@ _RESPONDING: Final = int(SlotState.RESPONDING)
 _BYTES: Final = int(ResponseKind.BYTES)
 _PARTS: Final = int(ResponseKind.PARTS)
 _CLEAR_WORDS: Final = 16
+# Answers for which there is no room are in private memory: in no more of it than this.
+_MAX_UNPLACED_BYTES: Final = 64 * 1024 * 1024
+# So often the clients of such answers are looked for: they may have gone.
+_LOOK_NS: Final = 100_000_000
 
 
 class ProcessorEnd:
@@ -180,11 +194,22 @@ class ReceivedRequest(NamedTuple):
     received_ns: int
 
 
+class _Unplaced(NamedTuple):
+    """An answer that waits for room in the handler's region."""
+
+    slot: int
+    length: int
+    answer: bytes | list[bytes | FilePart]
+
+
 class HandlerEnd:
     """A handler's side: take requests, answer, park.
 
     Answers are written into the slot's block, or into an extent of the handler's own
-    region, and pushed to each processor's queue in one go by ``flush``.
+    region, and pushed to each processor's queue in one go by ``flush``. An answer for
+    which the region has no room waits in private memory; processors close clients that
+    take their answers slowly, until there is room (slow_clients.py). A connection has
+    one answer at a time, so none can fill the region with several.
     """
 
     def __init__(
@@ -207,7 +232,12 @@ class HandlerEnd:
         # slot -> (state word without state bits, start, length) of extents in use
         self._lent: dict[int, tuple[int, int, int]] = {}
         self._answered: dict[int, list[int]] = {}  # by processor, not yet pushed
-        self._unplaced: deque[tuple[int, bytes | list[bytes | FilePart]]] = deque()
+        self._small_answers = self._extents.start + LARGE_ANSWERS_BYTES
+        self._unplaced: list[_Unplaced] = []
+        self._unplaced_bytes = 0
+        self._next_look_ns = 0
+        self._starved_word = handler_row(handler) + HANDLER_STARVED
+        self._note_unplaced(0)
         self._claimed = (handler + 1) << STATE_HANDLER_SHIFT | _CLAIMED
         self._parked = (handler + 1) << STATE_HANDLER_SHIFT | _PARKED
         # The same in C, for answers that fit their block; None: no compiled core.
@@ -277,7 +307,7 @@ class HandlerEnd:
         else:
             extent = self._extent_for(slot, length)
             if extent is None:
-                self._unplaced.append((slot, frame))
+                self._put_aside(_Unplaced(slot, length, frame))
                 return
             where = extent
         self._view[where : where + length] = frame
@@ -294,9 +324,10 @@ class HandlerEnd:
 
     def send_parts(self, slot: int, parts: list[bytes | FilePart]) -> None:
         """Answer with bytes and file ranges, in order; none of them empty."""
-        extent = self._extent_for(slot, parts_size_bytes(parts))
+        length = parts_size_bytes(parts)
+        extent = self._extent_for(slot, length)
         if extent is None:
-            self._unplaced.append((slot, parts))
+            self._put_aside(_Unplaced(slot, length, parts))
             return
         table, total = write_parts(self._arena, extent, parts)
         self._answer(slot, _PARTS, table, total)
@@ -339,13 +370,69 @@ class HandlerEnd:
         """Whether answers wait for room in the handler's region, for slow consumers."""
         return bool(self._unplaced)
 
+    def _put_aside(self, unplaced: _Unplaced) -> None:
+        """Let an answer wait for room. If too much waits, the largest is given up."""
+        self._unplaced.append(unplaced)
+        self._unplaced_bytes += unplaced.length
+        if self._unplaced_bytes > _MAX_UNPLACED_BYTES:
+            largest = max(self._unplaced, key=lambda each: each.length)
+            self._unplaced.remove(largest)
+            self._give_up(largest)
+        self._note_unplaced(self._words[self._starved_word] or time.monotonic_ns())
+
+    def _give_up(self, unplaced: _Unplaced) -> None:
+        self._unplaced_bytes -= unplaced.length
+        _LOG.warning(
+            "closed the connection of an answer of %d bytes: other answers, whose"
+            " clients do not read them, take all the room",
+            unplaced.length,
+        )
+        self.close_connection(unplaced.slot)
+
+    def give_up_unplaced(self) -> None:
+        """Close the connections whose answers still wait for room."""
+        waiting, self._unplaced = self._unplaced, []
+        for unplaced in waiting:
+            self._give_up(unplaced)
+        self._note_unplaced(0)
+
+    def _note_unplaced(self, since_ns: int) -> None:
+        """Tell the processors since when answers have waited, and for how much."""
+        words, row = self._words, handler_row(self._handler)
+        words[row + HANDLER_STARVED_BYTES] = self._unplaced_bytes
+        words[self._starved_word] = since_ns
+
     def _place(self) -> None:
-        for _ in range(len(self._unplaced)):
-            slot, answer = self._unplaced.popleft()
-            if isinstance(answer, bytes):
-                self.send_bytes(slot, answer)
-            else:
-                self.send_parts(slot, answer)
+        """Place the waiting answers for which there is room now, oldest first."""
+        now = time.monotonic_ns()
+        self._reclaim()
+        if now < self._next_look_ns:
+            return
+        self._next_look_ns = now + _LOOK_NS
+        before = len(self._unplaced)
+        self._unplaced = [each for each in self._unplaced if not self._is_placed(each)]
+        self._unplaced_bytes = sum(each.length for each in self._unplaced)
+        if not self._unplaced:
+            self._note_unplaced(0)
+        elif len(self._unplaced) < before:
+            self._note_unplaced(now)
+
+    def _is_placed(self, unplaced: _Unplaced) -> bool:
+        """Place an answer if there is room, or drop it if its client has gone."""
+        slot, length, answer = unplaced
+        connection = self._words[slot_row(slot) + SLOT_CONNECTION]
+        if self._words[connection_row(connection) + CONNECTION_SLOT] != slot + 1:
+            self.send_nothing(slot)
+            return True
+        extent = self._allocate(slot, length)
+        if extent is None:
+            return False
+        if isinstance(answer, bytes):
+            self._view[extent : extent + length] = answer
+            self._answer(slot, _BYTES, extent, length)
+        else:
+            self._answer(slot, _PARTS, *write_parts(self._arena, extent, answer))
+        return True
 
     def _extent_for(self, slot: int, length: int) -> int | None:
         if length > self._extents.size_bytes:
@@ -354,21 +441,32 @@ class HandlerEnd:
             )
         if slot in self._lent or len(self._lent) >= 256:
             self._reclaim()
-        extent = self._extents.allocate(length)
+        extent = self._allocate(slot, length)
+        if extent is None and self._reclaim():
+            extent = self._allocate(slot, length)
+        return extent
+
+    def _allocate(self, slot: int, length: int) -> int | None:
+        extents, small_answers = self._extents, self._small_answers
+        extent = None
+        if length <= SMALL_ANSWER_BYTES:
+            extent = extents.allocate(length, low=small_answers)
         if extent is None:
-            self._reclaim()
-            extent = self._extents.allocate(length)
-            if extent is None:
-                return None
+            # The answer that is too large for this part may have the other one too.
+            is_huge = length > LARGE_ANSWERS_BYTES
+            high = sys.maxsize if is_huge else small_answers
+            extent = extents.allocate(length, high=high)
+        if extent is None:
+            return None
         words, row = self._words, SLOTS + slot * SLOT_WORDS
         words[row + SLOT_EXTENT] = extent
         words[row + SLOT_EXTENT_LENGTH] = length
         self._lent[slot] = (words[row + SLOT_STATE] >> 24, extent, length)
         return extent
 
-    def _reclaim(self) -> None:
-        """Take back the extents of answers that have been sent."""
-        words = self._words
+    def _reclaim(self) -> bool:
+        """Take back the extents of answers that have been sent; False: none has."""
+        words, before = self._words, len(self._lent)
         for slot, (generation, extent, length) in list(self._lent.items()):
             state = words[SLOTS + slot * SLOT_WORDS + SLOT_STATE]
             if state >> 24 != generation or state & STATE_MASK not in (
@@ -377,6 +475,10 @@ class HandlerEnd:
             ):
                 self._extents.free(extent, length)
                 del self._lent[slot]
+        if len(self._lent) == before:
+            return False
+        self._next_look_ns = 0
+        return True
 
     def give_back_memory(self) -> None:
         """Return memory that large answers have used. To be called when idle."""

@@ -48,6 +48,9 @@ _MAX_BATCH: Final = 16
 _SLOW_NS: Final = 300_000
 _IDLE_POLL_S: Final = 1.0
 _UNPLACED_POLL_S: Final = 0.001
+# How long a handler that retires waits until its last answers have room. Clients that
+# read slowly are closed before (slow_clients.py).
+_PLACE_NS: Final = 5_000_000_000
 _GIVE_BACK_NS: Final = 5_000_000_000
 
 
@@ -266,7 +269,10 @@ class RequestHandler:
         its progress and deadline. This wakes all of them, because the wake-up that one
         of them needs may have gone to this process.
         """
+        until_ns = time.monotonic_ns() + _PLACE_NS
         while self._words[HEADER + HEADER_PHASE] < Phase.STOPPED:
+            if time.monotonic_ns() > until_ns:
+                self._channel.give_up_unplaced()
             # A sync that could not begin just now is begun by the handler that gets its
             # requests.
             if not self._channel.has_unplaced and not self._group_commit.is_syncing:

@@ -34,6 +34,7 @@ from mpbroker.ipc.layout import (
     HANDLER_INCARNATION,
     HANDLER_PID,
     HANDLER_READY,
+    HANDLER_STARVED,
     HEADER,
     HEADER_ACTIVE_HANDLERS,
     HEADER_RETIRING,
@@ -417,6 +418,7 @@ class Pools:
             row = handler_row(child.number)
             self._words[row + HANDLER_ACTIVE] = 0
             self._words[row + HANDLER_COUNTERS + HandlerCounter.PARKED] = 0
+            self._words[row + HANDLER_STARVED] = 0
             self._count_handlers()
             self._untidy.add(child.number)
         elif child.role is Role.PROCESSOR:

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from mpbroker.ipc.arena import HANDLER_REGION_BYTES
 from mpbroker.ipc.layout import ProcessorCounter
 from tests.network.rig import frame
 
@@ -219,6 +220,101 @@ def test_all_memory_comes_back_after_the_crowd(crowded):
         client.send(frame(bytes(BIG))[20_000:])
     crowded.pump(lambda: all(client.frames() for client in crowded.clients))
     crowded.end()
+
+
+# -- answers ------------------------------------------------------------------------
+
+ANSWER = 20_000_000
+READERS_PATIENCE = "mpbroker.network.connections.PATIENCE_NS"
+
+
+def answer_as_asked(end, slot, body):
+    """Answer b"big" with 20 MB, of which two fit a handler's region; echo the rest."""
+    end.send_bytes(slot, frame(bytes(ANSWER) if body == b"big" else body))
+
+
+@pytest.fixture
+def unread(make_rig, monkeypatch):
+    """A rig with three answers that are not read; the last waits for room."""
+    monkeypatch.setattr(READERS_PATIENCE, 3600 * 10**9)
+    monkeypatch.setattr("mpbroker.network.processor._HOUSEKEEPING_NS", 0)
+    rig = make_rig(answer=answer_as_asked)
+    for _ in range(3):
+        client = rig.connect()
+        client.reads = False
+        client.send(frame(b"big"))
+        rig.pump(lambda: len(rig.requests) == len(rig.clients))
+    assert rig.handler.has_unplaced
+    return rig
+
+
+def test_small_answers_have_room_while_large_ones_are_not_read(unread):
+    room = HANDLER_REGION_BYTES - 2 * ANSWER
+    while room > 0:  # the rest of what large answers may have
+        client = unread.connect()
+        client.reads = False
+        client.send(frame(bytes(BIG - 4)))
+        room -= BIG
+    unread.pump(lambda: len(unread.requests) == len(unread.clients))
+    quick = unread.connect()
+    quick.send(frame(bytes(60_000)))
+    unread.pump(quick.frames)
+    assert not any(client.is_closed for client in unread.clients)
+
+
+def test_the_slowest_reader_is_closed_if_other_answers_wait_for_room(
+    unread, monkeypatch, caplog
+):
+    caplog.set_level("INFO")
+    reader = unread.clients[2]
+    reader.reads = True
+    monkeypatch.setattr(READERS_PATIENCE, 0)
+    unread.pump(reader.frames)
+    assert reader.frames() == [bytes(ANSWER)]
+    for client in unread.clients[:2]:
+        client.reads = True
+    unread.turns()
+    assert [client.is_closed for client in unread.clients] == [True, False, False]
+    assert f"of {ANSWER + 4} bytes of an answer" in caplog.text
+
+
+def test_an_answer_that_waits_for_room_is_dropped_if_its_client_has_gone(
+    unread, monkeypatch
+):
+    unread.clients[2].close()
+    unread.turns()
+    assert unread.handler.has_unplaced
+    monkeypatch.setattr("mpbroker.network.slow_clients._TOO_NEW_NS", 3600 * 10**9)
+    monkeypatch.setattr(READERS_PATIENCE, 0)
+    unread.pump(lambda: not unread.handler.has_unplaced)
+    assert not any(client.is_closed for client in unread.clients)
+    unread.pump(lambda: len(unread.busy_slots()) == 2)
+
+
+def test_answers_that_wait_for_room_are_bounded(unread, monkeypatch):
+    monkeypatch.setattr(
+        "mpbroker.network.request_channel._MAX_UNPLACED_BYTES", ANSWER + BIG * 3 // 2
+    )
+    for _ in range(5):  # four fit, and one waits
+        unread.connect().send(frame(bytes(BIG - 4)))
+        unread.clients[-1].reads = False
+    unread.pump(lambda: len(unread.requests) == len(unread.clients))
+    unread.turns()
+    assert not any(client.is_closed for client in unread.clients)
+    another = unread.connect()
+    another.send(frame(bytes(BIG - 8)))
+    unread.clients[2].reads = True
+    unread.pump(lambda: unread.clients[2].is_closed)  # the largest that waits
+    unread.clients[0].close()
+    unread.pump(another.frames)
+
+
+def test_a_handler_that_retires_gives_up_answers_that_have_no_room(unread):
+    unread.handler.give_up_unplaced()
+    unread.handler.flush()
+    unread.clients[2].reads = True
+    unread.pump(lambda: unread.clients[2].is_closed)
+    assert not unread.handler.has_unplaced
 
 
 # -- the ring -----------------------------------------------------------------------

@@ -87,8 +87,11 @@ def test_a_slow_reader_that_leaves_gives_its_slot_and_memory_back(make_rig):
     assert rig.nothing_is_held()
 
 
-def test_a_handler_whose_region_is_full_answers_when_slow_readers_have_read(make_rig):
+def test_a_handler_whose_region_is_full_answers_when_slow_readers_have_read(
+    make_rig, monkeypatch
+):
     """Four answers of 20 MB do not fit its 64 MiB."""
+    monkeypatch.setattr("mpbroker.network.connections.PATIENCE_NS", 3600 * 10**9)
     rig = make_rig(answer=big_answer)
     clients = [rig.connect() for _ in range(5)]
     for client in clients:
