@@ -30,20 +30,21 @@ BEFORE_THE_FORK = """
     ipc.counters.request_metrics ipc.doorbell ipc.errors ipc.fdpass ipc.lane ipc.layout
     ipc.limits_page ipc.log_levels ipc.parts ipc.quota_layout ipc.response_parts
     ipc.ring ipc.robust_mutex ipc.segment ipc.session_layout ipc.tables.client_instances
-    ipc.tables.client_software ipc.tables.partition_table ipc.tables.principals
-    ipc.tables.quota_table ipc.tables.shared_log_cell ipc.tables.transaction_table
-    metadata.acl_records metadata.log_config metadata.log_config_def
-    metadata.meta_properties metadata.metadata_image metadata.metadata_log
-    metadata.quota_records metadata.scram_credentials metadata.topic_names
-    metadata.topics native._core native._records network.acceptor network.acceptor_guard
-    network.channel network.channel_selector network.compiled_turn
-    network.connection_ledger network.connection_quotas network.connection_rows
-    network.connections network.errors network.frame_length network.moves.arrivals
-    network.moves.departures network.moves.hand_over network.moves.succession
-    network.moves.tcp_counters network.polls network.processor network.request_channel
-    network.request_reader network.response_sender network.throttles protocol.acl
-    protocol.api_key protocol.error_code protocol.errors protocol.fast_produce
-    protocol.fields protocol.headers protocol.message protocol.messages.api_versions
+    ipc.tables.client_software ipc.tables.member_sessions ipc.tables.partition_table
+    ipc.tables.principals ipc.tables.quota_table ipc.tables.shared_log_cell
+    ipc.tables.transaction_table metadata.acl_records metadata.log_config
+    metadata.log_config_def metadata.meta_properties metadata.metadata_image
+    metadata.metadata_log metadata.quota_records metadata.scram_credentials
+    metadata.topic_names metadata.topics native._core native._records network.acceptor
+    network.acceptor_guard network.channel network.channel_selector
+    network.compiled_turn network.connection_ledger network.connection_quotas
+    network.connection_rows network.connections network.errors network.frame_length
+    network.moves.arrivals network.moves.departures network.moves.hand_over
+    network.moves.succession network.moves.tcp_counters network.polls network.processor
+    network.request_channel network.request_reader network.response_sender
+    network.slow_clients network.throttles protocol.acl protocol.api_key
+    protocol.error_code protocol.errors protocol.fast_produce protocol.fields
+    protocol.headers protocol.message protocol.messages.api_versions
     protocol.messages.fetch protocol.messages.metadata protocol.messages.produce
     protocol.primitives protocol.records.batch_header protocol.records.compression
     protocol.records.crc32c protocol.records.log_validator protocol.records.record_batch
