@@ -19,7 +19,8 @@ from mpbroker.metadata.log_config_def import LOG_CONFIG_DEF
 from mpbroker.producer.config import PRODUCER_CONFIG
 
 ROOT = Path(__file__).resolve().parents[1]
-TOP = [ROOT / f"{name}.md" for name in ("README", "ARCHITECTURE", "CONTRIBUTING")]
+NAMES = ("README", "ARCHITECTURE", "CONTRIBUTING", "SECURITY")
+TOP = [ROOT / f"{name}.md" for name in NAMES]
 FOR_USERS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 OF_PACKAGES = sorted((ROOT / "mpbroker").rglob("README.md"))
 OF_TESTS = [ROOT / "tests/bench/README.md"]
