@@ -12,7 +12,12 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from mpbroker.metadata.topic_names import check_topic_name
-from mpbroker.metadata.topics import MAX_PARTITIONS_PER_BATCH, NewTopic, Topic
+from mpbroker.metadata.topics import (
+    MAX_PARTITIONS_PER_BATCH,
+    NewTopic,
+    Topic,
+    TopicRegistry,
+)
 from mpbroker.protocol.acl import OPERATIONS, ResourceType
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
@@ -44,21 +49,19 @@ def handle_metadata(
     else:
         # Each topic once: a request of some MB that repeats one name would otherwise
         # get an answer of some GB.
-        asked = {(each.name, each.topic_id): each for each in wanted}.values()
-        may_create = version < 4 or request.allow_auto_topic_creation
-        refusals = _create_missing(asked, context.broker, may_create=may_create)
-        topics = []
-        for each in asked:
-            name = each.name
-            if name is None:
-                topic = registry.topic_by_id(each.topic_id)
-            else:
-                topic = registry.topic(name)
-            topics.append(
-                _missing(each, refusals, version)
-                if topic is None
-                else _describe(topic, described)
-            )
+        asked = list({(each.name, each.topic_id): each for each in wanted}.values())
+        found = [_find(each, registry) for each in asked]
+        refusals: Mapping[str, ApiError] = {}
+        if None in found:
+            may_create = version < 4 or request.allow_auto_topic_creation
+            refusals = _create_missing(asked, broker, may_create=may_create)
+            found = [_find(each, registry) for each in asked]
+        topics = [
+            _missing(each, refusals, version)
+            if topic is None
+            else _describe(topic, described)
+            for each, topic in zip(asked, found, strict=True)
+        ]
     host, port = context.endpoint
     response = MetadataResponse(
         brokers=[
@@ -77,6 +80,13 @@ def handle_metadata(
     if 8 <= version <= 10 and request.include_cluster_authorized_operations:
         response.cluster_authorized_operations = CLUSTER_OPERATIONS
     return response
+
+
+def _find(wanted: MetadataRequestTopic, registry: TopicRegistry) -> Topic | None:
+    """Return a topic by its name, or by its id if the request has no name."""
+    if wanted.name is None:
+        return registry.topic_by_id(wanted.topic_id)
+    return registry.topic(wanted.name)
 
 
 def _missing(
