@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.fuzz.campaign import Campaign, FuzzFailureError
+from tests.fuzz.campaign import GROWTH_BYTES, Campaign, FuzzFailureError
 from tests.support.broker import Broker
 
 
@@ -23,12 +23,19 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--save", type=Path, default=Path("fuzz-failures"), help="for failing input"
     )
+    parser.add_argument(
+        "--growth-mib",
+        type=int,
+        default=GROWTH_BYTES >> 20,
+        help="how much larger the broker may be afterwards",
+    )
     arguments = parser.parse_args(argv)
     seed = int(time.time()) if arguments.seed is None else arguments.seed
     with tempfile.TemporaryDirectory(prefix="mpbroker-fuzz-") as directory:
         broker = Broker(Path(directory) / "data")
         broker.start()
-        campaign = Campaign(broker, seed, arguments.save)
+        growth_bytes = arguments.growth_mib << 20
+        campaign = Campaign(broker, seed, arguments.save, growth_bytes)
         try:
             count = campaign.run(arguments.seconds, arguments.first, arguments.count)
         except FuzzFailureError as error:

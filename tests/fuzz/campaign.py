@@ -31,9 +31,23 @@ class FuzzFailureError(Exception):
 
 
 class Campaign:
-    """One run against one broker."""
+    """One run against one broker.
 
-    def __init__(self, broker: Broker, seed: int, save_dir: Path) -> None:
+    Args:
+        broker: it runs.
+        seed: of all scenarios.
+        save_dir: for the input of a failure.
+        growth_bytes: how much larger the broker may be afterwards.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        seed: int,
+        save_dir: Path,
+        growth_bytes: int = GROWTH_BYTES,
+    ) -> None:
+        self._growth_bytes = growth_bytes
         self._broker = broker
         self._seed = seed
         self._save_dir = save_dir
@@ -115,7 +129,7 @@ class Campaign:
         if not baseline:
             return
         deadline = time.monotonic() + SETTLE_S
-        while (grown := self._tree.pss_bytes() - baseline) > GROWTH_BYTES:
+        while (grown := self._tree.pss_bytes() - baseline) > self._growth_bytes:
             if time.monotonic() > deadline:
                 raise BrokenPromiseError(
                     f"the broker grew by {grown >> 20} MiB and stays so"
