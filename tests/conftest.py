@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import uuid
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from typing import Final, NamedTuple
 import pytest
 from hypothesis import settings
 
+from tests.gate.heavy import is_heavy, token
 from tests.support.broker import Broker
 
 BOOTSTRAP_VARIABLE: Final = "MPBROKER_TEST_BOOTSTRAP"
@@ -89,6 +91,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     spark = Path(__file__).with_name("spark")
     items.sort(key=lambda item: spark not in item.path.parents)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # before the time-out's clock starts
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
+    with token() if is_heavy(item) else contextlib.nullcontext():
+        return (yield)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -28,6 +28,7 @@ from mpbroker.protocol.messages.produce import (
 from mpbroker.protocol.records.batch_header import iter_batches
 from mpbroker.protocol.records.record_batch import RecordBatchBuilder, iter_records
 from tests.support.broker import Broker
+from tests.support.promises import promised
 
 TIMEOUT_S: Final = 90.0
 TOPIC: Final = "load"
@@ -218,6 +219,7 @@ class Load:
         """How many connections each of the clients has lost."""
         return [connection.losses for connection in self.connections]
 
+    @promised("the log holds every acknowledged record once")
     def verify(self, log: dict[int, bytes], partition: int = 0) -> None:
         """All that was acknowledged is in the log once, where it was said to be."""
         assert list(log) == list(range(len(log)))

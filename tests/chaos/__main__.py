@@ -45,9 +45,20 @@ def main() -> int:
     events = sum(result.events for result in results)
     print(
         f"{events} events in {time.monotonic() - began:.0f} s:",
-        f"BROKEN: {', '.join(broken)}" if broken else "all promises kept",
+        f"BROKEN: {', '.join(broken)}" if broken else f"kept. {judged(arguments)}",
     )
     return 1 if broken else 0
+
+
+def judged(arguments: argparse.Namespace) -> str:
+    """Return what the verdict is about, and what it is not about."""
+    what = (
+        "Judged: no record lost, doubled, reordered or given to another; no wrong"
+        " answer, no error, no disconnect, nobody stuck, nothing left behind."
+    )
+    if arguments.pauses:
+        return f"{what} Pauses of handlers, processors, resizes and upgrades, too."
+    return f"{what} Not judged: how long pauses were (scripts/chaos --pauses)."
 
 
 def _arguments() -> argparse.Namespace:

@@ -12,6 +12,12 @@ from tests.chaos.census import differences
 from tests.chaos.clients import STUCK_S
 from tests.chaos.ledger import Ledger
 from tests.support.broker import BrokerFailedError
+from tests.support.promises import promised
+
+
+@promised("no answer is wrong, and no record is lost, doubled or another's")
+def expect_no_wrong_answer(campaign: Campaign) -> None:
+    assert not any(result.wrong for result in campaign.results), table(campaign.results)
 
 
 def test_clients_notice_no_kill_and_no_resize_and_nothing_is_left(
@@ -24,6 +30,7 @@ def test_clients_notice_no_kill_and_no_resize_and_nothing_is_left(
         campaign.kills("processor", 4, Promises(disconnects=0))
         campaign.resizes(4, Promises(disconnects=0))
         campaign.leftovers()
+        expect_no_wrong_answer(campaign)
         assert all(result.ok for result in campaign.results), table(campaign.results)
         assert [result.events for result in campaign.results] == [8, 2, 4, 4, 0]
         assert all(result.answers > 100 for result in campaign.results[:4])
@@ -36,6 +43,7 @@ def test_what_was_acknowledged_outlives_the_supervisor(tmp_path: Path) -> None:
     try:
         campaign.supervisor_kills(2)
         campaign.leftovers()
+        expect_no_wrong_answer(campaign)
         assert all(result.ok for result in campaign.results), table(campaign.results)
     finally:
         campaign.close()
@@ -58,6 +66,7 @@ def deaths_with(fault: str, tmp_path: Path, count: int, stuck_s: float) -> Campa
 
 def test_a_sound_broker_survives_deaths_at_any_line(tmp_path: Path) -> None:
     campaign = deaths_with("none", tmp_path, 60, STUCK_S)
+    expect_no_wrong_answer(campaign)
     assert all(result.ok for result in campaign.results), table(campaign.results)
 
 

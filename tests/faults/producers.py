@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from tests.bench import wire
+from tests.support.promises import promised
 
 # A broker that restarts answers again within milliseconds; one that does not must fail
 # the test and not hang it.
@@ -170,7 +171,8 @@ class Ledger:
         there, at the offset it was acknowledged with.
 
         Raises:
-            AssertionError: a record is lost, doubled, out of order or unknown.
+            UnforgivableError: a record is lost, doubled, out of order or unknown.
+            AssertionError: a producer had to give up.
         """
         count = 0
         with wire.Connection(address, GIVE_UP_S) as connection:
@@ -182,9 +184,11 @@ class Ledger:
                 self._offsets[partition] = offset + len(records)
                 count += len(records)
         for producer in self._producers:
+            assert producer.complaint is None, producer.complaint
             self._compare(producer)
         return count
 
+    @promised("the log holds each record once, in the order in which it was sent")
     def _take(self, record: wire.StoredRecord) -> None:
         assert record.value is not None, f"offset {record.offset} has no value"
         name, _, text = record.value.decode().rpartition(":")
@@ -198,8 +202,8 @@ class Ledger:
         self._last[name] = number
         seen[number] = record.offset
 
+    @promised("every acknowledged record is in the log, where it was said to be")
     def _compare(self, producer: Producer) -> None:
-        assert producer.complaint is None, producer.complaint
         seen = self._seen[producer.name]
         for number, offset in producer.acknowledged.items():
             assert number in seen, (

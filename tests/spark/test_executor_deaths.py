@@ -21,6 +21,7 @@ import pytest
 from confluent_kafka import Producer
 
 from tests.spark.topic_records import topic_records
+from tests.support.promises import promised
 
 pytestmark = [
     pytest.mark.timeout(1800),
@@ -145,7 +146,8 @@ def test_a_killed_executors_rows_are_there_once(bootstrap, make_topic, tmp_path)
     half_sent = (tmp_path / "half-sent").read_text().split()
     assert 0 < len(half_sent) < ROWS // 2
     committed = topic_records(bootstrap, target, count=ROWS)
-    assert sorted(int(each.value()) for each in committed) == list(range(ROWS))
+    with promised("every row is committed once"):
+        assert sorted(int(each.value()) for each in committed) == list(range(ROWS))
     # What the dead one had sent lies in the log beside what its next try sent.
     everything = topic_records(bootstrap, target, isolation="read_uncommitted")
     written = Counter(each.value() for each in everything)

@@ -26,6 +26,7 @@ from tests.storage.dump_checks import check_directory
 from tests.storage.forks import kill_at_line
 from tests.support.children import fork
 from tests.support.memory import broker_memory
+from tests.support.promises import promised
 
 # Hundreds of processes each: 20 to 60 s and more, as the machine is loaded.
 pytestmark = pytest.mark.timeout(600)
@@ -52,6 +53,7 @@ class Ledger:
             return
         self.acked.update(_ACK.iter_unpack(content))
 
+    @promised("the log holds every acknowledged record once")
     def check(self, log: PartitionLog) -> None:
         """Every offset once; what was acknowledged once, where it was said to be."""
         self.collect()

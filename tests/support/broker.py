@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from tests.support.footprint import Footprint, session_processes
+from tests.support.promises import UnforgivableError
 
 # Generous: a loaded machine must not fail a test, a broker that hangs must.
 READY_TIMEOUT_S: Final = 90
@@ -36,6 +37,10 @@ _DIE_WITH_US: Final = (
 
 class BrokerFailedError(Exception):
     """The broker did not start, did not stop, or left something behind."""
+
+
+class LeftBehindError(BrokerFailedError, UnforgivableError):
+    """The broker has stopped, and left processes or names behind."""
 
 
 class Broker:
@@ -181,7 +186,8 @@ class Broker:
         self.kill()
         names = self._footprint.left_behind()
         if code or left or names:
-            raise BrokerFailedError(
+            kind = LeftBehindError if left or names else BrokerFailedError
+            raise kind(
                 f"exit code {code}, processes left: {left}, names left: {names}; "
                 f"it said:\n{self.log_tail()}"
             )

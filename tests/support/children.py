@@ -19,9 +19,14 @@ from typing import Any, Final
 
 import mpbroker
 from mpbroker.ipc.compiled import core
+from tests.support.promises import NotInTimeError
 
 # Generous: a loaded machine must not fail a test, a child that hangs must.
 TIMEOUT_S: Final = 90.0
+# Between two looks: soon at first, then seldom, since looking takes time from what it
+# waits for.
+_SHORTEST_PAUSE_S: Final = 0.001
+_LONGEST_PAUSE_S: Final = 0.05
 
 
 def quiet_fork() -> int:
@@ -112,13 +117,15 @@ def die() -> None:
 def wait_until(condition: Callable[[], Any], timeout_s: float = TIMEOUT_S) -> Any:
     """Poll until ``condition`` gives something true, and return that."""
     deadline = time.monotonic() + timeout_s
+    pause_s = _SHORTEST_PAUSE_S
     while True:
         result = condition()
         if result:
             return result
         if time.monotonic() > deadline:
-            raise AssertionError(f"not so after {timeout_s} s: {condition}")
-        time.sleep(0.0005)
+            raise NotInTimeError(f"not so after {timeout_s} s: {condition}")
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
 # -- death by line ------------------------------------------------------------------

@@ -73,6 +73,7 @@ from mpbroker.storage.log.partition_log import PartitionLog
 from tests.coordinator.rig import FakeTopics, no_sessions
 from tests.coordinator.test_durability import FakeNotices
 from tests.storage.batches import Validated, batch
+from tests.support.promises import promised
 
 PARTITIONS: Final = 3
 STATE: Final = "__transaction_state"
@@ -544,6 +545,7 @@ def run(directory: Path, version: int, seed: int) -> None:
     require_whole(producer, list(read(machine)), what)
 
 
+@promised("each transaction ended as its producer was told, and all of it, once")
 def require_whole(
     producer: Producer, records: list[tuple[str, bool | None]], what: str
 ) -> None:

@@ -1,0 +1,1 @@
+"""The gate: all tests, then those that failed once more, alone. See __main__.py."""
