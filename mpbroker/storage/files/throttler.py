@@ -1,4 +1,4 @@
-"""Throttler: limit the rate of the log cleaner's reads and writes.
+"""Throttler: limit the rate of the log cleaner, and of the remote store's client.
 
 Source: Kafka's Throttler.
 """
@@ -12,12 +12,13 @@ _SLICE_S: Final = 0.1
 
 
 class Throttler:
-    """Sleep whenever more was done in an interval than the rate allows.
+    """Limits a rate of bytes: sleeps if more bytes were counted than the rate allows.
 
     Args:
-        bytes_per_second: the rate; infinity never sleeps.
+        bytes_per_second: the rate; with infinity there are no sleeps.
         beat: called before and between sleeps; may raise, to end the work.
-        clock, sleep: seconds, as ``time.monotonic`` and ``time.sleep``.
+        clock: returns the time in seconds, as ``time.monotonic``.
+        sleep: sleeps for some seconds, as ``time.sleep``.
     """
 
     def __init__(
