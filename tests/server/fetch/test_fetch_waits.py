@@ -1,6 +1,8 @@
-"""A fetch that outlives its session tells the next one in its row nothing."""
+"""Fetches that wait: how long, and that they tell a later session nothing."""
 
 from __future__ import annotations
+
+import time
 
 import pytest
 
@@ -132,3 +134,16 @@ def test_what_a_dead_handler_was_about_to_tell_is_told(stage, monkeypatch):
         for each in topic.partitions
     }
     assert told == {0: 1, 1: 1}
+
+
+@pytest.mark.parametrize(
+    ("asked_ms", "waits_ms"),
+    [(1000, 1000), (300_000, 300_000), (600_001, 600_000), (2**31 - 1, 600_000)],
+)
+def test_a_fetch_waits_as_long_as_it_asks_up_to_ten_minutes(stage, asked_ms, waits_ms):
+    before = time.monotonic_ns()
+    stage.publish(fetch_request({0: 1 << 20}, 0, -1, asked_ms), slot=3)
+    stage.handler.turn()
+    after = time.monotonic_ns()
+    deadline = stage.channel.deadline_ns(3) - waits_ms * 1_000_000
+    assert before <= deadline <= after
