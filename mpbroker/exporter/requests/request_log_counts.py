@@ -1,8 +1,8 @@
-"""Lines of the request log on errors and on partitions that have grown.
+"""Make lines of the request log about errors, and about partitions that have grown.
 
-The line of a request cannot say that: its answer is built in another process, and may
-name many partitions. But all are counted in shared memory. So lines between those of
-requests say by how much the counts have risen:
+The line of a request cannot have these facts: its response is built in another process,
+and may name many partitions. But shared memory has the counts of all of them. So lines
+between those of requests say by how much the counts have risen:
 
     {"time": ..., "seconds": 5.0, "errors": [{"api": ..., "error": ..., "count": 2}]}
     {"time": ..., "seconds": 5.0, "appended": [{"topic": ..., "partition": 0,
@@ -28,12 +28,14 @@ ErrorTotals = dict[tuple[int, int], int]
 
 
 class RequestLogCounts:
-    """Compares counts with what they were five seconds ago.
+    """Compares counts of errors and records with their values five seconds ago.
 
     Args:
-        errors: returns the answers by API key and error code since the start.
+        errors: a function that returns the numbers of responses since the start, by API
+            key and error code.
         partitions: yields the loaded partitions.
-        topics: returns the names of all topics.
+        topics: a function that returns the names of all topics.
+        now_ns: the time of the monotonic clock.
     """
 
     def __init__(
@@ -54,10 +56,12 @@ class RequestLogCounts:
     def lines(
         self, now_ns: int, wall_s: float, *, is_last: bool = False
     ) -> list[dict[str, Any]]:
-        """Return what has risen since the last look; nothing before the interval ends.
+        """Return lines with the growth of the counts since the lines before.
+
+        The result is empty before the interval of five seconds is over.
 
         Args:
-            now_ns: the monotonic clock.
+            now_ns: the time of the monotonic clock.
             wall_s: the same moment in seconds since 1970.
             is_last: do not wait for the interval's end.
         """
