@@ -1,4 +1,7 @@
-"""The columns of a pipeline's rows: the types of fields, and the record's own."""
+"""The Arrow types of a pipeline's columns, and the columns that all records have.
+
+Those are the key, topic, partition, offset and other data of a Kafka record.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +39,6 @@ HEADERS: Final = pa.field(
 
 
 def record_fields(*, with_headers: bool = False) -> list[pa.Field]:
-    """Return the record's own columns, in a table's order."""
+    """Return the columns for a Kafka record's key, topic, offset..., in table order."""
     fields = [pa.field(name, TYPES[kind]) for name, kind in RECORD_COLUMNS.items()]
     return fields + [HEADERS] * with_headers
