@@ -23,8 +23,9 @@ from mpbroker import Producer
 from mpbroker.inspect.load import cpu_seconds
 from tests.bench.cases import Case, Context
 from tests.console.serving import CONSOLE, Browser, browser
-from tests.exporter.asking import pids_of, wait_until
+from tests.exporter.asking import pids_of
 from tests.support.broker import Broker
+from tests.support.children import wait_until
 
 _NEEDLE: Final = "none"
 _BYTES: Final = 50_000_000

@@ -29,9 +29,9 @@ from mpbroker.protocol.messages.produce import (
 from mpbroker.protocol.records.batch_header import iter_batches
 from mpbroker.protocol.records.record_batch import RecordBatchBuilder, iter_records
 from tests.support.broker import Broker
+from tests.support.patience import LONGEST_S
 from tests.support.promises import promised
 
-TIMEOUT_S: Final = 90.0
 TOPIC: Final = "load"
 _PRODUCE_VERSION: Final = 9
 
@@ -43,7 +43,7 @@ def frame(api_key: ApiKey, version: int, body: bytes, correlation_id: int = 1) -
 
 def dial(broker: Broker) -> socket.socket:
     host, _, port = broker.bootstrap.rpartition(":")
-    return socket.create_connection((host.strip("[]"), int(port)), timeout=TIMEOUT_S)
+    return socket.create_connection((host.strip("[]"), int(port)), timeout=LONGEST_S)
 
 
 def receive_frame(sock: socket.socket) -> bytes:
@@ -213,7 +213,7 @@ class Load:
         last, deadline = -1, 0.0
         while len(self.acknowledged) < wanted:
             if len(self.acknowledged) != last:
-                last, deadline = len(self.acknowledged), time.monotonic() + TIMEOUT_S
+                last, deadline = len(self.acknowledged), time.monotonic() + LONGEST_S
             assert time.monotonic() < deadline, "the broker answers no more"
             socks = {c.sock.fileno(): c for c in self.connections if c.sock is not None}
             poll = select.poll()  # unlike select() of any descriptor

@@ -49,9 +49,9 @@ from tests.compat.members import Group
 from tests.exporter.asking import get
 from tests.support.broker import Broker
 from tests.support.children import wait_until
+from tests.support.patience import LONGEST_S
 from tests.support.ports import reusable_port
 
-PATIENCE_S = 60
 TOPIC = "shared"
 PARTITIONS = 4
 # Longer than a takeover takes on a loaded machine.
@@ -127,7 +127,7 @@ def produce(brokers: Sequence[Broker], first: int, last: int) -> None:
     for number in range(first, last):
         for partition in range(PARTITIONS):
             producer.produce(TOPIC, b"%d" % number, partition=partition)
-    assert producer.flush(PATIENCE_S) == 0
+    assert producer.flush(LONGEST_S) == 0
 
 
 def places() -> list[TopicPartition]:
@@ -231,7 +231,7 @@ def listed(broker: Broker) -> set[str]:
         ],
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=LONGEST_S,
     )
     return set(done.stdout.split()) if done.returncode == 0 else set()
 
@@ -239,7 +239,7 @@ def listed(broker: Broker) -> set[str]:
 def listed_by_librdkafka(broker: Broker) -> set[str]:
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     try:
-        found = admin.list_consumer_groups().result(PATIENCE_S)
+        found = admin.list_consumer_groups().result(LONGEST_S)
     except KafkaException:
         return set()
     return {each.group_id for each in found.valid}
@@ -306,7 +306,7 @@ def _shares(url: str) -> list[int]:
 def topics_of(broker: Broker) -> set[str]:
     return set(
         AdminClient({"bootstrap.servers": broker.bootstrap})
-        .list_topics(timeout=PATIENCE_S)
+        .list_topics(timeout=LONGEST_S)
         .topics
     )
 
@@ -351,7 +351,7 @@ def test_commits_wait_for_a_database_that_is_away(
         with ThreadPoolExecutor() as thread:
             waiting = thread.submit(commit, [broker], "team", 2)
             own_server.start()
-            waiting.result(2 * PATIENCE_S)
+            waiting.result(2 * LONGEST_S)
         assert committed.read() == [2] * PARTITIONS
         # After some seconds another node might have the group.
         own_server.stop()

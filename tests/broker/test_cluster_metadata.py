@@ -76,9 +76,9 @@ from tests.cluster.test_metadata_replica import in_database
 from tests.supervisor.upgrade.test_upgrade import newcomer, upgrade, wait_for_end
 from tests.support.broker import Broker, BrokerFailedError
 from tests.support.children import wait_until
+from tests.support.patience import LONGEST_S
 from tests.support.ports import reusable_port
 
-PATIENCE_S = 60
 CREATED = (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS)
 STANDARD_AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
 ALL_BROKERS = mpbroker.ConfigResource(mpbroker.ConfigResourceType.BROKER, "")
@@ -117,7 +117,7 @@ def admin(broker: Broker) -> AdminClient:
 def create(broker: Broker, name: str, **options: object) -> None:
     client = admin(broker)  # its end ends what it was asked for
     (done,) = client.create_topics([NewTopic(name, **options)]).values()
-    done.result(PATIENCE_S)
+    done.result(LONGEST_S)
 
 
 def topics(broker: Broker) -> dict[str, int]:
@@ -152,10 +152,10 @@ def test_a_client_of_one_node_writes_and_reads_topics_of_the_other(node):
     producer = Producer({"bootstrap.servers": second.bootstrap})
     for number in range(10):
         producer.produce("orders", str(number), partition=number % 2)
-    assert producer.flush(PATIENCE_S) == 0
+    assert producer.flush(LONGEST_S) == 0
     consumer = Consumer({"bootstrap.servers": second.bootstrap, "group.id": "none"})
     consumer.assign([TopicPartition("orders", index, 0) for index in (0, 1)])
-    read = consumer.consume(10, PATIENCE_S)
+    read = consumer.consume(10, LONGEST_S)
     assert sorted(int(message.value()) for message in read) == list(range(10))
     consumer.close()
     # It is on the node that has made the topic, and there only.
@@ -234,14 +234,14 @@ def test_a_node_that_was_away_has_the_changes_in_its_first_answers(node):
     with ThreadPoolExecutor() as threads:
         answers = threads.submit(first_answers, port)
         second.start()  # not in a thread: it would die with that
-        told, acls = answers.result(PATIENCE_S)
+        told, acls = answers.result(LONGEST_S)
     counts = {str(each.name): len(each.partitions) for each in told.topics}
     assert counts == {"orders": 2, "made": 1}
     assert [each.resource_name for each in acls.resources] == ["made"]
     wait_until(lambda: not list(second.data_dir.glob("gone-*")))
     producer = Producer({"bootstrap.servers": second.bootstrap})
     producer.produce("orders", b"x", partition=1)
-    assert producer.flush(PATIENCE_S) == 0
+    assert producer.flush(LONGEST_S) == 0
 
 
 def first_answers(port: int) -> tuple[MetadataResponse, DescribeAclsResponse]:
@@ -249,7 +249,7 @@ def first_answers(port: int) -> tuple[MetadataResponse, DescribeAclsResponse]:
 
     def connected() -> socket.socket | None:
         with contextlib.suppress(ConnectionRefusedError):
-            return socket.create_connection(("127.0.0.1", port), PATIENCE_S)
+            return socket.create_connection(("127.0.0.1", port), LONGEST_S)
         return None
 
     any_acl = DescribeAclsRequest(
@@ -291,7 +291,7 @@ def test_without_the_database_changes_are_refused_and_the_rest_is_served(
         assert refused.error_message.endswith("database gives no answer; try again")
         producer = Producer({"bootstrap.servers": broker.bootstrap})
         producer.produce("before", b"served")
-        assert producer.flush(PATIENCE_S) == 0
+        assert producer.flush(LONGEST_S) == 0
         assert topics(broker) == {"before": 1}
         (keeper,) = keepers(broker)
         os.kill(keeper, signal.SIGKILL)
@@ -360,7 +360,7 @@ def test_nodes_that_are_killed_while_topics_are_created_have_the_same(node, sett
                 victim.kill()
                 victim.start()
             for each in work:
-                each.result(PATIENCE_S)
+                each.result(LONGEST_S)
             made += names
             told = set(made)
             wait_until(lambda other=other, told=told: topics(other).keys() >= told)
@@ -436,7 +436,7 @@ def test_a_broker_is_taken_into_a_cluster_with_its_topics(
         create(alone, "orders", num_partitions=1)
         producer = Producer({"bootstrap.servers": alone.bootstrap})
         producer.produce("orders", b"from before")
-        assert producer.flush(PATIENCE_S) == 0
+        assert producer.flush(LONGEST_S) == 0
         commit(alone, 1)
     told = ["--database", empty_url, "--storage", store, "--from-broker", str(one)]
     subprocess.run(
@@ -457,7 +457,7 @@ def test_a_broker_is_taken_into_a_cluster_with_its_topics(
         assert leaders(first)["orders"] == {1}
         consumer = Consumer({"bootstrap.servers": second.bootstrap, "group.id": "g"})
         consumer.assign([TopicPartition("orders", 0, 0)])
-        (message,) = consumer.consume(1, PATIENCE_S)
+        (message,) = consumer.consume(1, LONGEST_S)
         assert message.value() == b"from before"
         consumer.close()
         assert committed(second) == 1
@@ -490,7 +490,7 @@ def committed(broker: Broker) -> int:
 
     def told() -> list[TopicPartition]:
         with contextlib.suppress(KafkaException):
-            return consumer.committed([TopicPartition("orders", 0)], PATIENCE_S)
+            return consumer.committed([TopicPartition("orders", 0)], LONGEST_S)
         return []
 
     (found,) = wait_until(told)
@@ -538,7 +538,7 @@ def test_groups_of_all_nodes_read_topics_of_all_nodes(node):
     for number in range(20):
         name = ("orders", "payments")[number % 2]
         producer.produce(name, str(number), partition=number // 2 % 2)
-    assert producer.flush(PATIENCE_S) == 0
+    assert producer.flush(LONGEST_S) == 0
     members = [member(each) for each in (first, second)]
 
     def has_read_half(consumer: Consumer) -> bool:
@@ -558,7 +558,7 @@ def test_groups_of_all_nodes_read_topics_of_all_nodes(node):
     other = member(second)
     committed = other.committed(
         [TopicPartition(name, n) for name in ("orders", "payments") for n in (0, 1)],
-        PATIENCE_S,
+        LONGEST_S,
     )
     assert [each.offset for each in committed] == [5, 5, 5, 5]
     other.close()
@@ -601,11 +601,11 @@ def test_a_transaction_takes_no_topic_of_another_node(node):
     for producer in producers:
         producer.begin_transaction()
         producer.produce(f"t{home}", b"taken")
-        producer.commit_transaction(PATIENCE_S)
+        producer.commit_transaction(LONGEST_S)
         producer.begin_transaction()
         producer.produce(f"t{3 - home}", b"refused")
         with pytest.raises(KafkaException, match="olicy"):
-            producer.commit_transaction(PATIENCE_S)
+            producer.commit_transaction(LONGEST_S)
 
 
 def transactional(broker: Broker) -> Producer:
@@ -615,5 +615,5 @@ def transactional(broker: Broker) -> Producer:
             "transactional.id": broker.data_dir.name,
         }
     )
-    producer.init_transactions(PATIENCE_S)
+    producer.init_transactions(LONGEST_S)
     return producer

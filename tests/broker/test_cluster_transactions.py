@@ -58,7 +58,6 @@ from mpbroker.protocol.messages.txn_offset_commit import (
 from tests.broker.load import ask, dial
 from tests.broker.test_cluster_groups import (  # noqa: F401 - a fixture
     PARTITIONS,
-    PATIENCE_S,
     TOPIC,
     bootstrap,
     coordinator,
@@ -84,6 +83,7 @@ from tests.compat.test_transactions import needs_java_client
 from tests.support.apache_kafka import java_command
 from tests.support.broker import Broker
 from tests.support.children import wait_until
+from tests.support.patience import LONGEST_S
 
 E = ErrorCode
 TARGET = "target"
@@ -463,7 +463,7 @@ class Transform:
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        self._thread.join(PATIENCE_S)
+        self._thread.join(LONGEST_S)
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -485,7 +485,7 @@ class Transform:
             }
         )
         try:
-            producer.init_transactions(PATIENCE_S / 2)
+            producer.init_transactions(LONGEST_S / 2)
             consumer.subscribe([TOPIC])
             while not self._stop.is_set():
                 found = [
@@ -502,9 +502,9 @@ class Transform:
                         for each in found
                     ],
                     consumer.consumer_group_metadata(),
-                    PATIENCE_S / 2,
+                    LONGEST_S / 2,
                 )
-                producer.commit_transaction(PATIENCE_S / 2)
+                producer.commit_transaction(LONGEST_S / 2)
                 self.committed += 1
         finally:
             consumer.close()
@@ -597,7 +597,7 @@ def test_java_transforms_exactly_once_while_a_node_dies(nodes, group_protocol): 
         dead.kill()
         live = [each for each in nodes if each is not dead]
         produce(live, 5, 10)
-        ended = transformed.result(3 * PATIENCE_S)
+        ended = transformed.result(3 * LONGEST_S)
     assert ended["aborted"] >= ended["committed"] > 0
     expected = [list(range(10))] * PARTITIONS
     assert read_target(live, 10 * PARTITIONS) == expected

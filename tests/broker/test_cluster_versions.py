@@ -17,9 +17,9 @@ from tests.cluster.conftest import (  # noqa: F401 - fixtures
 )
 from tests.support.broker import Broker, BrokerFailedError
 from tests.support.children import wait_until
+from tests.support.patience import LONGEST_S
 from tests.support.version_before import python_of, version_before
 
-PATIENCE_S = 60
 SHARED = mpbroker.ConfigResource(mpbroker.ConfigResourceType.TOPIC, "shared")
 GROUPS = [f"group{number}" for number in range(6)]  # of both nodes
 
@@ -63,7 +63,7 @@ def run(command: list[str]) -> None:
 def produce(broker: Broker, text: str) -> None:
     producer = Producer({"bootstrap.servers": broker.bootstrap})
     producer.produce("shared", text)
-    assert producer.flush(PATIENCE_S) == 0
+    assert producer.flush(LONGEST_S) == 0
 
 
 def check_both(one: Broker, other: Broker, records: int) -> None:
@@ -93,8 +93,8 @@ def check_both(one: Broker, other: Broker, records: int) -> None:
             place = TopicPartition("shared", 0)
             if each is one:
                 consumer.assign([TopicPartition("shared", 0, 0)])
-                assert len(consumer.consume(records + 2, PATIENCE_S)) == records + 2
+                assert len(consumer.consume(records + 2, LONGEST_S)) == records + 2
                 consumer.commit(asynchronous=False)
-            (ends[group, each.data_dir.name],) = consumer.committed([place], PATIENCE_S)
+            (ends[group, each.data_dir.name],) = consumer.committed([place], LONGEST_S)
             consumer.close()
     assert {each.offset for each in ends.values()} == {records + 2}

@@ -40,6 +40,7 @@ from tests.broker.resizing import resize, wait_for_sizes
 from tests.support.broker import Broker
 from tests.support.children import wait_until
 from tests.support.memory import broker_memory, slots_of, state_of
+from tests.support.patience import LONGEST_S
 
 CONTROL = {
     "listeners": "DATA://127.0.0.1:0,CONTROL://127.0.0.1:0",
@@ -49,7 +50,6 @@ CONTROL = {
     "num.io.threads": 1,
 }
 DATA_RING = 4
-TIMEOUT_S = 60
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def broker(tmp_path_factory):
 
 def dial_control(broker: Broker) -> socket.socket:
     host, _, port = broker.listeners["CONTROL"].rpartition(":")
-    return socket.create_connection((host, int(port)), timeout=TIMEOUT_S)
+    return socket.create_connection((host, int(port)), timeout=LONGEST_S)
 
 
 def metadata(sock: socket.socket) -> MetadataResponse:

@@ -12,8 +12,9 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from mpbroker.inspect.process_state import children_of
 from mpbroker.storage.files.checkpoints import read_offsets
 from mpbroker.storage.partition_directory import exclusive
-from tests.exporter.asking import pids_of, wait_until
+from tests.exporter.asking import pids_of
 from tests.support.broker import Broker
+from tests.support.children import wait_until
 
 COMPACT = {
     "cleanup.policy": "compact",

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 
-import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from kafka import KafkaAdminClient
@@ -29,7 +28,6 @@ from tests.support.broker import Broker
 from tests.support.children import wait_until
 from tests.support.dead_disk import kill_disk, revive_disk
 
-pytestmark = pytest.mark.timeout(300)
 TOPIC = "t"
 STORAGE_ERROR, LOADING = 56, 14  # the protocol's codes
 

@@ -30,8 +30,8 @@ from tests.cluster.conftest import (  # noqa: F401 - fixtures
 )
 from tests.support.broker import Broker
 from tests.support.children import wait_until
+from tests.support.patience import LONGEST_S
 
-PATIENCE_S = 60
 VALUES = [b"%d" % number for number in range(10)]
 WAITING = (
     "SELECT pid FROM pg_stat_activity"
@@ -49,7 +49,7 @@ def delete(node, topic, before, **options):
     place = TopicPartition(topic, 0, before)
     admin = admin_of(node)  # kept until it has answered
     (done,) = admin.delete_records([place], **options).values()
-    return done.result(PATIENCE_S).low_watermark
+    return done.result(LONGEST_S).low_watermark
 
 
 def refusal(node, topic, before, **options):
@@ -62,7 +62,7 @@ def start_of(node, topic):
     place = TopicPartition(topic, 0)
     admin = admin_of(node)
     (found,) = admin.list_offsets({place: OffsetSpec.earliest()}).values()
-    return found.result(PATIENCE_S).offset
+    return found.result(LONGEST_S).offset
 
 
 def first(node, topic):
@@ -70,7 +70,7 @@ def first(node, topic):
     reader = KafkaConsumer(
         bootstrap_servers=node.bootstrap,
         auto_offset_reset="earliest",
-        consumer_timeout_ms=PATIENCE_S * 1000,
+        consumer_timeout_ms=LONGEST_S * 1000,
     )
     place = PurePartition(topic, 0)
     reader.assign([place])
@@ -121,10 +121,10 @@ def test_a_request_may_delete_from_shared_and_local_topics(nodes):  # noqa: F811
     ]
     admin = admin_of(one)
     shared, local, refused = admin.delete_records(wanted).values()
-    assert shared.result(PATIENCE_S).low_watermark == 3
-    assert local.result(PATIENCE_S).low_watermark == 5
+    assert shared.result(LONGEST_S).low_watermark == 3
+    assert local.result(LONGEST_S).low_watermark == 5
     with pytest.raises(KafkaException) as caught:
-        refused.result(PATIENCE_S)
+        refused.result(LONGEST_S)
     assert caught.value.args[0].code() == KafkaError.OFFSET_OUT_OF_RANGE
     assert [start_of(one, each) for each in ("shared", "local")] == [3, 5]
 
@@ -188,15 +188,15 @@ def test_a_death_within_a_deletion_leaves_it_done_or_not(
         held.release()  # the commit is executed, and its answer is for a dead process
         if victim == "node":
             with contextlib.suppress(KafkaException):
-                asked.result(PATIENCE_S)
+                asked.result(LONGEST_S)
             del admin
             broker.start()
         else:
-            assert asked.result(PATIENCE_S).low_watermark == 4
+            assert asked.result(LONGEST_S).low_watermark == 4
         heads = "SELECT log_start FROM mpbroker.partition_head"
         wait_until(lambda: execute(url, heads)[0][0] == 4)
         wait_until(lambda: start_of(broker, "shared") == 4)
         assert first(broker, "shared") == (4, b"4")
         producer = Producer({"bootstrap.servers": broker.bootstrap})
         producer.produce("shared", b"last")
-        assert producer.flush(PATIENCE_S) == 0
+        assert producer.flush(LONGEST_S) == 0

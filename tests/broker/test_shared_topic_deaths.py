@@ -10,7 +10,6 @@ import threading
 from confluent_kafka import Producer
 
 from tests.broker.test_shared_topics import (  # noqa: F401 - fixtures
-    PATIENCE_S,
     broker,
     cluster_template,
     consumed,
@@ -21,6 +20,7 @@ from tests.broker.test_shared_topics import (  # noqa: F401 - fixtures
     shared_server,
 )
 from tests.support.children import wait_until
+from tests.support.patience import LONGEST_S
 
 # A long run: MPBROKER_TEST_DEATHS=200 pytest tests/broker/test_shared_topic_deaths.py
 DEATHS = int(os.environ.get("MPBROKER_TEST_DEATHS", "4"))
@@ -61,11 +61,11 @@ class Load(threading.Thread):
                 value = b"%s-%d" % (self._name, number)
                 self._producer.produce("shared", value, on_delivery=self._done)
                 number += 1
-            assert self._producer.flush(PATIENCE_S) == 0
+            assert self._producer.flush(LONGEST_S) == 0
 
     def stop(self):
         self._stopped.set()
-        self.join(PATIENCE_S)
+        self.join(LONGEST_S)
         assert not self.is_alive()
 
 

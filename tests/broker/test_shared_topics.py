@@ -44,9 +44,9 @@ from tests.exporter.asking import get
 from tests.support.broker import Broker
 from tests.support.children import wait_until
 from tests.support.object_store import object_store, server
+from tests.support.patience import LONGEST_S, PATIENCE_S
 
 CLUSTER = "mYhw9BQMSnKFQAzjYFnoWg"
-PATIENCE_S = 60
 
 
 def new_cluster(url, store):
@@ -99,7 +99,7 @@ def create(broker, name, partitions=1, **config):
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     given = {"diskless.enable": "true", **config}
     made = admin.create_topics([NewTopic(name, partitions, config=given)])
-    made[name].result(PATIENCE_S)
+    made[name].result(LONGEST_S)
 
 
 def produced(broker, topic, values, **options):
@@ -112,7 +112,7 @@ def produced(broker, topic, values, **options):
     producer = Producer({"bootstrap.servers": broker.bootstrap, **options})
     for value in values:
         producer.produce(topic, value, partition=0, on_delivery=done)
-    assert producer.flush(PATIENCE_S) == 0
+    assert producer.flush(LONGEST_S) == 0
     return [results[value] for value in values]
 
 
@@ -129,7 +129,7 @@ def consumed(broker, topic, count, partition=0):
         consumer.assign([TopicPartition(topic, partition, 0)])
         found = []
         while len(found) < count:
-            for message in consumer.consume(count - len(found), PATIENCE_S):
+            for message in consumer.consume(count - len(found), LONGEST_S):
                 assert not message.error(), message.error()
                 found.append((message.offset(), message.value()))
         return found
@@ -150,7 +150,7 @@ def test_each_kind_of_acknowledgement_is_given_to_each_client(node):
         )
         for number in range(20):
             pure.send(topic, b"%d" % number, partition=0)
-        pure.flush(PATIENCE_S)
+        pure.flush(LONGEST_S)
         pure.close()
         values = [b"%d" % number for number in range(20)]
         assert consumed(node, topic, 20) == list(enumerate(values))
@@ -164,7 +164,7 @@ def test_each_kind_of_acknowledgement_is_given_to_each_client(node):
 def check_pure_reader(broker, topic, values):
     """Read a topic with LogAppendTime by offsets and by times."""
     reader = KafkaConsumer(
-        bootstrap_servers=broker.bootstrap, consumer_timeout_ms=PATIENCE_S * 1000
+        bootstrap_servers=broker.bootstrap, consumer_timeout_ms=LONGEST_S * 1000
     )
     partition = PurePartition(topic, 0)
     reader.assign([partition])
@@ -226,7 +226,7 @@ def test_a_request_may_have_shared_and_local_partitions(node):
         sent = {
             place: pure.send(place[0], b"x", partition=place[1]) for place in places
         }
-        pure.flush(PATIENCE_S)
+        pure.flush(LONGEST_S)
         assert {each.get().offset for each in sent.values()} == {turn}
     pure.close()
     for topic, partition in places:
@@ -273,13 +273,13 @@ def test_what_a_shared_topic_cannot_do_is_refused(node):
     )
     (done,) = admin.incremental_alter_configs([change]).values()
     with pytest.raises(KafkaException, match="for as long as the topic exists"):
-        done.result(PATIENCE_S)
+        done.result(LONGEST_S)
     producer = Producer({"bootstrap.servers": node.bootstrap, "transactional.id": "t"})
-    producer.init_transactions(PATIENCE_S)
+    producer.init_transactions(LONGEST_S)
     producer.begin_transaction()
     producer.produce("refused", b"x")
     with pytest.raises(KafkaException, match="olicy"):
-        producer.commit_transaction(PATIENCE_S)
+        producer.commit_transaction(LONGEST_S)
     # No marker has come in between, either.
     assert produced(node, "refused", [b"second"]) == [1]
     assert consumed(node, "refused", 2) == [(0, b"first"), (1, b"second")]
@@ -300,7 +300,7 @@ def test_old_records_and_deleted_topics_go_from_the_database_too(tmp_path, setti
         reader.close()
         assert produced(broker, "shared", [b"next"]) == [1]
         admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-        admin.delete_topics(["shared"])["shared"].result(PATIENCE_S)
+        admin.delete_topics(["shared"])["shared"].result(LONGEST_S)
         heads = "SELECT count(*) FROM mpbroker.partition_head"
         wait_until(lambda: execute(url, heads)[0][0] == 1)
         # Of three objects one is in use; the collector gets the others.
@@ -383,7 +383,7 @@ class Produced:
         self.offsets[message.value()] = error or message.offset()
 
     def end(self):
-        assert self._producer.flush(PATIENCE_S) == 0
+        assert self._producer.flush(LONGEST_S) == 0
         return self.offsets
 
 
@@ -550,10 +550,10 @@ def test_an_offset_that_another_node_has_shown_is_waited_for(nodes):
             os.kill(copier, signal.SIGCONT)
     found = [] if early is None else [early]
     while len(found) < 5:
-        found.append(reader.poll(PATIENCE_S))
+        found.append(reader.poll(LONGEST_S))
     assert [each.offset() for each in found] == list(range(15, 20))
     # What is nowhere is refused, as soon as this node has looked.
     reader.assign([TopicPartition("shared", 0, 1000)])
-    error = reader.poll(PATIENCE_S).error()
+    error = reader.poll(LONGEST_S).error()
     assert error.code() == KafkaError._AUTO_OFFSET_RESET
     reader.close()

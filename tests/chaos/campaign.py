@@ -40,6 +40,7 @@ from tests.chaos.peek import Peek
 from tests.chaos.stalls import Stalls, crowd
 from tests.chaos.witness import Witness
 from tests.support.broker import Broker
+from tests.support.patience import LONGEST_S
 from tests.support.ports import reusable_port
 
 PARTITIONS: Final = 4
@@ -48,7 +49,6 @@ PROCESSORS: Final = 2  # of each listener, of which there are two
 _ROUND_S: Final = (
     45.0  # after so long a stage turns to a new topic and verifies the old
 )
-_QUIET_S: Final = 120.0
 _WARM_UP_S: Final = 1.0
 _PEACE_S: Final = 3
 _OPEN_LOOK_S: Final = 0.02
@@ -473,7 +473,7 @@ class Campaign:
         result = Result("what is left", Promises())
         self.fleet.hang_up()
         self.results.append(result)
-        deadline = time.monotonic() + _QUIET_S
+        deadline = time.monotonic() + LONGEST_S
         while True:
             held = self._held()
             if not held or time.monotonic() > deadline:

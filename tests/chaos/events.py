@@ -21,13 +21,13 @@ from mpbroker.ipc.named_segment import read_telemetry, start_time
 from tests.broker.load import children, states
 from tests.chaos.peek import Peek
 from tests.support.broker import Broker
+from tests.support.patience import LONGEST_S
 
 # A process that lived half a second is started again at once: the supervisor's limit on
 # restarts is part of what is tested, and not what these kills are about.
 _GOOD_LIFE_S: Final = 0.5
 _SPREAD_S: Final = 0.1
 _LOOK_S: Final = 0.005
-_BACK_S: Final = 120.0
 
 
 class Event(Protocol):
@@ -234,7 +234,7 @@ class Resizes:
 
     def back_to(self, handlers: int, processors: int) -> None:
         """The sizes it was started with; return when they are reached, or cannot be."""
-        deadline = time.monotonic() + _BACK_S
+        deadline = time.monotonic() + LONGEST_S
         with ControlClient(control_socket(self.broker), 30.0) as client:
             client.request("resize", handlers=handlers, processors=processors)
             while client.request("figures")["resizing"]:

@@ -26,7 +26,8 @@ from mpbroker import (
 )
 from mpbroker.client.consumer.consumer_record import ConsumerRecord
 from tests.client.test_consumer import fill
-from tests.support.children import TIMEOUT_S, wait_until
+from tests.support.children import wait_until
+from tests.support.patience import LONGEST_S
 
 EXPLICIT = {"share.acknowledgement.mode": "explicit"}
 MakeShareConsumer = Callable[..., ShareConsumer]
@@ -76,7 +77,7 @@ def make(bootstrap: str, group: str, topic: str) -> Iterator[MakeShareConsumer]:
 
 def poll(consumer: ShareConsumer, count: int = 1) -> list[ConsumerRecord]:
     """Poll until one poll has returned records; check how many."""
-    deadline = time.monotonic() + TIMEOUT_S
+    deadline = time.monotonic() + LONGEST_S
     while time.monotonic() < deadline:
         found = [r for records in consumer.poll(500).values() for r in records]
         if found:
@@ -250,7 +251,7 @@ def test_a_poll_that_waits_can_be_woken_by_another_thread(make, topic):
     timer = threading.Timer(0.2, consumer.wakeup)
     timer.start()
     with pytest.raises(WakeupError):
-        consumer.poll(TIMEOUT_S * 1000)
+        consumer.poll(LONGEST_S * 1000)
     timer.join()
     assert consumer.poll(0) == {}  # once
 
@@ -265,7 +266,7 @@ def test_a_topic_that_comes_later_is_read(bootstrap, topic_name):
         assert consumer.subscription() == {topic_name}
         assert consumer.poll(100) == {}
         fill(bootstrap, topic_name, range(3))
-        wait_until(lambda: consumer.poll(500), TIMEOUT_S)
+        wait_until(lambda: consumer.poll(500))
         consumer.unsubscribe()
         assert consumer.subscription() == set()
 

@@ -32,7 +32,8 @@ from mpbroker.protocol.messages.share_group_heartbeat import (
 from tests.client.test_consumer import fill
 from tests.client.test_share_consumer import begin_at_the_start, errors, poll, values
 from tests.support.broker import Broker
-from tests.support.children import TIMEOUT_S, wait_until
+from tests.support.children import wait_until
+from tests.support.patience import LONGEST_S
 from tests.support.ports import reusable_port
 
 GROUP, TOPIC = "queue", "t"
@@ -68,7 +69,7 @@ def patient_poll(consumer: ShareConsumer, count: int) -> list[ConsumerRecord]:
             return False
         return True
 
-    wait_until(has_found, TIMEOUT_S)
+    wait_until(has_found)
     return found[0]
 
 
@@ -98,7 +99,7 @@ def test_a_partition_that_no_process_has_opened_since_the_start_is_not_empty(ser
     served.start()
     with (
         ShareConsumer(bootstrap_servers=served.bootstrap, group_id="late") as consumer,
-        Cluster(parse_addresses(served.bootstrap), timeout_s=TIMEOUT_S) as cluster,
+        Cluster(parse_addresses(served.bootstrap), timeout_s=LONGEST_S) as cluster,
     ):
         consumer.subscribe([TOPIC])
 
@@ -144,7 +145,7 @@ def test_a_member_that_does_not_poll_leaves_and_comes_back(served):
         poll(idle, 10)
         idle.commit_sync()
         idle._member._interval_s = 0.01
-        wait_until(lambda: not idle._member.is_member, TIMEOUT_S)
+        wait_until(lambda: not idle._member.is_member)
         fill(served.bootstrap, TOPIC, range(10, 11))
         assert values(poll(idle)) == [10]
 

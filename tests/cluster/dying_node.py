@@ -25,6 +25,7 @@ from mpbroker.metadata.log_config import LogConfig
 from mpbroker.storage.log.partition_log import PartitionLog
 from mpbroker.storage.remote.object_store import ObjectStore
 from tests.storage.batches import batch
+from tests.support.patience import LONGEST_S
 
 POINTS: Final = (
     "before the put",
@@ -37,7 +38,6 @@ POINTS: Final = (
 SENT: Final = [
     bytes(batch(b"%d" % number, producer=(7, 0, number)).data) for number in range(3)
 ]
-PATIENCE_S: Final = 60.0
 
 
 def die() -> None:
@@ -110,7 +110,7 @@ async def run(url: str, directory: Path, topic: uuid.UUID, point: str) -> None:
         # Twice in one request, as one extent; and once behind it.
         for some in (SENT[:2], SENT[2:]):
             shared = [SharedBatch(topic, 0, each) for each in some]
-            for done in await writer.write("client", shared, PATIENCE_S):
+            for done in await writer.write("client", shared, LONGEST_S):
                 print(done.base_offset, done.error_code, flush=True)
         while log.row.log_end_offset < len(SENT):
             reader.wake()

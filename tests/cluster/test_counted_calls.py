@@ -19,8 +19,7 @@ from mpbroker.cluster.stats.counted_calls import (
 )
 from mpbroker.exporter.cluster_metrics import cluster_families, cluster_status
 from mpbroker.inspect.cluster_figures import cluster_figures
-
-PATIENCE_S = 60
+from tests.support.patience import LONGEST_S
 
 
 class FakeStore:
@@ -65,7 +64,7 @@ def test_a_node_s_numbers_are_read_by_the_exporter_and_by_status(cluster_url, tm
     copied = SimpleNamespace(extents=3, lag_records=4, partitions=2)
 
     async def test():
-        async with ClusterDatabase(cluster_url, timeout_s=PATIENCE_S) as database:
+        async with ClusterDatabase(cluster_url, timeout_s=LONGEST_S) as database:
             node = NodeDescription(uuid.uuid4(), [], "1", 1)
             membership = Membership(database, node)
             stats = ClusterStats()

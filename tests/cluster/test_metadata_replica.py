@@ -30,11 +30,11 @@ from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from tests.support.children import Child, kill_at_line
 from tests.support.metadata import registry, shared_cell
+from tests.support.patience import LONGEST_S
 
 FILES = (metadata_replica.__file__,)
 LINES = range(15, 200, 20)
 AT_ONCE = 4
-PATIENCE_S = 60
 
 
 class Node:
@@ -68,7 +68,7 @@ class Node:
         async def run() -> None:
             async with ClusterDatabase(self.url, connections=2) as database:
                 await MetadataReplica(
-                    SharedMetadataLog(database, timeout_s=PATIENCE_S),
+                    SharedMetadataLog(database, timeout_s=LONGEST_S),
                     self.registry(MetadataLog),
                     change_socket_path(str(self.directory)),
                 ).run()
@@ -85,7 +85,7 @@ class Node:
 
         def create_all() -> None:
             known = self.registry(ClusterMetadataLog)
-            deadline = time.monotonic() + PATIENCE_S
+            deadline = time.monotonic() + LONGEST_S
             for name in names:
                 while not create(known, name):
                     assert time.monotonic() < deadline
@@ -125,7 +125,7 @@ def in_database(url: str) -> list[MetadataRecord]:
 def test_a_change_counts_once_wherever_its_node_s_copier_is_killed(
     cluster_url, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(cluster_metadata_log, "_START_S", PATIENCE_S)
+    monkeypatch.setattr(cluster_metadata_log, "_START_S", LONGEST_S)
     first = Node(cluster_url, tmp_path / "first", 1)
     second = Node(cluster_url, tmp_path / "second", 2)
     beside = second.replica()
@@ -138,7 +138,7 @@ def test_a_change_counts_once_wherever_its_node_s_copier_is_killed(
         wanted = in_database(cluster_url)
         named = [each["name"] for each in wanted if each["type"] == "TopicRecord"]
         assert named[-AT_ONCE:] == names
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + LONGEST_S
         while first.copied() != wanted or second.copied() != wanted:
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -155,7 +155,7 @@ def test_two_nodes_that_create_the_same_topics_at_once_agree(cluster_url, tmp_pa
     wanted = in_database(cluster_url)
     named = [each["name"] for each in wanted if each["type"] == "TopicRecord"]
     assert named == names
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + LONGEST_S
     while any(node.copied() != wanted for node in nodes):
         assert time.monotonic() < deadline
         time.sleep(0.01)

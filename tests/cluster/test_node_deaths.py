@@ -13,8 +13,9 @@ import pytest
 
 from mpbroker.cluster.database import ClusterDatabase
 from mpbroker.cluster.sequencer import Sequencer
-from tests.cluster.dying_node import PATIENCE_S, POINTS, SENT, open_log
+from tests.cluster.dying_node import POINTS, SENT, open_log
 from tests.storage.batches import read_all
+from tests.support.patience import LONGEST_S
 
 EXPECTED = [(number, b"%d" % number) for number in range(len(SENT))]
 
@@ -40,7 +41,7 @@ class Site:
             [*command, self.directory, str(self.topic), point],
             stdout=subprocess.PIPE,
             text=True,
-            timeout=2 * PATIENCE_S,
+            timeout=2 * LONGEST_S,
             cwd=Path(__file__).parents[2],
         )
         return done.returncode, done.stdout.splitlines()

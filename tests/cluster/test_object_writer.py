@@ -29,9 +29,9 @@ from mpbroker.protocol.records.log_validator import ValidationPolicy, validate_p
 from mpbroker.storage.remote.object_store import ObjectStore
 from tests.cluster.conftest import execute
 from tests.storage.batches import batch
+from tests.support.patience import LONGEST_S
 
 PARTITIONS = 3
-PATIENCE_S = 60.0
 NEVER_S = 3600.0
 NEVER = WriterSettings(interval_s=NEVER_S)
 LATE = ErrorCode.REQUEST_TIMED_OUT
@@ -72,7 +72,7 @@ class Node:
 
     def __init__(self, url: str, directory: Path, settings: WriterSettings) -> None:
         self.url = url
-        self.database = ClusterDatabase(url, connections=2, timeout_s=PATIENCE_S)
+        self.database = ClusterDatabase(url, connections=2, timeout_s=LONGEST_S)
         self.sequencer = Sequencer(self.database)
         self.store = FaultyStore(directory)
         self.topic = uuid.uuid4()
@@ -89,7 +89,7 @@ class Node:
         self,
         connection: object,
         *batches: tuple[int, bytes],
-        timeout_s: float = PATIENCE_S,
+        timeout_s: float = LONGEST_S,
     ) -> asyncio.Task[list[WrittenBatch]]:
         """Begin to write batches, of which each is a partition and bytes."""
         shared = [SharedBatch(self.topic, part, data) for part, data in batches]

@@ -11,11 +11,11 @@ from mpbroker.cluster.sequencer import ObjectBatch, Sequencer
 from mpbroker.cluster.shared_deletions import SharedDeletions
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
+from tests.support.patience import LONGEST_S
 
 OUT_OF_RANGE = (-1, ErrorCode.OFFSET_OUT_OF_RANGE)
 TIMED_OUT = (-1, ErrorCode.REQUEST_TIMED_OUT)
 UNKNOWN = (-1, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-PATIENCE_S = 60
 
 
 class Topics:
@@ -37,7 +37,7 @@ def run(url, test):
     """Run a test with a topic of two partitions; the first one has ten records."""
 
     async def main():
-        async with ClusterDatabase(url, timeout_s=PATIENCE_S) as database:
+        async with ClusterDatabase(url, timeout_s=LONGEST_S) as database:
             sequencer = Sequencer(database)
             topic = uuid.uuid4()
             await sequencer.create_partitions(topic, 2)
@@ -64,7 +64,7 @@ def test_each_partition_has_its_own_answer(cluster_url):
             (gone, 0, 0),
             (deleted, 0, 0),
         ]
-        assert await deletions.delete(wanted, PATIENCE_S) == [
+        assert await deletions.delete(wanted, LONGEST_S) == [
             (4, 0),
             OUT_OF_RANGE,
             OUT_OF_RANGE,
@@ -75,8 +75,8 @@ def test_each_partition_has_its_own_answer(cluster_url):
             {SharedPartition(topic, 0): 4, SharedPartition(topic, 1): 0}
         ]
         # A start never goes back; and -1 is the end.
-        assert await deletions.delete([(topic, 0, 2)], PATIENCE_S) == [(4, 0)]
-        assert await deletions.delete([(topic, 0, -1)], PATIENCE_S) == [(10, 0)]
+        assert await deletions.delete([(topic, 0, 2)], LONGEST_S) == [(4, 0)]
+        assert await deletions.delete([(topic, 0, -1)], LONGEST_S) == [(10, 0)]
 
     run(cluster_url, test)
 

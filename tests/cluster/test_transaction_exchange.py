@@ -33,8 +33,8 @@ from mpbroker.cluster.migrations import create_cluster
 from mpbroker.metadata.cluster_nodes import NodeEpoch, write_node_epoch
 from tests.cluster.conftest import execute
 from tests.cluster.test_membership import Site
+from tests.support.patience import LONGEST_S
 
-PATIENCE_S = 60.0
 ENDS = (
     "SELECT shard, producer_id, producer_epoch, is_commit FROM mpbroker.transaction_end"
 )
@@ -69,7 +69,7 @@ class Node:
 
     def until(self, condition: Callable[[], object]) -> None:
         """Take events until a condition is true."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + LONGEST_S
         while not condition():
             left_s = deadline - time.monotonic()
             assert left_s > 0

@@ -20,7 +20,6 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from tests.cluster_faults.harm import Cluster, cluster
 from tests.cluster_faults.ledger import Ledger, Walk
 from tests.cluster_faults.load import (
-    PATIENCE_S,
     TOPIC,
     Client,
     IdempotentWriter,
@@ -31,6 +30,7 @@ from tests.cluster_faults.load import (
     consumer_settings,
     read_on,
 )
+from tests.support.patience import LONGEST_S
 
 PARTITIONS: Final = 4
 IDEMPOTENT: Final = ("one", "two", "three")
@@ -137,9 +137,9 @@ class Campaign:
         bootstrap = self.cluster.bootstrap
         topic = NewTopic(TOPIC, PARTITIONS, config={"diskless.enable": "true"})
         admin = AdminClient({"bootstrap.servers": bootstrap})
-        admin.create_topics([topic])[TOPIC].result(PATIENCE_S)
+        admin.create_topics([topic])[TOPIC].result(LONGEST_S)
         places = [TopicPartition(TOPIC, each, 0) for each in range(PARTITIONS)]
-        until = time.monotonic() + PATIENCE_S
+        until = time.monotonic() + LONGEST_S
         for group in GROUPS:
             consumer = Consumer(consumer_settings(group, bootstrap))
             while True:
@@ -187,7 +187,7 @@ class Campaign:
         while any(each.last < began for each in self.pauses.values()):
             if self.ledger.complaints:
                 return
-            if time.monotonic() > began + PATIENCE_S:
+            if time.monotonic() > began + LONGEST_S:
                 self._tell("they wait")
                 self.ledger.complain("a producer or a group goes on no more")
             time.sleep(0.1)
@@ -195,7 +195,7 @@ class Campaign:
     def _wait_for_groups(self) -> None:
         """Wait until each group has committed all that there is."""
         ends = [self.ledger.end(each) for each in range(PARTITIONS)]
-        until = time.monotonic() + PATIENCE_S
+        until = time.monotonic() + LONGEST_S
         for group in GROUPS:
             while (committed := self.ledger.floor(group)) != ends:
                 if self.ledger.complaints:
@@ -215,7 +215,7 @@ class Campaign:
             for number, address in enumerate(self.cluster.addresses, 1):
                 walk = Walk(self.ledger, f"node {number}", partition)
                 digest = hashlib.sha256()
-                until = time.monotonic() + PATIENCE_S
+                until = time.monotonic() + LONGEST_S
                 while walk.next < end and time.monotonic() < until:
                     read_on(walk, address, self.ledger, digest.update)
                     time.sleep(0.05)
@@ -235,6 +235,6 @@ def _join(clients: list[Client], ledger: Ledger) -> None:
     for each in clients:
         each.end()
     for each in clients:
-        each.join(2 * PATIENCE_S)
+        each.join(2 * LONGEST_S)
         if each.is_alive():
             ledger.complain(f"{each.name} waits for ever")

@@ -29,10 +29,9 @@ from tests.support.broker import Broker, BrokerFailedError
 from tests.support.children import wait_until
 from tests.support.footprint import session_processes
 from tests.support.object_store import object_store, server
+from tests.support.patience import LONGEST_S
 from tests.support.ports import reusable_port
 
-# Of a node's start beside whatever else is harmed.
-_START_S: Final = 90.0
 _SETTINGS: Final = {
     "num.io.threads": "2",
     "num.network.threads": "1",
@@ -176,7 +175,7 @@ class Cluster:
     def _kill_processes(self, titles: list[str]) -> str:
         self._wait_for_running(1)
         number = self._draw.choice(self._running())
-        until = time.monotonic() + _START_S
+        until = time.monotonic() + LONGEST_S
         while not (found := self._processes(number, titles)):
             # They were killed a moment ago, and have no successor yet.
             if time.monotonic() > until:
@@ -226,7 +225,7 @@ class Cluster:
 
     def _start(self, node: Broker) -> None:
         """Start a node; as often as it takes, if it finds no database."""
-        until = time.monotonic() + _START_S
+        until = time.monotonic() + LONGEST_S
         while True:
             outages = self._outages
             try:
@@ -239,7 +238,7 @@ class Cluster:
                 if time.monotonic() > until:
                     self._ledger.complain(f"a node does not start again: {error}")
                     return
-            self._has_database.wait(_START_S)
+            self._has_database.wait(LONGEST_S)
 
     def heal(self) -> None:
         """Wait until all nodes are back."""

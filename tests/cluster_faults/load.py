@@ -34,9 +34,9 @@ from mpbroker.protocol.messages.offset_fetch import (
 from tests.bench import wire
 from tests.broker.load import frame
 from tests.cluster_faults.ledger import Ledger, Walk, value
+from tests.support.patience import LONGEST_S
 
 TOPIC: Final = "load"
-PATIENCE_S: Final = 120.0
 # Of a request to one node, which may be stopped.
 _ANSWER_S: Final = 3.0
 _OFFSET_FETCH: Final = 8  # its version: the first one with several groups
@@ -172,7 +172,7 @@ class IdempotentWriter(Client):
                 count += 1
             if count < due:  # what is late is not made up for
                 began = time.monotonic() - count / self._rate
-        if left := producer.flush(PATIENCE_S):
+        if left := producer.flush(LONGEST_S):
             self._ledger.complain(f"{self.name}: {left} records have no answer")
 
 
@@ -198,7 +198,7 @@ class PlainWriter(Client):
             batch = wire.record_batch(
                 [wire.RecordSpec(value(self.name, partition, number))]
             )
-            until = time.monotonic() + PATIENCE_S
+            until = time.monotonic() + LONGEST_S
             while (offset := self._send(partition, batch)) is None:
                 if time.monotonic() > until:
                     self._ledger.complain(f"{self.name} gets no answer")

@@ -15,12 +15,12 @@ from contextlib import suppress
 from typing import Any, Final, Self
 
 from tests.compat.group_member import HEARTBEAT_MS, SESSION_MS
-from tests.support.children import TIMEOUT_S
 from tests.support.fetch_clients import NODE_DIR, ROOT
+from tests.support.patience import LONGEST_S
 
 LIBRARIES: Final = ("confluent-kafka", "kafka-python", "aiokafka")
 # Several processes start, one after another, each with a library to import.
-_PATIENCE_S: Final = 2 * TIMEOUT_S
+_PATIENCE_S: Final = 2 * LONGEST_S
 _LAST_WORDS_BYTES: Final = 6000
 
 
@@ -83,7 +83,7 @@ class Member:
         if self._process.poll() is None:
             self._process.send_signal(number)
             try:
-                self._process.wait(TIMEOUT_S)
+                self._process.wait(LONGEST_S)
             except subprocess.TimeoutExpired:
                 self._process.send_signal(signal.SIGUSR1)
                 with suppress(subprocess.TimeoutExpired):

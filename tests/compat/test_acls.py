@@ -39,10 +39,10 @@ from kafka.admin import ACLResourcePatternType as PyPattern
 from kafka.admin import ResourceType as PyResource
 from kafka.structs import TopicPartition as PyTopicPartition
 
-from tests.compat.adapters.adapter import TIMEOUT_S
 from tests.support.apache_kafka import java_command
 from tests.support.broker import Broker
 from tests.support.fetch_clients import have_java_tools
+from tests.support.patience import LONGEST_S
 
 MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule required"
 STANDARD = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
@@ -156,7 +156,7 @@ def produce(settings: dict[str, Any], topic: str, **more: Any) -> KafkaError | N
     producer = Producer({**settings, **more})
     told: list[KafkaError | None] = []
     producer.produce(topic, b"x", on_delivery=lambda error, _: told.append(error))
-    assert producer.flush(TIMEOUT_S) == 0
+    assert producer.flush(LONGEST_S) == 0
     return told[0]
 
 
@@ -165,7 +165,7 @@ def consume(settings: dict[str, Any], topic: str) -> Any:
     consumer = Consumer({**settings, "group.id": "unused", "enable.auto.commit": False})
     try:
         consumer.assign([TopicPartition(topic, 0, 0)])
-        message = consumer.poll(TIMEOUT_S)
+        message = consumer.poll(LONGEST_S)
         assert message is not None
         error = message.error()
         return message.value() if error is None else error.code()
@@ -291,7 +291,7 @@ def test_without_an_authorizer_acls_are_said_to_be_disabled(own_broker) -> None:
 
 
 def test_librdkafka_is_denied_a_topic_and_then_allowed(broker, topic, grant) -> None:
-    quick = {"message.timeout.ms": TIMEOUT_S * 1000}
+    quick = {"message.timeout.ms": LONGEST_S * 1000}
     # It looks for its group's coordinator, though it needs none.
     grant(allow(ResourceType.GROUP, "unused", AclOperation.READ))
     error = produce(nobody(broker), topic, **quick)
@@ -317,7 +317,7 @@ def test_a_denial_by_host_or_name_counts_from_the_next_request_on(
 
     def send() -> Any:
         producer.produce(topic, b"x", on_delivery=lambda error, _: told.append(error))
-        assert producer.flush(TIMEOUT_S) == 0
+        assert producer.flush(LONGEST_S) == 0
         return told.pop()
 
     assert [send() for _ in range(10)] == [None] * 10
@@ -338,11 +338,11 @@ def test_a_denial_by_host_or_name_counts_from_the_next_request_on(
 
 def test_topics_that_may_not_be_described_are_not_listed(broker, topic, grant) -> None:
     client = AdminClient(nobody(broker))
-    assert topic not in client.list_topics(timeout=TIMEOUT_S).topics
-    (described,) = client.list_topics(topic, timeout=TIMEOUT_S).topics.values()
+    assert topic not in client.list_topics(timeout=LONGEST_S).topics
+    (described,) = client.list_topics(topic, timeout=LONGEST_S).topics.values()
     assert described.error.code() == DENIED_TOPIC
     grant(allow(ResourceType.TOPIC, topic, AclOperation.DESCRIBE))
-    assert topic in client.list_topics(timeout=TIMEOUT_S).topics
+    assert topic in client.list_topics(timeout=LONGEST_S).topics
     (future,) = client.create_topics([NewTopic("new", 1)]).values()
     assert refusal(future.result) == DENIED_TOPIC
     (future,) = client.delete_topics([topic]).values()
@@ -363,7 +363,7 @@ def test_a_group_needs_the_group_and_the_topic(broker, topic, grant) -> None:
         consumer = Consumer(settings)
         try:
             consumer.subscribe([topic])
-            message = consumer.poll(TIMEOUT_S)
+            message = consumer.poll(LONGEST_S)
             assert message is not None
             if message.error() is not None:
                 return message.error().code()
@@ -383,25 +383,25 @@ def test_a_transaction_needs_its_id_and_the_topic(broker, topic, grant) -> None:
     settings = {**login(broker, "alice"), "transactional.id": identity}
     alice = {"principal": "User:alice"}
     denied = KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-    assert refusal(lambda: Producer(settings).init_transactions(TIMEOUT_S)) == denied
+    assert refusal(lambda: Producer(settings).init_transactions(LONGEST_S)) == denied
     grant(
         allow(ResourceType.TRANSACTIONAL_ID, identity, AclOperation.WRITE, **alice),
         allow(ResourceType.TOPIC, topic, AclOperation.DESCRIBE, **alice),
     )
     producer = Producer(settings)
-    producer.init_transactions(TIMEOUT_S)
+    producer.init_transactions(LONGEST_S)
     producer.begin_transaction()
     told: list[Any] = []
     producer.produce(topic, b"x", on_delivery=lambda error, _: told.append(error))
     with pytest.raises(KafkaException):
-        producer.commit_transaction(TIMEOUT_S)
+        producer.commit_transaction(LONGEST_S)
     assert told[0] is not None
     grant(allow(ResourceType.TOPIC, topic, AclOperation.WRITE, **alice))
     producer = Producer(settings)
-    producer.init_transactions(TIMEOUT_S)
+    producer.init_transactions(LONGEST_S)
     producer.begin_transaction()
     producer.produce(topic, b"y")
-    producer.commit_transaction(TIMEOUT_S)
+    producer.commit_transaction(LONGEST_S)
 
 
 def test_who_may_write_to_a_topic_may_do_so_idempotently(broker, topic, grant) -> None:
@@ -416,12 +416,12 @@ def test_kafka_python_is_told_the_same(broker, topic, grant) -> None:
     producer = KafkaProducer(bootstrap_servers=address, acks=1)
     try:
         with pytest.raises(kafka.errors.TopicAuthorizationFailedError):
-            producer.send(topic, b"x").get(TIMEOUT_S)
+            producer.send(topic, b"x").get(LONGEST_S)
         grant(
             allow(ResourceType.TOPIC, topic, AclOperation.WRITE),
             allow(ResourceType.TOPIC, topic, AclOperation.READ),
         )
-        producer.send(topic, b"x").get(TIMEOUT_S)
+        producer.send(topic, b"x").get(LONGEST_S)
         consumer.assign([PyTopicPartition(topic, 0)])
         consumer.seek_to_beginning()
         assert next(consumer).value == b"x"
@@ -471,7 +471,7 @@ def test_kafka_acls_adds_lists_and_removes(broker, admin, grant, tmp_path) -> No
             ),
             capture_output=True,
             text=True,
-            timeout=2 * TIMEOUT_S,
+            timeout=2 * LONGEST_S,
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr

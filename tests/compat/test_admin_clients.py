@@ -36,7 +36,7 @@ from kafka.admin import KafkaAdminClient
 from kafka.admin import NewPartitions as PyNewPartitions
 from kafka.structs import TopicPartition as PyTopicPartition
 
-from tests.compat.adapters.adapter import TIMEOUT_S
+from tests.support.patience import LONGEST_S
 
 MakeTopic = Callable[..., str]
 T = TypeVar("T")
@@ -52,7 +52,7 @@ def admin(bootstrap: str) -> AdminClient:
 
 def soon(ask: Callable[[], T], is_true: Callable[[T], bool]) -> T:
     """Ask until it is true: Apache Kafka answers a change before it shows it."""
-    deadline = time.monotonic() + TIMEOUT_S
+    deadline = time.monotonic() + LONGEST_S
     while True:
         try:
             answer = ask()
@@ -240,7 +240,7 @@ def test_aiokafka_administers(bootstrap: str, make_topic: MakeTopic) -> None:
     )
 
     # As in `soon`.
-    deadline = time.monotonic() + TIMEOUT_S
+    deadline = time.monotonic() + LONGEST_S
 
     async def administer() -> str:
         client = AIOKafkaAdminClient(bootstrap_servers=bootstrap)

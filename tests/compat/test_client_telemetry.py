@@ -23,8 +23,9 @@ from mpbroker.protocol.messages.api_versions import ApiVersionsResponse
 from tests.compat.test_java_tools import TOOLS, run_java
 from tests.support.apache_kafka import java_command
 from tests.support.broker import Broker, BrokerFailedError
-from tests.support.children import TIMEOUT_S, wait_until
+from tests.support.children import wait_until
 from tests.support.fetch_clients import have_java_tools
+from tests.support.patience import LONGEST_S
 
 PLUG_IN = """
 import json, os
@@ -50,7 +51,7 @@ Lines = Callable[[str], list[dict[str, Any]]]
 
 def subscribe(broker: Broker, name: str, **texts: str) -> None:
     configs = {key.replace("_", "."): text for key, text in texts.items()}
-    with Cluster(parse_addresses(broker.bootstrap), TIMEOUT_S) as cluster:
+    with Cluster(parse_addresses(broker.bootstrap), LONGEST_S) as cluster:
         resource = ConfigResource(ConfigResourceType.CLIENT_METRICS, name)
         config_admin.alter_configs(cluster, resource, configs, ())
 
@@ -225,7 +226,7 @@ def test_a_broker_without_a_receiver_does_not_ask_for_metrics(
     subscribe(own_broker, "unheard", metrics="*")
     host, port = own_broker.bootstrap.rsplit(":", 1)
     head = struct.pack(">hhih", ApiKey.API_VERSIONS, 0, 1, -1)
-    with socket.create_connection((host, int(port)), TIMEOUT_S) as sock:
+    with socket.create_connection((host, int(port)), LONGEST_S) as sock:
         sock.sendall(struct.pack(">i", len(head)) + head)
         answer = sock.makefile("rb")
         (size,) = struct.unpack(">i", answer.read(4))

@@ -20,7 +20,6 @@ pytestmark = [
         not have_java_tools(),
         reason="no Apache Kafka in .downloads/java: scripts/test fetches it with Maven",
     ),
-    pytest.mark.timeout(300),
 ]
 
 QUORUM = f"{TOOLS}.MetadataQuorumCommand"

@@ -259,7 +259,6 @@ def test_others_change_a_token_only_as_renewers(dial: Any) -> None:
 
 
 @pytest.mark.skipif(not have_java_tools(), reason="no Apache Kafka in .downloads/java")
-@pytest.mark.timeout(300)
 def test_kafka_delegation_tokens_makes_one_that_javas_client_logs_in_with(
     addresses: Addresses, tmp_path: Path
 ) -> None:

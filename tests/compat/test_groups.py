@@ -42,11 +42,11 @@ from tests.compat.members import LIBRARIES, Group
 from tests.compat.test_other_languages import needs_kafkajs
 from tests.conftest import BOOTSTRAP_VARIABLE, OtherBroker
 from tests.support.broker import Broker
-from tests.support.children import TIMEOUT_S, wait_until
+from tests.support.children import wait_until
+from tests.support.patience import LONGEST_S
 from tests.support.ports import reusable_port
 
 # Members are processes: they take seconds to start where cores are busy.
-pytestmark = pytest.mark.timeout(300)
 
 PARTITIONS = 6
 CONFIG: dict[str, object] = {
@@ -129,7 +129,7 @@ def wait_for_commits(broker: AnyBroker, group: Group, topic: str, count: int) ->
 
 def coordinator_of(broker: Broker) -> int:
     """The coordinator's process id; waits for one that is being started."""
-    deadline = time.monotonic() + TIMEOUT_S
+    deadline = time.monotonic() + LONGEST_S
     while time.monotonic() < deadline:
         for pid in broker.processes():
             try:

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from tests.compat.adapters import ADAPTERS
-from tests.compat.adapters.adapter import CODECS, TIMEOUT_S
+from tests.compat.adapters.adapter import CODECS
 from tests.compat.members import Group
 from tests.compat.records import T0, some_records
 from tests.conftest import OtherBroker
 from tests.support.apache_kafka import java_command
 from tests.support.broker import Broker
 from tests.support.fetch_clients import have_java_tools
+from tests.support.patience import LONGEST_S
 
 MakeTopic = Callable[..., str]
 Tool = Callable[..., str]
@@ -30,7 +31,6 @@ pytestmark = [
         reason="no Apache Kafka in .downloads/java: scripts/test fetches it with Maven",
     ),
     # Each run of a tool takes a second, and ten where cores are busy.
-    pytest.mark.timeout(300),
 ]
 
 
@@ -56,7 +56,7 @@ def run_java(main_class: str, *arguments: str, stdin: str = "") -> str:
         capture_output=True,
         text=True,
         errors="replace",  # the console prints bytes as they are
-        timeout=2 * TIMEOUT_S,
+        timeout=2 * LONGEST_S,
         check=False,
     )
     said = f"{done.stdout}\n{done.stderr}"
@@ -130,7 +130,7 @@ def console_consumer(
     printed = tool(
         f"{TOOLS}.consumer.ConsoleConsumer",
         *("--topic", topic, "--partition", "0", "--offset", offset),
-        *("--max-messages", str(count), "--timeout-ms", str(TIMEOUT_S * 1000)),
+        *("--max-messages", str(count), "--timeout-ms", str(LONGEST_S * 1000)),
         *(
             part
             for name in shown
@@ -299,7 +299,7 @@ def test_a_java_consumer_group_reads_and_is_looked_after(
     printed = tool(
         f"{TOOLS}.consumer.ConsoleConsumer",
         *("--topic", topic, "--group", group, "--from-beginning"),
-        *("--max-messages", "10", "--timeout-ms", str(TIMEOUT_S * 1000)),
+        *("--max-messages", "10", "--timeout-ms", str(LONGEST_S * 1000)),
         *("--command-property", f"group.protocol={protocol}"),
     )
     assert len(printed.splitlines()) == 10
@@ -406,7 +406,7 @@ def test_a_share_group_reads_and_is_looked_after(
     read = (
         f"{TOOLS}.consumer.ConsoleShareConsumer",
         *("--topic", topic, *this, "--max-messages", "10"),
-        *("--timeout-ms", str(TIMEOUT_S * 1000)),
+        *("--timeout-ms", str(LONGEST_S * 1000)),
     )
     # Rejected, and so not delivered again. They are kept in the log.
     assert len(tool(*read, "--reject").splitlines()) == 10

@@ -15,7 +15,6 @@ pytestmark = [
         reason="no Apache Kafka in .downloads/java: scripts/test fetches it with Maven",
     ),
     # Each run of the tool takes a second, and ten where cores are busy.
-    pytest.mark.timeout(300),
 ]
 
 

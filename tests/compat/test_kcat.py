@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from tests.compat.adapters import ADAPTERS
-from tests.compat.adapters.adapter import CODECS, TIMEOUT_S, Message
+from tests.compat.adapters.adapter import CODECS, Message
 from tests.compat.records import T0, as_messages, some_records
+from tests.support.patience import LONGEST_S
 
 MakeTopic = Callable[..., str]
 
@@ -28,7 +29,7 @@ def kcat(bootstrap: str, *arguments: str, stdin: bytes = b"") -> bytes:
         ["kcat", "-q", "-b", bootstrap, *arguments],
         input=stdin,
         capture_output=True,
-        timeout=TIMEOUT_S,
+        timeout=LONGEST_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr.decode()

@@ -37,7 +37,6 @@ from kafka.net.sasl.oauth import AbstractTokenProvider as KafkaTokenProvider
 
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.error_code import ErrorCode
-from tests.compat.adapters.adapter import TIMEOUT_S
 from tests.compat.test_java_tools import run_java
 from tests.conftest import _running
 from tests.network.security.sasl.conversation import (
@@ -49,6 +48,7 @@ from tests.network.security.sasl.conversation import (
 )
 from tests.support.broker import Broker
 from tests.support.fetch_clients import have_java_tools
+from tests.support.patience import LONGEST_S
 
 USER, PASSWORD = "alice", "wonder,=land"
 JAAS = (
@@ -120,7 +120,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
 
 def alter(admin: AdminClient, *changes: Any) -> None:
     for future in admin.alter_user_scram_credentials(list(changes)).values():
-        future.result(TIMEOUT_S)
+        future.result(LONGEST_S)
 
 
 # -- one record there and back --------------------------------------------------------
@@ -130,10 +130,10 @@ def confluent(secured: Secured, protocol: str, mechanism: str, topic: str) -> by
     settings = confluent_settings(secured, protocol, mechanism)
     producer = Producer(settings)
     producer.produce(topic, b"x" * 100_000)
-    assert producer.flush(TIMEOUT_S) == 0
+    assert producer.flush(LONGEST_S) == 0
     consumer = Consumer({**settings, "group.id": "unused"})
     consumer.assign([Partition(topic, 0, 0)])
-    message = consumer.poll(TIMEOUT_S)
+    message = consumer.poll(LONGEST_S)
     consumer.close()
     assert message is not None and message.error() is None
     return bytes(message.value())
@@ -174,9 +174,9 @@ def kafka_python(secured: Secured, protocol: str, mechanism: str, topic: str) ->
     elif mechanism:
         settings |= {"sasl_plain_username": USER, "sasl_plain_password": PASSWORD}
     producer = KafkaProducer(**settings)
-    producer.send(topic, b"y" * 100_000).get(TIMEOUT_S)
+    producer.send(topic, b"y" * 100_000).get(LONGEST_S)
     producer.close()
-    consumer = KafkaConsumer(**settings, consumer_timeout_ms=TIMEOUT_S * 1000)
+    consumer = KafkaConsumer(**settings, consumer_timeout_ms=LONGEST_S * 1000)
     partition = KafkaPartition(topic, 0)
     consumer.assign([partition])
     consumer.seek(partition, 0)
@@ -215,7 +215,7 @@ def aiokafka(secured: Secured, protocol: str, mechanism: str, topic: str) -> byt
             consumer.seek(partition, 0)
             return bytes((await consumer.getone()).value)
 
-    return asyncio.run(asyncio.wait_for(there_and_back(), TIMEOUT_S))
+    return asyncio.run(asyncio.wait_for(there_and_back(), LONGEST_S))
 
 
 CLIENTS: list[Callable[..., bytes]] = [confluent, kafka_python, aiokafka]
@@ -243,15 +243,14 @@ def test_kcat(secured: Secured, topic_name: str, protocol: str, mechanism: str) 
     bootstrap = settings.pop("bootstrap.servers")
     options = [part for pair in settings.items() for part in ("-X", "=".join(pair))]
     common = ["kcat", "-q", "-b", bootstrap, *options, "-t", topic_name]
-    subprocess.run([*common, "-P"], input=b"a record\n", check=True, timeout=TIMEOUT_S)
+    subprocess.run([*common, "-P"], input=b"a record\n", check=True, timeout=LONGEST_S)
     done = subprocess.run(
-        [*common, "-C", "-e"], capture_output=True, check=True, timeout=TIMEOUT_S
+        [*common, "-C", "-e"], capture_output=True, check=True, timeout=LONGEST_S
     )
     assert done.stdout == b"a record\n"
 
 
 @pytest.mark.skipif(not have_java_tools(), reason="no Apache Kafka in .downloads/java")
-@pytest.mark.timeout(300)  # a second for each of two tools, ten where cores are busy
 @pytest.mark.parametrize(
     ("protocol", "mechanism"), [("SSL", ""), ("SASL_SSL", "SCRAM-SHA-512")]
 )
@@ -279,7 +278,7 @@ def test_javas_producer_and_consumer(
     read = run_java(
         "org.apache.kafka.tools.consumer.ConsoleConsumer",
         *(*common, "--command-config", str(file), "--from-beginning"),
-        *("--max-messages", "100", "--timeout-ms", str(TIMEOUT_S * 1000)),
+        *("--max-messages", "100", "--timeout-ms", str(LONGEST_S * 1000)),
     )
     assert read == lines
 
@@ -289,7 +288,7 @@ def test_javas_producer_and_consumer(
 
 def dial(address: str) -> socket.socket:
     host, _, port = address.rpartition(":")
-    return socket.create_connection((host, int(port)), TIMEOUT_S)
+    return socket.create_connection((host, int(port)), LONGEST_S)
 
 
 def ask(sock: socket.socket, payload: bytes) -> bytes:
@@ -361,7 +360,7 @@ def test_a_wrong_password_is_told_and_stays_out_of_the_log(
     errors: list[KafkaError] = []
     settings = confluent_settings(secured, "SASL_SSL", mechanism, "not wonder")
     producer = Producer({**settings, "error_cb": errors.append, "log_level": 0})
-    deadline = time.monotonic() + TIMEOUT_S
+    deadline = time.monotonic() + LONGEST_S
     while not errors and time.monotonic() < deadline:
         producer.poll(0.1)
     assert errors[0].code() == KafkaError._AUTHENTICATION
@@ -388,7 +387,7 @@ def test_scram_users_come_and_go_while_the_broker_serves(
         producer = Producer({**settings, "error_cb": errors.append})
         done: list[Any] = []
         producer.produce(topic_name, b"x", on_delivery=lambda *_: done.append(1))
-        deadline = time.monotonic() + TIMEOUT_S
+        deadline = time.monotonic() + LONGEST_S
         while not (done or errors) and time.monotonic() < deadline:
             producer.poll(0.1)
         producer.purge()

@@ -18,8 +18,8 @@ from confluent_kafka.admin import (
 )
 
 from tests.compat.adapters import ADAPTERS
-from tests.compat.adapters.adapter import TIMEOUT_S
 from tests.compat.records import some_records
+from tests.support.patience import LONGEST_S
 
 MakeTopic = Callable[..., str]
 
@@ -28,7 +28,6 @@ pytestmark = [
         not hasattr(confluent_kafka, "ShareConsumer"),
         reason="this confluent-kafka has no share consumer",
     ),
-    pytest.mark.timeout(180),
 ]
 
 
@@ -44,7 +43,7 @@ def begin_at_the_start(bootstrap: str, group: str, **config: str) -> None:
     ]
     resource = ConfigResource(ResourceType.GROUP, group, incremental_configs=entries)
     for future in admin.incremental_alter_configs([resource]).values():
-        future.result(TIMEOUT_S)
+        future.result(LONGEST_S)
 
 
 def share_consumer(bootstrap: str, group: str, **settings: str) -> Any:
@@ -66,7 +65,7 @@ def test_records_are_accepted_released_and_rejected(
     explicit = {"share.acknowledgement.mode": "explicit"}
     with share_consumer(bootstrap, group, **explicit) as consumer:
         consumer.subscribe([topic])
-        until = time.monotonic() + TIMEOUT_S
+        until = time.monotonic() + LONGEST_S
         # Three are released once, and come a second time.
         while sum(seen.values()) < 12 and time.monotonic() < until:
             for message in consumer.poll(timeout=1.0):
@@ -77,7 +76,7 @@ def test_records_are_accepted_released_and_rejected(
                 if seen[offset] > 1:
                     kind = kinds.ACCEPT
                 consumer.acknowledge(message, kind)
-            failed = consumer.commit_sync(timeout=float(TIMEOUT_S))
+            failed = consumer.commit_sync(timeout=float(LONGEST_S))
             assert not [error for error in failed.values() if error is not None]
         assert seen == {offset: 1 + (offset % 3 == 1) for offset in range(9)}
     # Nothing is left for another member.
@@ -86,7 +85,7 @@ def test_records_are_accepted_released_and_rejected(
         with ADAPTERS["confluent-kafka"](bootstrap) as client:
             client.produce(topic, some_records(1))
         offsets: list[int] = []
-        until = time.monotonic() + TIMEOUT_S
+        until = time.monotonic() + LONGEST_S
         while not offsets and time.monotonic() < until:
             offsets += [message.offset() for message in consumer.poll(timeout=1.0)]
         assert offsets == [9]
@@ -102,20 +101,20 @@ def test_records_of_aborted_transactions_are_delivered_only_where_asked(
     producer = confluent_kafka.Producer(
         {"bootstrap.servers": bootstrap, "transactional.id": f"of-{topic}"}
     )
-    producer.init_transactions(TIMEOUT_S)
+    producer.init_transactions(LONGEST_S)
     for number, commits in enumerate((True, False, True, False, True)):
         producer.begin_transaction()
         for record in range(3):
             producer.produce(topic, f"{number}.{record} {commits}".encode())
-        producer.flush(TIMEOUT_S)
+        producer.flush(LONGEST_S)
         if commits:
-            producer.commit_transaction(TIMEOUT_S)
+            producer.commit_transaction(LONGEST_S)
         else:
-            producer.abort_transaction(TIMEOUT_S)
+            producer.abort_transaction(LONGEST_S)
     values: list[str] = []
     with share_consumer(bootstrap, group) as consumer:
         consumer.subscribe([topic])
-        until = time.monotonic() + TIMEOUT_S
+        until = time.monotonic() + LONGEST_S
         while "4.2 True" not in values and time.monotonic() < until:
             for message in consumer.poll(timeout=1.0):
                 assert message.error() is None

@@ -11,7 +11,8 @@ import pytest
 from tests.support.apache_kafka import java_command
 from tests.support.children import wait_until
 from tests.support.fetch_clients import have_java_clients
-from tests.support.streams_application import PARTITIONS, TIMEOUT_S, word_count
+from tests.support.patience import LONGEST_S
+from tests.support.streams_application import PARTITIONS, word_count
 
 MakeTopic = Callable[..., str]
 
@@ -31,7 +32,7 @@ def streams_groups(bootstrap: str, *arguments: str) -> str:
         java_command(main_class, "--bootstrap-server", bootstrap, *arguments),
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_S,
+        timeout=LONGEST_S,
         check=False,
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
@@ -57,7 +58,7 @@ def test_two_instances_count_words_exactly_once(
             tasks = [line for line in lines if re.search(r"ACTIVE", line)]
             return len(tasks) == 2
 
-        wait_until(is_shared, TIMEOUT_S)
+        wait_until(is_shared)
         listed = streams_groups(bootstrap, "--list", "--state")
         assert re.search(rf"{application}\s+Stable", listed)
         second.stop()
@@ -74,7 +75,7 @@ def test_two_instances_count_words_exactly_once(
                 streams_groups(bootstrap, "--list", "--state"),
             )
         ),
-        TIMEOUT_S,
+        LONGEST_S,
     )
     deleted = streams_groups(bootstrap, "--delete", "--group", application)
     assert "successful" in deleted

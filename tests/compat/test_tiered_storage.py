@@ -27,7 +27,6 @@ from tests.support.children import wait_until
 from tests.support.fetch_clients import FRANZ_GO, have_java_tools
 
 # Each start of Java takes a second, and ten where cores are busy.
-pytestmark = pytest.mark.timeout(300)
 
 TOPIC = "tiered"
 SEGMENTS, REMOTE = 50, 48

@@ -46,7 +46,6 @@ MakeTopic = Callable[..., str]
 __all__ = ["kafkajs"]  # a fixture
 
 # Each start of Java takes a second, and ten where cores are busy.
-pytestmark = pytest.mark.timeout(300)
 
 needs_java = pytest.mark.skipif(
     not have_java_tools(),

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
-from tests.exporter.asking import told, wait_until
+from tests.exporter.asking import told
 from tests.support.broker import Broker
+from tests.support.children import wait_until
 
 PASSWORD = "a pässword"
 USERS = ("admin", "alice", "<img src=x onerror=alert(1)>")

@@ -13,7 +13,8 @@ import pytest
 
 from mpbroker import AdminClient, Consumer, Producer
 from tests.console.serving import CONSOLE, PASSWORD, USERS, secured, url_of
-from tests.exporter.asking import pids_of, told, wait_until
+from tests.exporter.asking import pids_of, told
+from tests.support.children import wait_until
 from tests.support.schema_registry import SchemaRegistry
 
 sync_api = pytest.importorskip("playwright.sync_api")

@@ -21,7 +21,7 @@ from mpbroker.protocol.acl import (
     ResourceType,
 )
 from tests.console.serving import browser, secured
-from tests.exporter.asking import wait_until
+from tests.support.children import wait_until
 
 
 @pytest.fixture(scope="module")

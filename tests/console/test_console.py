@@ -25,8 +25,9 @@ from tests.console.serving import (
     secured,
     url_of,
 )
-from tests.exporter.asking import told, wait_until
+from tests.exporter.asking import told
 from tests.support.broker import Broker, BrokerFailedError
+from tests.support.children import wait_until
 
 ROOT = Path(__file__).parents[2]
 

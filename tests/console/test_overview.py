@@ -9,7 +9,8 @@ import pytest
 
 from mpbroker import AdminClient, Producer
 from tests.console.serving import browser, secured
-from tests.exporter.asking import pids_of, wait_until
+from tests.exporter.asking import pids_of
+from tests.support.children import wait_until
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import pytest
 from mpbroker import AdminClient
 from mpbroker.protocol.acl import AclFilter
 from tests.console.serving import browser, secured
-from tests.exporter.asking import wait_until
+from tests.support.children import wait_until
 
 READ = {
     "principal": "User:alice",

@@ -26,9 +26,9 @@ from mpbroker.console.schemas import Schemas, Undecoded
 from mpbroker.spark.pipeline.errors import PipelineError
 from mpbroker.spark.pipeline.schemas.registry import Registered, Registry
 from tests.console.serving import CONSOLE, browser, secured
-from tests.exporter.asking import wait_until
 from tests.spark.test_registry import AVRO, FLIGHT, JSON_SCHEMA, PLACE, PROTO, flight
 from tests.support.broker import Broker, BrokerFailedError
+from tests.support.children import wait_until
 from tests.support.schema_registry import SchemaRegistry
 
 URL = "console.schema.registry.url"

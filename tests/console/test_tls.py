@@ -10,8 +10,9 @@ import pytest
 import trustme
 
 from tests.console.serving import Browser, secured, url_of
-from tests.exporter.asking import told, wait_until
+from tests.exporter.asking import told
 from tests.network.security.secure_rig import Certificates
+from tests.support.children import wait_until
 
 
 @pytest.fixture(scope="module")

@@ -29,6 +29,7 @@ import orjson
 from mpbroker.testing.postgresql import postgresql, programs, what_lacks
 from tests.support.broker import Broker
 from tests.support.object_store import object_store, server
+from tests.support.patience import LONGEST_S
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 TOPIC: Final = "orders"
 PARTITIONS: Final = 12
 NODES: Final = 3
-PATIENCE_S: Final = 60
 _PAUSE_S: Final = 0.01  # between two records: 100 a second
 _STORE: Final = "s3://lake/demo"
 
@@ -110,7 +110,7 @@ class Writer(threading.Thread):
             )
             self.count += 1
             producer.poll(_PAUSE_S)
-        producer.flush(PATIENCE_S)
+        producer.flush(LONGEST_S)
 
     def stop(self) -> None:
         self._stopped.set()
@@ -154,7 +154,7 @@ class Reader(threading.Thread):
 
     def wait_for(self, count: int) -> None:
         """Wait until so many records were read, and stop."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + LONGEST_S
         while self.count() < count and time.monotonic() < deadline:
             time.sleep(0.05)
         self._stopped.set()
@@ -269,7 +269,7 @@ def _run(nodes: dict[int, Broker], seconds: float, picture: Path) -> None:
 
 
 def _wait(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + LONGEST_S
     while not condition():
         if time.monotonic() > deadline:
             _fail("no record was acknowledged")

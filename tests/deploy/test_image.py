@@ -24,9 +24,9 @@ from tests.bench import wire
 from tests.support import container_image
 from tests.support.broker import Broker
 from tests.support.container_image import UnavailableError, command_in, run
+from tests.support.patience import LONGEST_S
 from tests.support.ports import reusable_port
 
-WITHIN_S: Final = 120.0
 STATE: Final = "STATE_DIRECTORY"
 
 pytestmark = pytest.mark.timeout(1200)
@@ -64,7 +64,7 @@ def supervisor_of(process: subprocess.Popen[bytes], container: str) -> int:
     """
     uid = int(subprocess.check_output(command_in(container, ["id", "-u"])))
     assert uid  # not root
-    deadline = time.monotonic() + WITHIN_S
+    deadline = time.monotonic() + LONGEST_S
     while time.monotonic() < deadline:
         for pid in descendants(process.pid):
             proc = Path(f"/proc/{pid}")
@@ -77,10 +77,10 @@ def supervisor_of(process: subprocess.Popen[bytes], container: str) -> int:
 
 
 def connect(process: subprocess.Popen[bytes], port: int) -> wire.Connection:
-    deadline = time.monotonic() + WITHIN_S
+    deadline = time.monotonic() + LONGEST_S
     while True:
         try:
-            return wire.Connection(("127.0.0.1", port), WITHIN_S)
+            return wire.Connection(("127.0.0.1", port), LONGEST_S)
         except OSError:
             assert process.poll() is None, "the container has ended"
             assert time.monotonic() < deadline
@@ -119,7 +119,7 @@ def test_the_image_serves_is_healthy_and_stops_when_told(
         assert subprocess.run(check, capture_output=True).returncode == 0
         assert "request path: compiled core" in log.read_text()
         os.kill(supervisor, signal.Signals[image["StopSignal"]])
-        assert process.wait(WITHIN_S) == 0, log.read_text()
+        assert process.wait(LONGEST_S) == 0, log.read_text()
     finally:
         for pid in descendants(process.pid):
             os.kill(pid, signal.SIGKILL)
@@ -187,7 +187,7 @@ def test_the_image_serves_with_a_read_only_root(
         health = image["Healthcheck"]["Test"][1:]
         assert inside(*health, "--timeout", "60").returncode == 0
         os.kill(first, signal.Signals[image["StopSignal"]])
-        assert process.wait(WITHIN_S) == 0, log.read_text()
+        assert process.wait(LONGEST_S) == 0, log.read_text()
     finally:
         process.kill()
         process.wait()

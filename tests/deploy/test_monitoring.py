@@ -14,8 +14,9 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from tests.exporter.asking import METRICS, get, url_of, wait_until
+from tests.exporter.asking import METRICS, get, url_of
 from tests.support.broker import Broker
+from tests.support.children import wait_until
 from tests.support.fetch_clients import prometheus_tool
 from tests.support.ports import reusable_port
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import time
 import urllib.error
 import urllib.request
 
 from mpbroker.ipc.named_segment import read_telemetry, start_time
 from tests.support.broker import Broker
+from tests.support.patience import LONGEST_S
 
 METRICS = {"metrics.listeners": "HTTP://127.0.0.1:0"}
-TIMEOUT_S = 90
 
 
 def told(broker: Broker) -> dict[str, object]:
@@ -31,7 +30,7 @@ def pids_of(broker: Broker, *roles: str) -> list[int]:
 
 def get(broker: Broker, path: str = "metrics") -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(url_of(broker) + path, timeout=TIMEOUT_S) as page:
+        with urllib.request.urlopen(url_of(broker) + path, timeout=LONGEST_S) as page:
             return page.status, page.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -42,11 +41,3 @@ def samples(text: str) -> dict[str, float]:
     """Values by name and labels, as they are written."""
     lines = (line for line in text.splitlines() if not line.startswith("#"))
     return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines}
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + TIMEOUT_S
-    while not (result := condition()):
-        assert time.monotonic() < deadline, "not so in time"
-        time.sleep(0.05)
-    return result

@@ -21,17 +21,10 @@ from mpbroker.cli.ctl.ctl_connection import ControlClient
 from mpbroker.exporter.http_server import MAX_CONNECTIONS
 from tests.broker.load import api_versions, dial
 from tests.client.test_share_consumer import begin_at_the_start, errors, poll
-from tests.exporter.asking import (
-    METRICS,
-    get,
-    pids_of,
-    samples,
-    told,
-    url_of,
-    wait_until,
-)
+from tests.exporter.asking import METRICS, get, pids_of, samples, told, url_of
 from tests.server.core_cache.handler_stage import produce_request
 from tests.support.broker import Broker
+from tests.support.children import wait_until
 from tests.support.fetch_clients import prometheus_tool
 
 

@@ -9,7 +9,7 @@ import socket
 import pytest
 
 from mpbroker.exporter.http_server import MAX_CONNECTIONS, HttpServer, Page
-from tests.exporter.asking import wait_until
+from tests.support.children import wait_until
 
 
 class Serving:

@@ -25,9 +25,10 @@ from mpbroker.ipc.counters.request_metrics import Histogram, bounds_s
 from mpbroker.protocol.otlp_encode import encode_metrics
 from mpbroker.protocol.otlp_metrics import read_metrics
 from tests.chaos.peek import Peek
-from tests.exporter.asking import get, pids_of, samples, told, wait_until
+from tests.exporter.asking import get, pids_of, samples, told
 from tests.exporter.collecting import collector
 from tests.support.broker import Broker
+from tests.support.children import wait_until
 
 START, NOW = 1_700_000_000_000_000_000, 1_700_000_060_000_000_000
 RESOURCE = {"service.name": "mpbroker", "service.instance.id": "abc/1"}

@@ -6,8 +6,9 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from tests.exporter.asking import METRICS, get, samples, wait_until
+from tests.exporter.asking import METRICS, get, samples
 from tests.support.broker import Broker
+from tests.support.children import wait_until
 
 # Only the task that loads logs runs: the others would load them, too, but later.
 ALONE = {

@@ -79,7 +79,6 @@ def broker(tmp_path_factory):
         yield made
 
 
-@pytest.mark.timeout(120)
 def test_the_page_shows_the_broker_in_a_browser(broker, tmp_path):
     cells = Cells()
     cells.feed(run(tmp_path, "--dump-dom", url_of(broker)))

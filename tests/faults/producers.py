@@ -12,11 +12,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from tests.bench import wire
+from tests.support.patience import LONGEST_S
 from tests.support.promises import promised
 
-# A broker that restarts answers again within milliseconds; one that does not must fail
-# the test and not hang it.
-GIVE_UP_S: Final = 90.0
 RETRY_PAUSE_S: Final = 0.005
 RECORDS_A_BATCH: Final = 3
 
@@ -102,7 +100,7 @@ class Producer:
                     if not self.idempotent:
                         self._give_up(numbers)
                     return
-                if time.monotonic() - began > GIVE_UP_S:
+                if time.monotonic() - began > LONGEST_S:
                     raise
                 if not self.idempotent:
                     self._give_up(numbers)
@@ -138,10 +136,10 @@ class Producer:
         return answer.base_offset
 
     def _connect(self) -> wire.Connection:
-        deadline = time.monotonic() + GIVE_UP_S
+        deadline = time.monotonic() + LONGEST_S
         while True:
             try:
-                return wire.Connection(self._address, GIVE_UP_S)
+                return wire.Connection(self._address, LONGEST_S)
             except OSError:
                 if self._dead_broker.is_set() or time.monotonic() > deadline:
                     raise
@@ -175,7 +173,7 @@ class Ledger:
             AssertionError: a producer had to give up.
         """
         count = 0
-        with wire.Connection(address, GIVE_UP_S) as connection:
+        with wire.Connection(address, LONGEST_S) as connection:
             for partition in sorted({p.partition for p in self._producers}):
                 offset = self._offsets.get(partition, 0)
                 records = connection.read_all(self._topic, partition, offset)

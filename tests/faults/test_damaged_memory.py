@@ -24,8 +24,7 @@ from tests.broker.load import children
 from tests.faults.test_kill_one_process import wait_until
 from tests.faults.test_kill_the_whole_tree import address_of
 from tests.support.broker import Broker
-
-WITHIN_S = 90.0
+from tests.support.patience import LONGEST_S
 
 
 def scribble(broker: Broker, word: int) -> None:
@@ -62,7 +61,7 @@ def test_all_processes_start_again_on_fresh_memory_and_nothing_is_lost(
     wait_for_new_children(broker, before)
     assert broker.pid == pid and broker.is_running
     # Where it was, though the port was any: the sockets are the same.
-    with wire.Connection(address_of(broker), WITHIN_S) as connection:
+    with wire.Connection(address_of(broker), LONGEST_S) as connection:
         stored = connection.read_all("kept", 0)
         assert [record.value for record in stored] == [b"acknowledged"]
         assert wire.parse_produce(connection.ask(request)) == (wire.ERROR_NONE, 1)
@@ -76,9 +75,9 @@ def test_damage_is_noticed_without_any_death(
     before = set(children(broker).values())
     scribble(broker, CONTROL_WORDS - 1)
     said = "shared memory is damaged"
-    wait_until("it is noticed", lambda: said in broker.log_tail(), WITHIN_S)
+    wait_until("it is noticed", lambda: said in broker.log_tail())
     wait_for_new_children(broker, before)  # the old ones take connections with them
-    with wire.Connection(address_of(broker), WITHIN_S) as connection:
+    with wire.Connection(address_of(broker), LONGEST_S) as connection:
         connection.ask(wire.api_versions())
 
 
@@ -90,7 +89,7 @@ def wait_for_new_children(broker: Broker, before: set[int]) -> None:
         now = broker.processes().keys() - {broker.pid}
         return bool(now) and not now & before
 
-    wait_until("all children are new", all_new, WITHIN_S)
+    wait_until("all children are new", all_new)
 
 
 def test_fences_are_words_of_the_segment_each_with_a_place_of_its_own() -> None:

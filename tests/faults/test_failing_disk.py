@@ -41,9 +41,9 @@ from mpbroker.protocol.messages.alter_client_quotas import (
 from tests.bench import wire
 from tests.faults.test_kill_the_whole_tree import address_of
 from tests.support.broker import Broker
+from tests.support.patience import LONGEST_S
 
 STANDARD_AUTHORIZER: Final = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
-WITHIN_S: Final = 60
 KEPT, DOOMED = "kept", "doomed"  # topics that are there before
 
 
@@ -69,9 +69,9 @@ def failing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Failing]:
         for made in admin.create_topics(
             [NewTopic(KEPT, 1, 1), NewTopic(DOOMED, 1, 1)]
         ).values():
-            made.result(WITHIN_S)
+            made.result(LONGEST_S)
         (made,) = admin.create_acls([AclBinding(*acl_of("other"))]).values()
-        made.result(WITHIN_S)
+        made.result(LONGEST_S)
         yield Failing(admin, fails, address_of(broker))
 
 
@@ -128,12 +128,12 @@ def test_a_change_is_refused_while_the_disk_fails_and_made_afterwards(
     try:
         (refused,) = change(failing.admin).values()
         with pytest.raises(KafkaException) as raised:
-            refused.result(WITHIN_S)
+            refused.result(LONGEST_S)
     finally:
         failing.fails.unlink()
     assert raised.value.args[0].name() == "KAFKA_STORAGE_ERROR"
     (made,) = change(failing.admin).values()
-    made.result(WITHIN_S)
+    made.result(LONGEST_S)
 
 
 def test_a_quota_is_refused_while_the_disk_fails_and_set_afterwards(
@@ -143,7 +143,7 @@ def test_a_quota_is_refused_while_the_disk_fails_and_set_afterwards(
     rate = OpData(key="producer_byte_rate", value=1e9, remove=False)
     request = AlterClientQuotasRequest(entries=[EntryData(entity=entity, ops=[rate])])
     framed = wire.request((request.api_key, 1), request.encode(1))
-    with wire.Connection(failing.address, WITHIN_S) as connection:
+    with wire.Connection(failing.address, LONGEST_S) as connection:
 
         def ask() -> int:
             answer = AlterClientQuotasResponse.decode(1, connection.ask(framed)[5:])

@@ -15,8 +15,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages.describe_share_group_offsets import (
@@ -48,7 +46,8 @@ from tests.bench import wire
 from tests.faults.test_kill_one_process import pids_with
 from tests.faults.test_kill_the_whole_tree import address_of
 from tests.support.broker import Broker
-from tests.support.children import TIMEOUT_S, wait_until
+from tests.support.children import wait_until
+from tests.support.patience import LONGEST_S
 
 GROUP, TOPIC = "queue", "t"
 PARTITIONS = 2
@@ -234,7 +233,6 @@ def kill_one(broker: Broker, role: str) -> None:
     wait_until(lambda: pids_with(broker, role) - {victim})
 
 
-@pytest.mark.timeout(180)
 def test_no_record_is_lost_or_stuck_and_none_comes_again(tmp_path: Path) -> None:
     config = {
         "share.coordinator.snapshot.update.records.per.snapshot": 7,
@@ -266,19 +264,18 @@ def test_no_record_is_lost_or_stuck_and_none_comes_again(tmp_path: Path) -> None
         total += 4 * 4
         half = total // PARTITIONS
         wait_until(
-            lambda: start_offsets(broker) == [(half, 0)] * PARTITIONS, 2 * TIMEOUT_S
+            lambda: start_offsets(broker) == [(half, 0)] * PARTITIONS, 2 * LONGEST_S
         )
         for member in members:
             member.stopping.set()
         for member in members:
-            member.join(TIMEOUT_S)
+            member.join(LONGEST_S)
         assert not [member.wrong for member in members if member.wrong]
         done = list(itertools.chain(*(member.done for member in members)))
         assert len(done) == len(set(done)), "acknowledged, and delivered again"
         assert len(done) <= total
 
 
-@pytest.mark.timeout(120)
 def test_records_of_a_member_that_has_gone_do_not_wait_for_the_lock(
     tmp_path: Path,
 ) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-TIMEOUT_S = 60
+from tests.support.patience import LONGEST_S
 
 
 def refusal(
@@ -26,7 +26,7 @@ def refusal(
         [*(wrapper or []), sys.executable, "-m", "mpbroker", "serve", *arguments],
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_S,
+        timeout=LONGEST_S,
         stdin=subprocess.DEVNULL,
     )
     return done.returncode, done.stdout + done.stderr

@@ -29,8 +29,6 @@ from tests.support.children import wait_until
 from tests.support.object_store import object_store, server
 from tests.support.store_proxy import FAULTS, StoreProxy, always, none
 
-pytestmark = pytest.mark.timeout(300)
-
 TOPIC = "tiered"
 SETTINGS = {
     **METRICS,

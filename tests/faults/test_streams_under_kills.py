@@ -10,7 +10,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from tests.faults.test_groups_without_a_coordinator import kill_coordinator
 from tests.support.broker import Broker
 from tests.support.fetch_clients import have_java_clients
-from tests.support.streams_application import PARTITIONS, TIMEOUT_S, word_count
+from tests.support.patience import LONGEST_S
+from tests.support.streams_application import PARTITIONS, word_count
 
 pytestmark = [
     pytest.mark.skipif(
@@ -36,7 +37,7 @@ def test_words_are_counted_once_though_coordinators_and_an_instance_are_killed(
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     topics = [NewTopic(name, PARTITIONS, 1) for name in ("words", "counts")]
     for future in admin.create_topics(topics).values():
-        future.result(TIMEOUT_S)
+        future.result(LONGEST_S)
     names = ("count", "words", "counts")
     # The transactions of the instance that is killed end soon.
     settings = {"producer_transaction_timeout_ms": "10000"}

@@ -20,6 +20,7 @@ from tests.bench.processes import title_of
 from tests.faults.test_kill_one_process import wait_until
 from tests.faults.test_kill_the_whole_tree import address_of
 from tests.support.broker import Broker
+from tests.support.patience import LONGEST_S
 
 TOPIC = "surroundings"
 STAMPED = "stamped"  # with the time of the broker
@@ -34,7 +35,6 @@ FAKETIME = [
 ]
 # What a loaded machine may do between two looks at the clock.
 MAX_OFF_S = 600
-WITHIN_S = 90.0
 
 
 def produce(connection: wire.Connection, value: bytes) -> wire.ProducedPartition:
@@ -117,10 +117,10 @@ def commit_one(broker: Broker, number: int) -> bool:
     producer = Producer(
         {"bootstrap.servers": broker.bootstrap, "transactional.id": "t"}
     )
-    producer.init_transactions(WITHIN_S)
+    producer.init_transactions(LONGEST_S)
     producer.begin_transaction()
     producer.produce(COMMITTED, b"%d" % number)
-    producer.commit_transaction(WITHIN_S)
+    producer.commit_transaction(LONGEST_S)
     consumer = Consumer(
         {
             "bootstrap.servers": broker.bootstrap,
@@ -131,7 +131,7 @@ def commit_one(broker: Broker, number: int) -> bool:
     )
     try:
         consumer.subscribe([COMMITTED])
-        message = consumer.poll(WITHIN_S)
+        message = consumer.poll(LONGEST_S)
         assert message is not None
         assert message.error() is None
         consumer.commit(message, asynchronous=False)
@@ -191,6 +191,6 @@ def test_a_full_dev_shm_is_not_noticed(small_shm: Broker) -> None:
             now = broker.processes().keys()
             return len(now) == len(before) and len(now - before) >= 3
 
-        wait_until("all are replaced", replaced, WITHIN_S)
+        wait_until("all are replaced", replaced)
         assert produce(connection, b"a") == (wire.ERROR_NONE, 0)
         filler.unlink()

@@ -49,6 +49,7 @@ from tests.faults.transaction_writers import (
 )
 from tests.support.broker import Broker
 from tests.support.fetch_clients import FRANZ_GO, have_java_clients
+from tests.support.patience import LONGEST_S
 from tests.support.ports import reusable_port
 from tests.support.promises import promised
 
@@ -58,9 +59,6 @@ PROBE: Final = "probe"
 FAILS: Final = "fails"  # as long as there is a file of this name
 DISK_MIB: Final = 96
 PLACES: Final = [(topic, number) for topic in TOPICS for number in range(PARTITIONS)]
-# A client that lost an answer may wait for a call of 20 s and then for the 40 s after
-# which its transaction is aborted, before it begins another.
-PROGRESS_WITHIN_S: Final = 150.0
 CONFIG: Final = {
     "num.io.threads": 2,
     "transaction.state.log.num.partitions": 3,
@@ -78,7 +76,7 @@ def wait_for_commits(writers: list[Writer], *, each: bool = False) -> None:
         more = [w.commits - n for w, n in zip(writers, before, strict=True)]
         return min(more) > 1 if each else sum(more) > 2 * len(more)
 
-    deadline = time.monotonic() + PROGRESS_WITHIN_S
+    deadline = time.monotonic() + LONGEST_S
     while not are_enough():
         for writer in writers:
             assert writer.trouble is None, writer.trouble
@@ -114,7 +112,7 @@ def stop_one(broker: Broker) -> None:
 
 
 def resize(broker: Broker) -> None:
-    with ControlClient(control_socket(broker), PROGRESS_WITHIN_S) as client:
+    with ControlClient(control_socket(broker), LONGEST_S) as client:
         client.request(
             "resize", handlers=random.randint(1, 4), processors=random.randint(1, 4)
         )
@@ -133,8 +131,8 @@ def produce_until_refused(broker: Broker) -> None:
     host, _, port = broker.bootstrap.rpartition(":")
     batch = wire.record_batch([wire.RecordSpec(bytes(50_000))])
     request = wire.produce(PROBE, 0, batch, acks=-1)
-    deadline = time.monotonic() + PROGRESS_WITHIN_S
-    with wire.Connection((host, int(port)), PROGRESS_WITHIN_S) as connection:
+    deadline = time.monotonic() + LONGEST_S
+    with wire.Connection((host, int(port)), LONGEST_S) as connection:
         while (
             wire.parse_produce(connection.ask(request)).error_code
             != ErrorCode.KAFKA_STORAGE_ERROR
@@ -239,7 +237,7 @@ def test_nothing_aborted_torn_lost_or_twice_is_ever_seen(disk: Path) -> None:
         for writer in writers:
             writer.stop()
         for writer in writers:
-            writer.join(PROGRESS_WITHIN_S)
+            writer.join(LONGEST_S)
             assert not writer.is_alive(), writer.name
         for writer in writers:  # end what they left open
             ConfluentWriter(writer.name, bootstrap, TOPICS).end_what_is_open()

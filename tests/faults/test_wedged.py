@@ -23,9 +23,9 @@ from tests.faults.producers import Ledger
 from tests.faults.test_kill_one_process import has_progressed, wait_until
 from tests.faults.test_kill_the_whole_tree import address_of, producers_for
 from tests.support.broker import Broker
+from tests.support.patience import LONGEST_S
 
 TOPIC = "wedged"
-WITHIN_S = 90.0
 
 
 @pytest.fixture
@@ -56,13 +56,13 @@ def test_a_stopped_process_is_replaced_and_nothing_is_lost(
     producers = producers_for(broker, TOPIC, 1)
     for producer in producers:
         producer.start()
-    wait_until("load", has_progressed(producers), WITHIN_S)
+    wait_until("load", has_progressed(producers))
     victim = children(broker, role)[role, 0]
     os.kill(victim, signal.SIGSTOP)
     wait_until(
-        f"{role} replaced", lambda: children(broker)[role, 0] != victim, WITHIN_S
+        f"{role} replaced", lambda: children(broker)[role, 0] != victim, LONGEST_S
     )
-    wait_until("load goes on", has_progressed(producers), WITHIN_S)
+    wait_until("load goes on", has_progressed(producers))
     for producer in producers:
         producer.stop()
     assert Ledger(TOPIC, producers).check(address_of(broker)) > 0
@@ -77,14 +77,14 @@ def test_a_death_beside_a_stopped_process_is_repaired(
     broker = make_broker({"num.io.threads": 3})
     before = children(broker, "handler")
     os.kill(before["handler", 0], signal.SIGSTOP)
-    wait_until("stop", lambda: process_state(before["handler", 0]) == "T", WITHIN_S)
+    wait_until("stop", lambda: process_state(before["handler", 0]) == "T")
     os.kill(before["handler", 1], signal.SIGKILL)
 
     def replaced() -> bool:
         now = children(broker, "handler")
         return all(now["handler", n] != before["handler", n] for n in (0, 1))
 
-    wait_until("both replaced", replaced, WITHIN_S)
+    wait_until("both replaced", replaced)
     with wire.Connection(address_of(broker)) as connection:
         connection.ask(wire.api_versions())
 
@@ -95,11 +95,11 @@ def test_an_acceptor_and_its_guard_that_are_both_stopped_leave_nobody_behind(
     broker = make_broker({})
     acceptor = children(broker, "acceptor")["acceptor", 0]
     place = Path(f"/proc/{acceptor}/task/{acceptor}/children")
-    wait_until("guard", lambda: bool(place.read_text()), WITHIN_S)
+    wait_until("guard", lambda: bool(place.read_text()))
     guard = int(place.read_text())
     for pid in (guard, acceptor):
         os.kill(pid, signal.SIGSTOP)
-    wait_until("end", lambda: process_state(guard) in ("", "Z"), WITHIN_S)
+    wait_until("end", lambda: process_state(guard) in ("", "Z"))
     with wire.Connection(address_of(broker)) as connection:
         connection.ask(wire.api_versions())
 
@@ -181,9 +181,9 @@ def test_a_slow_disk_is_waited_for_and_its_handler_left_alone(
                 states = map(process_state, children(broker, "handler").values())
                 return "D" in states
 
-            wait_until("a handler waits", in_the_disks_hands, WITHIN_S)
+            wait_until("a handler waits", in_the_disks_hands)
             said = "has waited for the disk"
-            wait_until("it is noticed", lambda: said in broker.log_tail(), WITHIN_S)
+            wait_until("it is noticed", lambda: said in broker.log_tail())
             assert children(broker, "handler") == handlers
         finally:
             subprocess.run(["fsfreeze", "-u", freezable], check=True)
@@ -208,10 +208,10 @@ def test_who_waits_for_the_lock_of_one_that_waits_for_the_disk_is_left_alone_too
             # been taken.
             first.send(wire.produce("slow", 0, batch, acks=-1))
             said = "has waited for the disk"
-            wait_until("the first waits", lambda: said in broker.log_tail(), WITHIN_S)
+            wait_until("the first waits", lambda: said in broker.log_tail())
             second.send(wire.produce("slow", 0, batch, acks=-1))
             also = "has waited for a lock of process"
-            wait_until("the second, too", lambda: also in broker.log_tail(), WITHIN_S)
+            wait_until("the second, too", lambda: also in broker.log_tail())
             assert children(broker) == before
         finally:
             subprocess.run(["fsfreeze", "-u", freezable], check=True)

@@ -31,7 +31,7 @@ import orjson
 import pytest
 
 from tests.gate.outcomes import Failure, Outcomes, minutes_by_folder, slowest
-from tests.gate.pressure import Reading
+from tests.support.pressure import Reading
 
 MOST_FORGIVEN: Final = 10
 _REPORT_LINES: Final = 140  # of all failures together, so that 200 lines show them

@@ -15,7 +15,7 @@ from typing import Any, Final
 import orjson
 import pytest
 
-from tests.gate.pressure import Reading
+from tests.support.pressure import Reading
 from tests.support.promises import UnforgivableError
 
 # How xdist reports the test during which a worker's process has died.

@@ -14,9 +14,9 @@ import pytest
 
 from tests.gate import __main__ as gate
 from tests.gate.outcomes import Failure, Outcomes, minutes_by_folder
-from tests.gate.pressure import Pressure, Reading
 from tests.support.children import wait_until
 from tests.support.footprint import session_processes
+from tests.support.pressure import Pressure, Reading
 from tests.support.promises import NotInTimeError, UnforgivableError, promised
 
 ROOT: Final = Path(__file__).resolve().parents[2]

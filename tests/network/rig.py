@@ -10,7 +10,7 @@ import contextlib
 import socket
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 from mpbroker.ipc.fdpass import send_fds
 from mpbroker.ipc.layout import (
@@ -28,8 +28,8 @@ from mpbroker.network.processor import Processor, ProcessorParts
 from mpbroker.network.request_channel import HandlerEnd
 from mpbroker.supervisor.memory import BrokerMemory
 from tests.support.memory import state_of
+from tests.support.patience import PATIENCE_S, Patience
 
-TIMEOUT_S: Final = 90.0
 Answer = Callable[[HandlerEnd, int, bytes], None]
 
 
@@ -203,14 +203,14 @@ class Rig:
             echo(self.handler, slot, body)
         self.handler.flush()
 
-    def pump(self, until: Callable[[], Any], timeout_s: float = TIMEOUT_S) -> Any:
+    def pump(self, until: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:
         """Give everyone turns until a condition holds."""
-        deadline = time.monotonic() + timeout_s
+        patience = Patience(timeout_s)
         while True:
             result = until()
             if result:
                 return result
-            assert time.monotonic() < deadline, f"not so after {timeout_s} s"
+            patience.check(until)
             self.turn()
 
     def turns(self, count: int = 50) -> None:

@@ -18,8 +18,7 @@ from mpbroker.client.cluster import Cluster, TopicPartition
 from mpbroker.client.consumer.fetcher import Fetcher, FetchSettings
 from mpbroker.producer import DeliveryTimeoutError, Producer
 from mpbroker.protocol.records.record_batch import Record, iter_records
-
-TIMEOUT_S = 90
+from tests.support.patience import LONGEST_S
 
 
 @pytest.fixture
@@ -45,7 +44,7 @@ def new_topic(bootstrap: str, topic_name: str) -> Callable[..., str]:
     def create(partitions: int = 1, **config: str) -> str:
         name = f"{topic_name}-{len(made)}"
         made.append(name)
-        with Cluster(parse_addresses(bootstrap), TIMEOUT_S) as cluster:
+        with Cluster(parse_addresses(bootstrap), LONGEST_S) as cluster:
             create_topic(
                 cluster,
                 name,
@@ -61,7 +60,7 @@ def new_topic(bootstrap: str, topic_name: str) -> Callable[..., str]:
 
 def read_all(bootstrap: str, topic: str) -> dict[int, list[Record]]:
     """Return every committed record of a topic, by partition."""
-    with Cluster(parse_addresses(bootstrap), TIMEOUT_S) as cluster:
+    with Cluster(parse_addresses(bootstrap), LONGEST_S) as cluster:
         leaders = {
             TopicPartition(topic, p.partition_index): p.leader_id
             for p in cluster.topic(topic).partitions
@@ -69,7 +68,7 @@ def read_all(bootstrap: str, topic: str) -> dict[int, list[Record]]:
         starts = list_offsets(cluster, dict.fromkeys(leaders, EARLIEST), leaders)
         # Who commits is told when that is decided; the markers follow.
         ends = whole = list_offsets(cluster, dict.fromkeys(leaders, LATEST), leaders)
-        deadline = time.monotonic() + TIMEOUT_S
+        deadline = time.monotonic() + LONGEST_S
         while time.monotonic() < deadline:
             ends = list_offsets(
                 cluster, dict.fromkeys(leaders, LATEST), leaders, read_committed=True
@@ -95,7 +94,7 @@ def read_all(bootstrap: str, topic: str) -> dict[int, list[Record]]:
 
 def until_known(producer: Producer, topic: str) -> None:
     """Wait for a topic's metadata, however short max.block.ms is."""
-    deadline = time.monotonic() + TIMEOUT_S
+    deadline = time.monotonic() + LONGEST_S
     while True:
         try:
             producer.partitions_for(topic)

@@ -10,8 +10,8 @@ from itertools import count
 import pytest
 
 from mpbroker.producer.buffer_pool import BufferPool
-from tests.producer.conftest import TIMEOUT_S
 from tests.producer.interrupts import interrupted_at
+from tests.support.patience import LONGEST_S
 
 
 @pytest.mark.parametrize("codec", ["none", "lz4"])
@@ -27,9 +27,9 @@ def test_wherever_send_is_interrupted_all_other_records_are_delivered(
             for number in range(3):  # each but the first closes a batch and opens one
                 value = b"%d-%d" % (nth, number) + bytes(200)
                 futures.append(producer.send(topic, value, partition=0))
-            producer.flush(TIMEOUT_S / 4)
+            producer.flush(LONGEST_S / 4)
         try:
-            producer.flush(TIMEOUT_S / 4)
+            producer.flush(LONGEST_S / 4)
             for future in futures:
                 assert future.result(0).has_offset
         except TimeoutError as error:

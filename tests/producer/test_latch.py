@@ -6,15 +6,15 @@ import threading
 from itertools import count
 
 from mpbroker.producer.latch import Latch
-from tests.producer.conftest import TIMEOUT_S
 from tests.producer.interrupts import interrupted_at
 from tests.support.children import wait_until
+from tests.support.patience import LONGEST_S
 
 
 def test_all_who_wait_go_on_when_it_is_set_and_nobody_waits_then():
     latch, seen = Latch(), []
     threads = [
-        threading.Thread(target=lambda: seen.append(latch.wait(TIMEOUT_S)))
+        threading.Thread(target=lambda: seen.append(latch.wait(LONGEST_S)))
         for _ in range(3)
     ]
     for thread in threads:
@@ -43,7 +43,7 @@ def test_who_sets_it_does_not_wait_for_a_wait_that_was_interrupted():
             latch.wait(0)
         setter = threading.Thread(target=latch.set, daemon=True)
         setter.start()
-        setter.join(TIMEOUT_S)
+        setter.join(LONGEST_S)
         assert not setter.is_alive(), interrupted.where
         assert latch.wait(0)
         if not interrupted.where:
@@ -60,4 +60,4 @@ def test_what_is_set_while_somebody_begins_to_wait_is_seen(monkeypatch):
             latch.set()
 
     monkeypatch.setattr(threading, "Lock", Lock)
-    assert latch.wait(TIMEOUT_S)
+    assert latch.wait(LONGEST_S)

@@ -28,7 +28,8 @@ from mpbroker.producer import (
     RoundRobinPartitioner,
     SerializationError,
 )
-from tests.producer.conftest import TIMEOUT_S, until_known
+from tests.producer.conftest import until_known
+from tests.support.patience import LONGEST_S
 from tests.support.ports import reusable_port
 
 KAFKAS = "org.apache.kafka.clients"
@@ -143,10 +144,10 @@ def test_serializers_make_the_bytes(make_producer, new_topic, read):
 def test_a_topic_no_message_can_name_spoils_no_other(make_producer, new_topic, name):
     producer = make_producer(max_block_ms=20_000)
     with pytest.raises((TypeError, RefusedError)):
-        producer.send(name, b"value").result(TIMEOUT_S)
+        producer.send(name, b"value").result(LONGEST_S)
     with pytest.raises((TypeError, RefusedError)):
         producer.partitions_for(name)
-    assert producer.send(new_topic(), b"value").result(TIMEOUT_S).offset == 0
+    assert producer.send(new_topic(), b"value").result(LONGEST_S).offset == 0
 
 
 def test_what_is_not_bytes_needs_a_serializer(make_producer, new_topic):
@@ -282,8 +283,8 @@ def test_a_callback_may_ask_its_record_and_wait_for_no_other(make_producer, new_
 
     future = producer.send(topic, b"x")
     future.add_done_callback(ask)
-    assert future.result(TIMEOUT_S).offset == told[0] == 0
-    assert told[1].result(TIMEOUT_S).offset == 1
+    assert future.result(LONGEST_S).offset == told[0] == 0
+    assert told[1].result(LONGEST_S).offset == 1
 
 
 def test_a_record_above_a_limit_fails_its_future_and_names_the_limit(

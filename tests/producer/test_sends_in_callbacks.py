@@ -8,7 +8,8 @@ import pytest
 
 from mpbroker.producer import BufferExhaustedError, ProducerError, RetriableError
 from mpbroker.producer.buffer_pool import BufferPool
-from tests.producer.conftest import TIMEOUT_S, until_known
+from tests.producer.conftest import until_known
+from tests.support.patience import LONGEST_S
 
 
 def in_a_callback(producer, topic, call):
@@ -23,7 +24,7 @@ def in_a_callback(producer, topic, call):
         over.set()
 
     producer.send(topic, b"x", partition=0, callback=callback)
-    assert over.wait(TIMEOUT_S)
+    assert over.wait(LONGEST_S)
     return outcome[0]
 
 
@@ -41,7 +42,7 @@ def test_a_topic_that_is_not_known_is_asked_for_and_the_record_refused(
     assert isinstance(error, RetriableError)
     assert "a callback cannot wait for it" in str(error)
     until_known(producer, other)
-    assert in_a_callback(producer, topic, send_other).result(TIMEOUT_S).offset == 0
+    assert in_a_callback(producer, topic, send_other).result(LONGEST_S).offset == 0
 
 
 def test_partitions_that_are_not_known_are_not_waited_for(make_producer, new_topic):
@@ -61,7 +62,7 @@ def test_memory_is_lent_although_others_wait_for_it(make_producer, new_topic):
     record = in_a_callback(
         producer, topic, lambda: producer.send(topic, b"again", partition=1)
     )
-    assert record.result(TIMEOUT_S).offset == 0
+    assert record.result(LONGEST_S).offset == 0
     producer.close()
     assert pool.available_bytes == 1000
 

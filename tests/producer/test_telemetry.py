@@ -28,11 +28,11 @@ from mpbroker.protocol.messages.push_telemetry import (
 from mpbroker.protocol.otlp_metrics import read_metrics
 from tests.client import fake_wire
 from tests.producer.rig import SenderRig
+from tests.support.patience import LONGEST_S
 
 ASK, PUSH = ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, ApiKey.PUSH_TELEMETRY
 ID = bytes(range(16))
 SENT = "org.apache.kafka.producer.record.send.total"
-TIMEOUT_S = 120
 
 
 @pytest.fixture
@@ -259,10 +259,10 @@ def test_metrics_that_cannot_be_told_are_given_up_and_records_still_go(served):
 def test_records_sent_are_counted_in_the_brokers_telemetry_log(
     make_broker, tmp_path, topic_name, monkeypatch
 ):
-    monkeypatch.setattr(telemetry_sender, "LAST_PUSH_MS", TIMEOUT_S * 1000.0)
+    monkeypatch.setattr(telemetry_sender, "LAST_PUSH_MS", LONGEST_S * 1000.0)
     path = tmp_path / "telemetry.log"
     broker = make_broker({"client.telemetry.log.path": path})
-    with Cluster(parse_addresses(broker.bootstrap), TIMEOUT_S) as cluster:
+    with Cluster(parse_addresses(broker.bootstrap), LONGEST_S) as cluster:
         resource = ConfigResource(ConfigResourceType.CLIENT_METRICS, "all")
         wanted = {"metrics": SENT, "interval.ms": "100"}
         config_admin.alter_configs(cluster, resource, wanted, ())
@@ -273,8 +273,8 @@ def test_records_sent_are_counted_in_the_brokers_telemetry_log(
     with Producer(bootstrap_servers=broker.bootstrap, client_id="me") as producer:
         for _ in range(5):
             producer.send(topic_name, b"x")
-        producer.flush(TIMEOUT_S)
-        deadline = time.monotonic() + TIMEOUT_S
+        producer.flush(LONGEST_S)
+        deadline = time.monotonic() + LONGEST_S
         while not path.exists() or len(lines()) < 2:
             assert time.monotonic() < deadline, "no push in time"
             time.sleep(0.05)

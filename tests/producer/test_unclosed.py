@@ -13,8 +13,8 @@ from contextlib import suppress
 import pytest
 
 from mpbroker.producer import Producer
-from tests.producer.conftest import TIMEOUT_S
 from tests.support.children import wait_until
+from tests.support.patience import LONGEST_S
 
 
 def test_a_dropped_producer_sends_what_it_has_and_ends_its_thread(bootstrap, new_topic):
@@ -26,8 +26,8 @@ def test_a_dropped_producer_sends_what_it_has_and_ends_its_thread(bootstrap, new
     future = producers[0].send(topic, b"x")
     with pytest.warns(ResourceWarning, match=r"unclosed producer me: .* 1 record\(s\)"):
         producers.clear()
-    assert future.result(TIMEOUT_S).offset == 0
-    thread.join(TIMEOUT_S)
+    assert future.result(LONGEST_S).offset == 0
+    thread.join(LONGEST_S)
     assert not thread.is_alive()
 
 
@@ -37,7 +37,7 @@ def test_a_producer_that_is_used_for_one_expression_sends_its_record(
     topic = new_topic()
     with pytest.warns(ResourceWarning):
         future = Producer(bootstrap_servers=bootstrap).send(topic, b"x")
-    assert future.result(TIMEOUT_S).offset == 0
+    assert future.result(LONGEST_S).offset == 0
 
 
 def test_a_program_that_ends_without_closing_is_told_what_it_loses(

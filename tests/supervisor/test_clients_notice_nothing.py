@@ -14,10 +14,10 @@ import pytest
 from tests.broker.load import TOPIC, children, create_topic
 from tests.support.broker import Broker
 from tests.support.children import wait_until
+from tests.support.patience import LONGEST_S
 
 # How often a processor is killed under each client; more with MPBROKER_TEST_KILLS=500.
 KILLS: Final = int(os.environ.get("MPBROKER_TEST_KILLS", "10"))
-TIMEOUT_S: Final = 90.0
 
 
 @pytest.fixture
@@ -87,10 +87,10 @@ class Librdkafka:
 
     def send(self, value: bytes) -> None:
         self.producer.produce(TOPIC, value)
-        assert self.producer.flush(TIMEOUT_S) == 0
+        assert self.producer.flush(LONGEST_S) == 0
 
     def receive(self) -> bytes:
-        message = self.consumer.poll(TIMEOUT_S)
+        message = self.consumer.poll(LONGEST_S)
         assert message is not None and message.error() is None, message
         value: bytes = message.value()
         return value
@@ -125,15 +125,15 @@ def test_kafka_python_sees_no_disconnect(broker):
     consumer = KafkaConsumer(
         bootstrap_servers=broker.bootstrap,
         auto_offset_reset="earliest",
-        consumer_timeout_ms=int(TIMEOUT_S * 1000),
+        consumer_timeout_ms=int(LONGEST_S * 1000),
     )
     try:
         consumer.assign([TopicPartition(TOPIC, 0)])
-        producer.send(TOPIC, b"first").get(TIMEOUT_S)
+        producer.send(TOPIC, b"first").get(LONGEST_S)
         assert next(consumer).value == b"first"
         complaints.said.clear()  # it closes its bootstrap connection of its own accord
         for number in deaths(broker):
-            producer.send(TOPIC, b"%d" % number).get(TIMEOUT_S)
+            producer.send(TOPIC, b"%d" % number).get(LONGEST_S)
             assert next(consumer).value == b"%d" % number
         assert complaints.said == []
     finally:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mpbroker.protocol.framing import encode_frame
 from mpbroker.supervisor.probe import Outcome, Round, Target
-from tests.support.children import TIMEOUT_S
+from tests.support.patience import LONGEST_S
 
 
 class Loop:
@@ -36,7 +36,7 @@ class Loop:
         self._epoll.unregister(fd)
 
     def turn(self):
-        for fd, events in self._epoll.poll(TIMEOUT_S):
+        for fd, events in self._epoll.poll(LONGEST_S):
             if fd in self._watched:
                 self._watched[fd](events)
 
@@ -79,7 +79,7 @@ def probe_and_answer(loop, *chunks):
         loop.turn()  # connected: it asks
         client, _ = server.accept()
         with client:
-            client.settimeout(TIMEOUT_S)
+            client.settimeout(LONGEST_S)
             assert client.recv(1000)
             for chunk in chunks:
                 client.sendall(chunk)

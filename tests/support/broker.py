@@ -22,11 +22,9 @@ from types import TracebackType
 from typing import Final, Self
 
 from tests.support.footprint import Footprint, session_processes
+from tests.support.patience import LONGEST_S
 from tests.support.promises import UnforgivableError
 
-# Generous: a loaded machine must not fail a test, a broker that hangs must.
-READY_TIMEOUT_S: Final = 90
-STOP_TIMEOUT_S: Final = 90
 _LOG_TAIL_BYTES: Final = 6000
 
 # A test run that is killed takes its brokers with it (where util-linux has setpriv).
@@ -141,7 +139,7 @@ class Broker:
         finally:
             os.close(their_fd)
         try:
-            message = _read_line(ready_fd, READY_TIMEOUT_S)
+            message = _read_line(ready_fd, LONGEST_S)
         finally:
             os.close(ready_fd)
         if not message:
@@ -158,7 +156,7 @@ class Broker:
             return f"exit code {self._process.wait(1)}"
         except subprocess.TimeoutExpired:
             self.kill()
-            return f"after {READY_TIMEOUT_S} s"
+            return f"after {LONGEST_S} s"
 
     def stop(self) -> None:
         """Stop by SIGTERM and expect exit code 0 and nothing left behind.
@@ -174,12 +172,12 @@ class Broker:
         self._footprint.socket_files |= now.socket_files
         os.kill(pid, signal.SIGTERM)
         try:
-            code = self._process.wait(STOP_TIMEOUT_S)
+            code = self._process.wait(LONGEST_S)
         except subprocess.TimeoutExpired:
             left = self.processes()
             self.kill()
             raise BrokerFailedError(
-                f"running {STOP_TIMEOUT_S} s after SIGTERM: {left}; it said:\n"
+                f"running {LONGEST_S} s after SIGTERM: {left}; it said:\n"
                 f"{self.log_tail()}"
             ) from None
         left = session_processes(pid)

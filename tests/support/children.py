@@ -19,10 +19,8 @@ from typing import Any, Final
 
 import mpbroker
 from mpbroker.ipc.compiled import core
-from tests.support.promises import NotInTimeError
+from tests.support.patience import LONGEST_S, PATIENCE_S, Patience
 
-# Generous: a loaded machine must not fail a test, a child that hangs must.
-TIMEOUT_S: Final = 90.0
 # Between two looks: soon at first, then seldom, since looking takes time from what it
 # waits for.
 _SHORTEST_PAUSE_S: Final = 0.001
@@ -46,7 +44,7 @@ class Child:
         self._pidfd = os.pidfd_open(self.pid)
         self.code: int | None = None
 
-    def wait(self, timeout_s: float = TIMEOUT_S) -> int:
+    def wait(self, timeout_s: float = LONGEST_S) -> int:
         """Return its exit code, or minus the signal that killed it."""
         if self.code is None:
             if not self._has_ended_within(timeout_s):
@@ -114,16 +112,15 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def wait_until(condition: Callable[[], Any], timeout_s: float = TIMEOUT_S) -> Any:
+def wait_until(condition: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:
     """Poll until ``condition`` gives something true, and return that."""
-    deadline = time.monotonic() + timeout_s
+    patience = Patience(timeout_s)
     pause_s = _SHORTEST_PAUSE_S
     while True:
         result = condition()
         if result:
             return result
-        if time.monotonic() > deadline:
-            raise NotInTimeError(f"not so after {timeout_s} s: {condition}")
+        patience.check(condition)
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 

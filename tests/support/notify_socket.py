@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-TIMEOUT_S: Final = 90.0
+from tests.support.patience import LONGEST_S
+
 _MAX_FDS: Final = 8
 
 
@@ -43,7 +44,7 @@ class NotifySocket:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def next(self, timeout_s: float = TIMEOUT_S) -> dict[str, str]:
+    def next(self, timeout_s: float = LONGEST_S) -> dict[str, str]:
         """The next message; acts on it as systemd would.
 
         Raises:
@@ -71,7 +72,7 @@ class NotifySocket:
         return states
 
     def wait_for(
-        self, wanted: Callable[[dict[str, str]], object], timeout_s: float = TIMEOUT_S
+        self, wanted: Callable[[dict[str, str]], object], timeout_s: float = LONGEST_S
     ) -> dict[str, str]:
         """Read until a message has what is wanted; return that message.
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from pyarrow import fs
 
+from tests.support.patience import LONGEST_S
 from tests.support.ports import reusable_port
 
 KEY, SECRET, REGION = "lake", "lake-secret", "us-east-1"
-PATIENCE_S = 120
 _PROBE = "lake/probe"
 _TABLES = "tables"
 
@@ -47,7 +47,7 @@ class ObjectStore:
             self.process = subprocess.Popen(
                 self.command, stdin=subprocess.DEVNULL, stdout=out, stderr=out
             )
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + LONGEST_S
         while not self._answers():
             assert self.process.poll() is None, self.log.read_text()[-3000:]
             assert time.monotonic() < deadline, self.log.read_text()[-3000:]

@@ -13,10 +13,10 @@ import confluent_kafka
 
 from tests.support.apache_kafka import java_command
 from tests.support.children import wait_until
+from tests.support.patience import LONGEST_S
 
 PARTITIONS: Final = 4
 WORDS: Final = 7
-TIMEOUT_S: Final = 120
 
 
 class StreamsApplication:
@@ -60,13 +60,13 @@ class StreamsApplication:
 
     def wait_until_running(self) -> None:
         """Wait until it has its tasks."""
-        wait_until(lambda: self.states()[-1:] == ["RUNNING"], TIMEOUT_S)
+        wait_until(lambda: self.states()[-1:] == ["RUNNING"])
 
     def stop(self) -> None:
         """End it as its users do; expect that it says no error."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        code = self._process.wait(TIMEOUT_S)
+        code = self._process.wait(LONGEST_S)
         complaints = self._complaints.read_text()[-3000:]
         assert code == 0, complaints
         assert self.states()[-1] == "NOT_RUNNING", complaints
@@ -147,7 +147,7 @@ class WordCount:
             word = b"w%d" % (index % WORDS)
             self._producer.produce(self._names[1], word, partition=index % PARTITIONS)
             self.written[word] = self.written.get(word, 0) + 1
-        assert self._producer.flush(TIMEOUT_S) == 0
+        assert self._producer.flush(LONGEST_S) == 0
 
     def read_all(self) -> list[tuple[bytes, int]]:
         """Wait until all words are counted; return every count, in order for a word."""
@@ -177,7 +177,7 @@ class WordCount:
             return counted == self.written
 
         try:
-            wait_until(are_counted, TIMEOUT_S)
+            wait_until(are_counted)
         finally:
             consumer.close()
         return every

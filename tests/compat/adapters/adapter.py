@@ -8,8 +8,6 @@ from typing import ClassVar, Final, NamedTuple, Self
 
 CODECS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
 
-# Generous: a loaded machine must not fail a test, a client that waits for ever must.
-TIMEOUT_S: Final = 60
 
 Headers = tuple[tuple[str, bytes | None], ...]
 

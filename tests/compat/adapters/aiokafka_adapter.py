@@ -16,7 +16,8 @@ from aiokafka.admin import (
 )
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
-from tests.compat.adapters.adapter import TIMEOUT_S, Adapter, Message, Outgoing
+from tests.compat.adapters.adapter import Adapter, Message, Outgoing
+from tests.support.patience import LONGEST_S
 
 T = TypeVar("T")
 
@@ -133,7 +134,7 @@ class AiokafkaAdapter(Adapter):
                     )
                     for record in records
                 ]
-                done = await asyncio.wait_for(asyncio.gather(*futures), TIMEOUT_S)
+                done = await asyncio.wait_for(asyncio.gather(*futures), LONGEST_S)
             finally:
                 await producer.stop()
             return [-1 if acks == 0 else metadata.offset for metadata in done]
@@ -148,7 +149,7 @@ class AiokafkaAdapter(Adapter):
         ) -> list[Message]:
             consumer.seek(where, from_offset)
             messages: list[Message] = []
-            deadline = time.monotonic() + TIMEOUT_S
+            deadline = time.monotonic() + LONGEST_S
             while len(messages) < count and time.monotonic() < deadline:
                 found = await consumer.getmany(where, timeout_ms=1000)
                 for record in found.get(where, []):

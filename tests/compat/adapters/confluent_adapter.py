@@ -23,7 +23,8 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from tests.compat.adapters.adapter import TIMEOUT_S, Adapter, Message, Outgoing
+from tests.compat.adapters.adapter import Adapter, Message, Outgoing
+from tests.support.patience import LONGEST_S
 
 
 class ConfluentAdapter(Adapter):
@@ -35,7 +36,7 @@ class ConfluentAdapter(Adapter):
         self._admin = AdminClient(self._common)
 
     def topics(self) -> dict[str, int]:
-        topics = self._admin.list_topics(timeout=TIMEOUT_S).topics
+        topics = self._admin.list_topics(timeout=LONGEST_S).topics
         return {name: len(topic.partitions) for name, topic in topics.items()}
 
     def create_topic(
@@ -111,7 +112,7 @@ class ConfluentAdapter(Adapter):
                 timestamp=record.timestamp_ms or 0,
                 on_delivery=delivered(index),
             )
-        assert producer.flush(TIMEOUT_S) == 0, "records were not answered in time"
+        assert producer.flush(LONGEST_S) == 0, "records were not answered in time"
         if errors:
             raise RuntimeError(f"{len(errors)} records refused, first: {errors[0]}")
         return [-1] * len(records) if acks == 0 else offsets
@@ -123,7 +124,7 @@ class ConfluentAdapter(Adapter):
         try:
             consumer.assign([TopicPartition(topic, partition, from_offset)])
             messages: list[Message] = []
-            deadline = time.monotonic() + TIMEOUT_S
+            deadline = time.monotonic() + LONGEST_S
             while len(messages) < count and time.monotonic() < deadline:
                 message = consumer.poll(1.0)
                 if message is None:
@@ -147,10 +148,10 @@ class ConfluentAdapter(Adapter):
         consumer = self._consumer()
         try:
             where = TopicPartition(topic, partition)
-            deadline = time.monotonic() + TIMEOUT_S
+            deadline = time.monotonic() + LONGEST_S
             while True:
                 try:
-                    return consumer.get_watermark_offsets(where, timeout=TIMEOUT_S)
+                    return consumer.get_watermark_offsets(where, timeout=LONGEST_S)
                 except KafkaException as error:
                     # librdkafka drops what it asks a node that metadata names no more.
                     # A node that has just started may be such a one, until all nodes
@@ -167,7 +168,7 @@ class ConfluentAdapter(Adapter):
         consumer = self._consumer()
         try:
             where = TopicPartition(topic, partition, timestamp_ms)
-            [found] = consumer.offsets_for_times([where], timeout=TIMEOUT_S)
+            [found] = consumer.offsets_for_times([where], timeout=LONGEST_S)
             return found.offset if found.offset >= 0 else None
         finally:
             consumer.close()
@@ -186,4 +187,4 @@ class ConfluentAdapter(Adapter):
 
 def _result(futures: Mapping[Any, Any]) -> Any:
     [future] = futures.values()
-    return future.result(timeout=TIMEOUT_S)
+    return future.result(timeout=LONGEST_S)

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient, NewTopic
 
-from tests.compat.adapters.adapter import TIMEOUT_S, Adapter, Message, Outgoing
+from tests.compat.adapters.adapter import Adapter, Message, Outgoing
+from tests.support.patience import LONGEST_S
 
 
 class KafkaPythonAdapter(Adapter):
@@ -85,9 +86,9 @@ class KafkaPythonAdapter(Adapter):
                 )
                 for record in records
             ]
-            done = [future.get(timeout=TIMEOUT_S) for future in futures]
+            done = [future.get(timeout=LONGEST_S) for future in futures]
         finally:
-            producer.close(TIMEOUT_S)
+            producer.close(LONGEST_S)
         return [-1 if acks == 0 else metadata.offset for metadata in done]
 
     def consume(
@@ -99,7 +100,7 @@ class KafkaPythonAdapter(Adapter):
             consumer.assign([where])
             consumer.seek(where, from_offset)
             messages: list[Message] = []
-            deadline = time.monotonic() + TIMEOUT_S
+            deadline = time.monotonic() + LONGEST_S
             while len(messages) < count and time.monotonic() < deadline:
                 for record in consumer.poll(timeout_ms=1000).get(where, []):
                     messages.append(

@@ -9,7 +9,8 @@ from typing import Any
 
 import orjson
 
-from tests.compat.adapters.adapter import TIMEOUT_S, Message, Outgoing
+from tests.compat.adapters.adapter import Message, Outgoing
+from tests.support.patience import LONGEST_S
 
 
 class ForeignClientError(Exception):
@@ -40,7 +41,7 @@ class LineClient:
             )
         assert self._child.stdin is not None
         assert self._child.stdout is not None
-        request = {"command": command, "timeout_s": TIMEOUT_S, **arguments}
+        request = {"command": command, "timeout_s": LONGEST_S, **arguments}
         self._child.stdin.write(orjson.dumps(request) + b"\n")
         self._child.stdin.flush()
         line = self._child.stdout.readline()

@@ -11,7 +11,8 @@ from mpbroker.client.admin.config_admin import ConfigResource, ConfigResourceTyp
 from mpbroker.client.cluster import Cluster, TopicPartition
 from mpbroker.client.consumer.consumer import Consumer
 from mpbroker.producer import Producer
-from tests.compat.adapters.adapter import TIMEOUT_S, Adapter, Message, Outgoing
+from tests.compat.adapters.adapter import Adapter, Message, Outgoing
+from tests.support.patience import LONGEST_S
 
 
 class OwnAdapter(Adapter):
@@ -19,7 +20,7 @@ class OwnAdapter(Adapter):
 
     def __init__(self, bootstrap: str) -> None:
         super().__init__(bootstrap)
-        self._cluster = Cluster(parse_addresses(bootstrap), TIMEOUT_S)
+        self._cluster = Cluster(parse_addresses(bootstrap), LONGEST_S)
 
     def close(self) -> None:
         self._cluster.close()
@@ -98,7 +99,7 @@ class OwnAdapter(Adapter):
                 )
                 for record in records
             ]
-            return [future.result(TIMEOUT_S).offset for future in futures]
+            return [future.result(LONGEST_S).offset for future in futures]
 
     def consume(
         self, topic: str, partition: int, from_offset: int, count: int
@@ -107,7 +108,7 @@ class OwnAdapter(Adapter):
             consumer.assign([(topic, partition)])
             consumer.seek((topic, partition), from_offset)
             messages: list[Message] = []
-            deadline = time.monotonic() + TIMEOUT_S
+            deadline = time.monotonic() + LONGEST_S
             while len(messages) < count and time.monotonic() < deadline:
                 for records in consumer.poll(1000).values():
                     messages += [

@@ -32,8 +32,8 @@ from tests.network.rig import connected_pair
 from tests.support.children import Child as Process
 from tests.support.children import die, wait_until
 from tests.support.memory import broker_memory
+from tests.support.patience import LONGEST_S
 
-PATIENCE_S = 30.0
 ROWS = 298
 
 
@@ -92,7 +92,7 @@ def test_one_that_is_renewed_leaves_all_it_has(memory, sockets):
 
 def taken(memory: BrokerMemory, pidfd: int) -> list[int]:
     given = []
-    for _, kept in sockets_of_keeper(memory, pidfd, PATIENCE_S):
+    for _, kept in sockets_of_keeper(memory, pidfd, LONGEST_S):
         given.append(kept.fd)
         os.close(kept.fd)
     return given

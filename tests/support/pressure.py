@@ -40,6 +40,16 @@ class Reading(NamedTuple):
             ),
         )
 
+    def unavailable_since(self, earlier: Reading) -> float:
+        """Return the seconds since an earlier reading in which a CPU was not to be had.
+
+        At most all of them: a moment in which several tasks wait counts once.
+        """
+        stolen_s = (self.stolen_s - earlier.stolen_s) / (os.cpu_count() or 1)
+        return min(
+            self.at_s - earlier.at_s, self.waited_s - earlier.waited_s + stolen_s
+        )
+
 
 class Pressure(NamedTuple):
     """Shares of a time span, in whole percent.
