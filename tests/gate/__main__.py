@@ -40,7 +40,7 @@ _SLOWEST: Final = 20
 _LAST_WORDS_S: Final = 10.0
 _LEDGER: Final = Path(".pytest_cache/flaky.jsonl")
 # A gate that is killed takes its tests with it (where util-linux has setpriv).
-_DIE_WITH_US: Final = (
+DIE_WITH_US: Final = (
     ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv") else []
 )
 
@@ -114,7 +114,7 @@ class Gate:
         with tempfile.TemporaryDirectory(prefix="mpbroker-gate-") as folder:
             path = Path(folder, "outcomes")
             command = [
-                *_DIE_WITH_US,
+                *DIE_WITH_US,
                 *(sys.executable, "-m", "pytest"),
                 *("-p", "tests.gate.plugin", f"--outcomes={path}"),
                 f"--randomly-seed={self._seed}",

@@ -22,6 +22,7 @@ from tests.power_cuts.disk import Disk, enter_private_mounts, why_not
 from tests.power_cuts.plain_files import content, losses
 from tests.support.broker import Broker
 from tests.support.children import Child, wait_until
+from tests.support.promises import promised
 
 CUTS = 6
 # A defect may stay unseen for some cuts: what it does not wait for may be on disk.
@@ -49,6 +50,8 @@ def campaign(*arguments: object) -> subprocess.CompletedProcess[str]:
 @pytest.mark.timeout(600)
 def test_what_was_acknowledged_outlives_power_cuts() -> None:
     done = campaign(CUTS, "--seed", random.randrange(1 << 30))
+    with promised("what was acknowledged outlives power cuts"):
+        assert "NOT KEPT:" not in done.stdout, done.stdout + done.stderr
     assert done.returncode == 0, done.stdout + done.stderr
     assert int(done.stdout.splitlines()[-1].split()[0]) >= CUTS
 

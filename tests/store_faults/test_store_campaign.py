@@ -11,6 +11,7 @@ import pytest
 
 from tests.store_faults.ledger import Ledger, value
 from tests.support.object_store import server
+from tests.support.promises import promised
 
 
 @pytest.mark.timeout(900)
@@ -28,6 +29,8 @@ def test_no_record_is_lost_whatever_is_killed_and_however_the_store_fails():
         text=True,
         check=False,
     )
+    with promised("no record is lost, whatever is killed and however the store fails"):
+        assert "BROKEN:" not in done.stdout, done.stdout + done.stderr
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 complaints" in done.stdout
 
