@@ -116,4 +116,6 @@ def pytest_runtest_makereport(
         for broker in _running:
             title = f"log of the broker in {broker.data_dir}"
             report.sections.append((title, broker.log_tail()))
+            if boxes := broker.black_boxes():
+                report.sections.append(("its black boxes of dead processes", boxes))
     return report

@@ -264,9 +264,7 @@ def test_no_record_is_lost_or_stuck_and_none_comes_again(tmp_path: Path) -> None
         produce(broker, 4)
         total += 4 * 4
         half = total // PARTITIONS
-        wait_until(
-            lambda: start_offsets(broker) == [(half, 0)] * PARTITIONS, 2 * LONGEST_S
-        )
+        wait_until(lambda: start_offsets(broker) == [(half, 0)] * PARTITIONS)
         for member in members:
             member.stopping.set()
         for member in members:

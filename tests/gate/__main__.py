@@ -38,7 +38,11 @@ _REPORT_LINES: Final = 140  # of all failures together, so that 200 lines show t
 _SLOWEST: Final = 20
 # Between SIGABRT, upon which Python writes its stacks, and SIGKILL.
 _LAST_WORDS_S: Final = 10.0
+# Logs of brokers, JVMs and data lakes at their largest; measured: 1.3 GiB at once.
+_ROOM_BYTES: Final = 2 << 30
 _LEDGER: Final = Path(".pytest_cache/flaky.jsonl")
+# All that is known of failures that are never forgiven: seed, traceback, logs, boxes.
+_UNFORGIVEN: Final = Path(".pytest_cache/unforgiven.jsonl")
 # A gate that is killed takes its tests with it (where util-linux has setpriv).
 DIE_WITH_US: Final = (
     ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv") else []
@@ -198,21 +202,40 @@ def _last_words(failure: Failure, most: int) -> list[str]:
     return [f"---- {failure.name}", *traceback, *log]
 
 
-def write_ledger(path: Path, verdict: Verdict, seed: int) -> None:
-    """Append a line for each flaky test."""
-    if not verdict.flaky:
-        return
+def write_ledger(verdict: Verdict, seed: int) -> None:
+    """Append a line for each flaky test, and one for each that is never forgiven."""
+    for failure in verdict.flaky:
+        reason = failure.traceback.rpartition("\n")[2]
+        _append(_LEDGER, failure, seed, {"reason": reason})
+    for failure, reason in verdict.failed:
+        if failure.never_forgiven:
+            said = {"traceback": failure.traceback, "log": failure.log}
+            _append(_UNFORGIVEN, failure, seed, {"reason": reason, **said})
+
+
+def _append(path: Path, failure: Failure, seed: int, more: dict[str, str]) -> None:
+    row = {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "name": failure.name,
+        "seed": seed,
+        "pressure": failure.pressure,
+        **more,
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
-        for failure in verdict.flaky:
-            row = {
-                "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-                "name": failure.name,
-                "pressure": failure.pressure,
-                "seed": seed,
-                "reason": failure.traceback.rpartition("\n")[2],
-            }
-            file.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
+        file.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
+
+
+def too_full(*folders: str) -> str:
+    """Return a sentence if there is too little room for tests, or an empty text."""
+    for folder in folders:
+        free = shutil.disk_usage(folder).free
+        if free < _ROOM_BYTES:
+            return (
+                f"{folder} has {free >> 20} MiB free, and tests need"
+                f" {_ROOM_BYTES >> 20}: make room, or set TMPDIR to another folder"
+            )
+    return ""
 
 
 def _say(text: str) -> None:
@@ -231,11 +254,14 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--report", type=Path, help="append the last lines here, too")
     ours, pytests = parser.parse_known_args(arguments)
+    if full := too_full(tempfile.gettempdir(), str(Path.cwd())):
+        _say(full)
+        return 1
     gate = Gate(ours.gate_seed, ours.gate_minutes * 60, ours.alone_minutes * 60)
     began = Reading.now()
     verdict = gate.run(pytests)
     text = report(verdict, ours.gate_seed, str(Reading.now().since(began)))
-    write_ledger(_LEDGER, verdict, ours.gate_seed)
+    write_ledger(verdict, ours.gate_seed)
     print(text, flush=True)
     if ours.report is not None:
         with ours.report.open("a") as file:

@@ -27,8 +27,9 @@ _CRASHES: Final = re.compile(
     r"|SIGSEGV|SIGBUS|SIGABRT|SIGILL",
     re.MULTILINE,
 )
-_TRACEBACK_LINES: Final = 60
-_LOG_LINES: Final = 60
+# What is kept of a failure; the gate shows less of it.
+_TRACEBACK_LINES: Final = 400
+_LOG_LINES: Final = 2000
 _started = pytest.StashKey[Reading]()
 
 

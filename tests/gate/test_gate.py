@@ -159,6 +159,10 @@ def test_what_is_never_forgiven_is_not_run_again(
     assert code == 1
     assert lines[-2].startswith(f"FAILED test_it.py::test_counts ({reason}")
     assert len(list(planted.runs.iterdir())) == 1
+    kept = (planted.folder / ".pytest_cache" / "unforgiven.jsonl").read_bytes()
+    (row,) = map(orjson.loads, kept.splitlines())
+    assert row["name"] == "test_it.py::test_counts"
+    assert {"seed", "traceback", "log"} <= row.keys()
 
 
 def test_a_test_that_hangs_closes_the_gate_with_its_stack(planted: Planted) -> None:

@@ -8,6 +8,7 @@ Readiness is what the broker writes to its ready fd; nothing is polled, no log i
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -21,6 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from mpbroker.ipc.named_segment import read_telemetry, start_time
 from tests.support.footprint import Footprint, session_processes
 from tests.support.patience import LONGEST_S
 from tests.support.promises import UnforgivableError
@@ -208,6 +210,15 @@ class Broker:
         """Stop if it runs; what a fixture calls at its end."""
         if self._process is not None:
             self.stop()
+
+    def black_boxes(self) -> str:
+        """Return the last events of processes that died, as JSON; empty if unknown."""
+        if not self.is_running:
+            return ""
+        with contextlib.suppress(OSError):
+            state = read_telemetry(f"/mpbroker-{self.pid}-{start_time(self.pid)}")
+            return json.dumps((state or {}).get("deaths", []), indent=1)
+        return ""
 
     def log_tail(self) -> str:
         """Return the end of what the broker printed."""
