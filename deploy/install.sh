@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
 # Install mpbroker as a systemd service from this checkout, or take it away again.
 #
-#   deploy/install.sh [--start] [--dry-run] [--root DIR] [--python PYTHON]
+#   deploy/install.sh [--start] [--pipelines] [--dry-run] [--root DIR] [--python PYTHON]
 #   deploy/install.sh --uninstall [--dry-run] [--root DIR]
 #
 #   --start        enable the service and start it, when all is in place
+#   --pipelines    also the unit mpbroker-pipeline@NAME, which runs the pipeline that
+#                  /etc/mpbroker/pipelines/NAME.toml describes, and Spark (600 MB); needs
+#                  Java 17 or newer. Later runs keep it up to date without being asked
 #   --dry-run      say what would be done, and do nothing
 #   --root DIR     below DIR instead of /: to build an image, or to look at the result
 #   --python PATH  which Python; 3.11 or newer
@@ -20,12 +23,17 @@ root=
 python=
 dry_run=
 start=
+pipelines=
 action=install
 
 say() { printf 'install: %s\n' "$*"; }
 die() {
     printf 'install: %s\n' "$*" >&2
     exit 1
+}
+usage() { # MESSAGE
+    printf 'install: %s (see: %s --help)\n' "$1" "$0" >&2
+    exit 2
 }
 run() { # COMMAND...; or only say so
     if [[ $dry_run ]]; then
@@ -39,9 +47,10 @@ while (($#)); do
     case $1 in
     --dry-run) dry_run=yes ;;
     --start) start=yes ;;
+    --pipelines) pipelines=yes ;;
     --uninstall) action=uninstall ;;
     --root | --python)
-        (($# > 1)) || die "$1 needs a value"
+        (($# > 1)) || usage "$1 needs a value"
         [[ $1 == --root ]] && root=${2%/} || python=$2
         shift
         ;;
@@ -49,7 +58,7 @@ while (($#)); do
         sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"
         exit
         ;;
-    *) die "no such option: $1 (see: $0 --help)" ;;
+    *) usage "no such option: $1" ;;
     esac
     shift
 done
@@ -63,6 +72,7 @@ fi
     die "needs root, for the user, /opt and /etc: sudo $0; or look first: $0 --dry-run"
 
 units=(mpbroker.service mpbroker@.service mpbroker.socket)
+pipeline_unit=mpbroker-pipeline@.service
 prefix=/opt/mpbroker
 settings=/etc/mpbroker/server.properties
 
@@ -78,17 +88,37 @@ install_file() { # FROM TO; TO is below the root
     fi
 }
 
+# The first Python that will do; it sets `found`, or `unreadable` if there is only one that
+# the service's user cannot run. A Python that is named is the only one that is looked at.
 find_python() {
-    local name
-    for name in ${python:+"$python"} python3 python3.13 python3.12 python3.11; do
-        if "$name" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' \
-            2>/dev/null; then
-            command -v "$name"
+    local name path
+    local names=(python3 python3.14 python3.13 python3.12 python3.11 /usr/bin/python3)
+    [[ ! $python ]] || names=("$python")
+    found=''
+    unreadable=''
+    for name in "${names[@]}"; do
+        # A shim (pyenv) is asked for the file behind it.
+        path=$("$name" -c 'import os, sys, venv, ensurepip
+if sys.version_info >= (3, 11): print(os.path.realpath(sys.executable))' 2>/dev/null) || continue
+        [[ $path ]] || continue
+        if [[ $root ]] || others_can_run "$path"; then
+            found=$(command -v "$name")
             return
         fi
-        [[ $name != "$python" ]] || break # whoever names one means that one
+        unreadable=$path
     done
     return 1
+}
+
+# The units hide home directories (ProtectHome=), and the service's user is none of ours.
+others_can_run() { # FILE
+    local path=$1
+    [[ $path != /root/* && $path != /home/* ]] || return 1
+    while [[ $path != / ]]; do
+        [[ $(stat -c %A "$path") == *[xt] ]] || return 1
+        path=${path%/*}
+        path=${path:-/}
+    done
 }
 
 # The same sources, for the same Python, have the same ID.
@@ -102,15 +132,15 @@ id_of_sources() { # PYTHON
     ) | sha256sum | cut -c 1-12
 }
 
-install_programs() { # PYTHON
-    local id target
+install_programs() { # PYTHON PREFIX EXTRAS
+    local id target prefix=$2
     id=$(id_of_sources "$1")
     target=$prefix-$id
     if [[ -e $root$target/.complete ]]; then
         say "$target is as it should be"
     else
         say "$target, with $("$1" -V)"
-        [[ $dry_run ]] || build_programs "$1" "$target"
+        [[ $dry_run ]] || build_programs "$1" "$target" "$3"
     fi
     if [[ $(readlink "$root$prefix" || true) == "${target##*/}" ]]; then
         return
@@ -123,7 +153,7 @@ install_programs() { # PYTHON
     run mv -T "$root$prefix.new" "$root$prefix"
 }
 
-build_programs() { # PYTHON TARGET
+build_programs() { # PYTHON TARGET EXTRAS
     local work=$root$2
     rm -rf "$work"
     scratch=$(mktemp -d)
@@ -134,19 +164,22 @@ build_programs() { # PYTHON TARGET
         pyproject.toml setup.py README.md LICENSE mpbroker) | tar -x -C "$scratch"
     mkdir -p "${work%/*}"
     "$1" -m venv "$work"
+    say "installing mpbroker and its dependencies; with slow networks this takes minutes"
     env -u PYTHONPATH -u PYTHONHOME PIP_USER=0 PIP_DISABLE_PIP_VERSION_CHECK=1 \
-        PIP_NO_INPUT=1 PIP_ROOT_USER_ACTION=ignore \
-        "$work/bin/python" -m pip install --quiet --no-warn-script-location "$scratch" ||
+        PIP_NO_INPUT=1 PIP_ROOT_USER_ACTION=ignore PIP_PROGRESS_BAR=off \
+        "$work/bin/python" -m pip install --no-warn-script-location "$scratch$3" |
+        { grep --line-buffered -E '^(Collecting|Building|Installing)' || true; } |
+        sed -u 's/^/install:   /' ||
         die "pip could not install mpbroker; its message is above"
     # Below another root the scripts name the place where they will be.
     [[ ! $root ]] || grep -rlIZF "$work" "$work/bin" | xargs -0r sed -i "s#$work#$2#g"
     touch "$work/.complete"
 }
 
-remove_old_programs() {
-    local current old
+remove_old_programs() { # PREFIX
+    local current old prefix=$1
     current=$(readlink "$root$prefix" || true)
-    for old in "$root$prefix"-*; do
+    for old in "$root$prefix"-[0-9a-f]*; do
         [[ -e $old/.complete && ${old##*/} != "$current" ]] || continue
         # A broker that was started with it may import from it yet: here or, below another
         # root, in the container that has it; its maps name files as it sees them.
@@ -199,30 +232,40 @@ install_settings() {
     mv "$root$settings.new" "$root$settings"
 }
 
+install_pipelines() { # PYTHON
+    install_programs "$1" "$prefix-pipeline" "[spark]"
+    install_file "$source/systemd/$pipeline_unit" "/etc/systemd/system/$pipeline_unit"
+    run mkdir -p "$root/etc/mpbroker/pipelines"
+    [[ $root ]] || command -v java >/dev/null ||
+        say "pipelines need Java 17 or newer; on Debian: apt-get install openjdk-17-jre-headless" >&2
+}
+
 install_all() {
-    local found unit below=()
-    found=$(find_python) ||
+    local found unreadable unit below=()
+    if ! find_python; then
+        [[ ! $unreadable ]] ||
+            die "$unreadable: the service's user cannot run it (it lies in a home directory," \
+                "or others may not enter one above it); on Debian: apt-get install" \
+                "python3-venv; or name one with --python"
         die "${python:-python3}: needs Python 3.11 or newer with venv; on Debian:" \
             "apt-get install python3-venv; or name one with --python"
-    case $(readlink -f "$found") in
-    /root/* | /home/*)
-        say "$found lies in a home directory, which the units hide (ProtectHome=)" >&2
-        [[ $root || $dry_run ]] || die "name a Python of the system's with --python"
-        ;;
-    esac
-    command -v systemd-sysusers >/dev/null || [[ $dry_run ]] ||
+    fi
+    command -v systemd-sysusers >/dev/null ||
         die "needs systemd-sysusers and systemd-tmpfiles (Debian: apt-get install systemd)"
-    install_programs "$found"
+    install_programs "$found" "$prefix" ""
     for unit in "${units[@]}"; do
         install_file "$source/systemd/$unit" "/etc/systemd/system/$unit"
     done
+    [[ ! -e $root/etc/systemd/system/$pipeline_unit ]] || pipelines=yes
+    [[ ! $pipelines ]] || install_pipelines "$found"
     install_file "$source/systemd/mpbroker.sysusers" /etc/sysusers.d/mpbroker.conf
     install_file "$source/systemd/mpbroker.tmpfiles" /etc/tmpfiles.d/mpbroker.conf
     install_settings
     [[ ! $root ]] || below=(--root "$root")
     run systemd-sysusers "${below[@]}" "$root/etc/sysusers.d/mpbroker.conf"
     run systemd-tmpfiles --create "${below[@]}" "$root/etc/tmpfiles.d/mpbroker.conf"
-    remove_old_programs
+    remove_old_programs "$prefix"
+    remove_old_programs "$prefix-pipeline"
     if has_systemd; then
         run systemctl daemon-reload
         [[ ! $start ]] || run systemctl enable --now mpbroker.service
@@ -238,15 +281,17 @@ uninstall_all() {
     local unit file
     if has_systemd; then
         run systemctl disable --now "${units[0]}" "${units[2]}" || true
-        run systemctl stop 'mpbroker@*.service' || true
+        run systemctl stop 'mpbroker@*.service' 'mpbroker-pipeline@*.service' || true
     fi
-    for unit in "${units[@]}"; do
+    for unit in "${units[@]}" "$pipeline_unit"; do
         file=$root/etc/systemd/system/$unit
         [[ ! -e $file ]] || run rm -f "$file"
     done
     run rm -f "$root/etc/sysusers.d/mpbroker.conf" "$root/etc/tmpfiles.d/mpbroker.conf"
-    [[ ! -L $root$prefix ]] || run rm -f "$root$prefix"
-    for file in "$root$prefix"-*; do
+    for file in "$root$prefix" "$root$prefix-pipeline"; do
+        [[ ! -L $file ]] || run rm -f "$file"
+    done
+    for file in "$root$prefix"-[0-9a-f]* "$root$prefix-pipeline"-[0-9a-f]*; do
         [[ ! -e $file/pyvenv.cfg ]] || run rm -rf "$file"
     done
     ! has_systemd || run systemctl daemon-reload

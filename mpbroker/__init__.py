@@ -1,6 +1,7 @@
 """A broker that speaks the Kafka protocol, as a family of Python processes.
 
-And clients of any Kafka broker: `from mpbroker import Producer, Consumer, AdminClient`.
+And clients of any Kafka broker: `from mpbroker import Producer, Consumer, AdminClient`
+or ShareConsumer.
 Each name is imported when it is first used (PEP 562), because every process of a broker
 imports this module and needs none of them.
 """
@@ -9,32 +10,40 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from mpbroker.client.admin.admin_client import *  # noqa: F403
+    from mpbroker.client.admin.async_admin_client import *  # noqa: F403
+    from mpbroker.client.consumer.async_consumer import *  # noqa: F403
     from mpbroker.client.consumer.consumer import *  # noqa: F403
     from mpbroker.client.errors import *  # noqa: F403
+    from mpbroker.client.share.share_consumer import *  # noqa: F403
     from mpbroker.producer import *  # noqa: F403
 
 __version__: Final = "0.1.0.dev0"
 
 # By module: the names above, as its `__all__` has them.
 _HOMES: Final = {
+    "mpbroker.client.admin.async_admin_client": "AsyncAdminClient",
+    "mpbroker.client.consumer.async_consumer": "AsyncConsumer",
     "mpbroker.client.admin.admin_client": (
         "AclBinding AclFilter AclOperation AclPermissionType Address AdminClient "
         "ClusterDescription ConfigEntry ConfigResource ConfigResourceType "
-        "ConfigSource EARLIEST GroupDescription GroupListing GroupMemberDescription "
-        "LATEST MAX_TIMESTAMP OffsetAndTimestamp PartitionDescription PatternType "
+        "ConfigSource EARLIEST FeatureDescription GroupDescription GroupListing "
+        "GroupMemberDescription LATEST LogDirDescription MAX_TIMESTAMP "
+        "OffsetAndTimestamp PartitionDescription PatternType "
         "QuotaDescription ResourceType ScramUser TopicDescription TopicListing "
         "TopicPartition"
     ),
     "mpbroker.client.consumer.consumer": (
-        "Consumer ConsumerRecord LeaderLostError LogTruncationError NoOffsetError "
-        "OffsetOutOfRangeError RebalanceListener RebalancedError"
+        "Consumer ConsumerRecord Deserializer LeaderLostError LogTruncationError "
+        "NoOffsetError OffsetOutOfRangeError RebalanceListener RebalancedError "
+        "RecordDeserializationError"
     ),
     "mpbroker.client.errors": (
         "AddressError ApiError AuthenticationError BrokerUnavailableError ClientError "
         "ConfigError DisconnectedError ErrorCode MpbrokerError ProtocolError "
         "RequestTimeoutError SaslAuthenticationError SslAuthenticationError "
-        "UnsupportedVersionError"
+        "UnsupportedVersionError WakeupError"
     ),
+    "mpbroker.client.share.share_consumer": "AcknowledgeType ShareConsumer",
     "mpbroker.producer": (
         "AbortableError AsyncProducer BufferExhaustedError DeliveryTimeoutError "
         "FatalError GroupMetadata NetworkError OffsetAndMetadata "
@@ -58,6 +67,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
+    import_module("mpbroker.base.distribution").refuse_other_distribution()
     value: object = getattr(import_module(home), name)
     globals()[name] = value  # found without this function from now on
     return value

@@ -1,5 +1,5 @@
 # Sourced by the commands beside it: prepare LEVEL makes .venv in the checkout and
-# installs into it what LEVEL needs. LEVEL is run, demo or test.
+# installs into it what LEVEL needs. LEVEL is run, demo, test or release.
 #
 # What was installed is remembered as a verbatim copy of what it depends on, so that
 # asking "is everything there?" costs a comparison in bash, and starts no Python.
@@ -24,8 +24,8 @@ _wanted_stamp() { # LEVEL
 _is_prepared() { # LEVEL
     [[ -x $venv/bin/python ]] || return
     local level
-    for level in "$1" test; do # test includes run, but not demo's data set
-        [[ $1 != demo || $level == demo ]] || continue
+    for level in "$1" test; do # test includes run, but neither demo's data set nor release
+        [[ $1 == run || $level == "$1" ]] || continue
         [[ -r $venv/.mpbroker-$level ]] || continue
         [[ $(<"$venv/.mpbroker-$level") != "$(_wanted_stamp "$level")" ]] || return 0
     done
@@ -55,6 +55,10 @@ _install() { # LEVEL
     run) say "installing mpbroker and its dependencies" ;;
     *) say "installing mpbroker, its dependencies and what '$1' needs" ;;
     esac
+    # The distribution's name until November 2026: not to be there under both.
+    if compgen -G "$venv/lib/python3*/site-packages/mpbroker-*.dist-info" >/dev/null; then
+        "$venv/bin/python" -m pip uninstall --yes mpbroker >>"$log" 2>&1 || true
+    fi
     local target=$root
     [[ $1 == run ]] || target="${root}[$1]"
     _pip "$log" --editable "$target"
@@ -75,15 +79,34 @@ _pip() { # LOG ARGUMENT...
     # send packages elsewhere.
     env -u PYTHONPATH -u PYTHONHOME PIP_USER=0 PIP_REQUIRE_VIRTUALENV=0 \
         PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_ROOT_USER_ACTION=ignore \
-        "$venv/bin/python" -m pip install --progress-bar off "$@" >>"$log" 2>&1 && return
+        "$venv/bin/python" -m pip install --progress-bar off "$@" 2>&1 |
+        _log_and_show "$log" && return
     local reason
     reason=$(sed -n "s/.*after connection broken by '\(.*\)': .*/\1/p" "$log" | tail -n 1 |
-        sed "s/.* object at [^ ]*: //; s/[')]*$//")
+        sed "s/.* object at [^ ]*: //; s/[')]*$//; s/ (_ssl\.c:[0-9]*$//")
+    [[ $reason != *SSLCertVerificationError* ]] ||
+        die "the certificate of the Python package index is not trusted:" \
+            "${reason##*SSLCertVerificationError(1, \'}. PIP_CERT=FILE names the" \
+            "certificates to trust; pip's output is in $log"
     [[ ! $reason ]] ||
         die "the Python package index cannot be reached, and is needed once:" \
             "$reason. PIP_INDEX_URL=URL names a mirror; pip's output is in $log"
     tail -n 30 "$log" >&2
     die "pip install $* failed; its whole output is in $log"
+}
+
+# Append to a log; on a terminal, show what pip is at in one line.
+_log_and_show() { # LOG
+    local line
+    while IFS= read -r line; do
+        printf '%s\n' "$line" >>"$1"
+        case $line in
+        Collecting* | Building* | Installing*)
+            [[ ! -t 2 ]] || printf '\r\033[Kmpbroker:   %.68s' "$line" >&2
+            ;;
+        esac
+    done
+    [[ ! -t 2 ]] || printf '\r\033[K' >&2
 }
 
 _ensure_venv() { # LOG

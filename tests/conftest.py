@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 import pytest
 from hypothesis import settings
 
+from mpbroker.ipc.named_segment import remove_leftovers
 from tests.gate.heavy import is_heavy, token
 from tests.support.broker import Broker
 
@@ -29,6 +30,13 @@ class OtherBroker(NamedTuple):
     """A broker that somebody else runs, for example Apache Kafka."""
 
     bootstrap: str
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_names_left() -> Iterator[None]:
+    """Remove what killed brokers leave in /dev/shm until the next broker starts."""
+    yield
+    remove_leftovers()
 
 
 @pytest.fixture(scope="session")

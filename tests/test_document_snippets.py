@@ -24,7 +24,7 @@ CLIENT, SPARK = ROOT / "docs/client.md", ROOT / "docs/spark.md"
 SECURITY, OPERATIONS = ROOT / "docs/security.md", ROOT / "docs/operations.md"
 
 # Blocks that need more than a broker, by what only they contain, and their tests below.
-NEEDS_MORE = ("mpbroker.spark", "pytest", "sasl.password")
+NEEDS_MORE = ("mpbroker.spark", "pytest", "sasl.password", "MpbrokerContainer")
 
 
 def blocks(document: Path, language: str) -> list[str]:

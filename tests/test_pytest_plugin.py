@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import asyncpg
 import pytest
 
+from mpbroker.testing import cluster_fixture
+from mpbroker.testing.postgresql import PostgreSQL, postgresql, programs, what_lacks
 from mpbroker.testing.pytest_plugin import MpbrokerServer
 from tests.support.children import wait_until
 
@@ -101,6 +107,86 @@ def test_tests_get_brokers_topics_and_settings_alone_and_in_parallel(
     code, said = run(tmp_path, TESTS, *options)
     assert code == 0, said
     assert "passed" in said
+
+
+CLUSTER = """
+import pytest
+from mpbroker import Consumer, Producer
+
+
+@pytest.mark.mpbroker_topics("orders:3")
+def test_another_node_has_what_a_dead_one_has_taken(mpbroker_cluster):
+    first, second, third = mpbroker_cluster.nodes
+    with Producer(bootstrap_servers=first.bootstrap) as producer:
+        sent = [
+            producer.send("orders", b"%d" % number, partition=number % 3)
+            for number in range(30)
+        ]
+        assert [each.result(60).offset for each in sent[-3:]] == [9, 9, 9]
+    first.kill()
+    with Producer(bootstrap_servers=mpbroker_cluster.bootstrap) as producer:
+        assert producer.send("orders", b"30", partition=0).result(60).offset == 10
+    found = []
+    settings = {"bootstrap.servers": third.bootstrap, "auto.offset.reset": "earliest"}
+    with Consumer(settings) as consumer:
+        consumer.assign([("orders", partition) for partition in range(3)])
+        while len(found) < 31:
+            for records in consumer.poll(1000).values():
+                found += [int(record.value) for record in records]
+    assert sorted(found) == list(range(31))
+
+
+def test_each_test_has_a_cluster_of_its_own(mpbroker_cluster):
+    mpbroker_cluster.create_topic("orders")
+    assert len(set(mpbroker_cluster.bootstrap.split(","))) == 3
+
+
+@pytest.mark.mpbroker_config({"num.partitions": "many"})
+def test_a_node_that_does_not_start(mpbroker_cluster): ...
+"""
+
+
+@pytest.mark.skipif(programs() is None, reason="no PostgreSQL (Debian: postgresql)")
+@pytest.mark.parametrize("has_server", [False, True])
+def test_tests_get_clusters_and_leave_no_database(
+    tmp_path: Path, has_server: bool
+) -> None:
+    with contextlib.ExitStack() as stack:
+        options = ["-n", "0"]
+        if has_server:
+            server = stack.enter_context(postgresql())
+            options += ["--mpbroker-database-url", server.url("postgres")]
+        code, said = run(tmp_path, CLUSTER, *options)
+        assert code == 1, said
+        assert re.search(r"\b2 passed,.* 1 error\b", said), said
+        assert "num.partitions" in said
+        if has_server:
+            assert databases_of(server) == ["postgres"]
+
+
+def databases_of(server: PostgreSQL) -> list[str]:
+    async def ask() -> list[str]:
+        connection = await asyncpg.connect(server.url("postgres"))
+        rows = await connection.fetch(
+            "SELECT datname FROM pg_database WHERE NOT datistemplate"
+        )
+        await connection.close()
+        return [row["datname"] for row in rows]
+
+    return asyncio.run(ask())
+
+
+def test_a_cluster_without_postgresql_is_an_error_that_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_fixture, "programs", lambda: None)
+    with (
+        pytest.raises(
+            RuntimeError, match=r"needs PostgreSQL 15 .*--mpbroker-database-url"
+        ),
+        cluster_fixture.databases(None, tmp_path, print),
+    ):
+        pass
 
 
 MISTAKEN = """
@@ -211,3 +297,30 @@ def test_the_client_is_imported_while_the_broker_starts(when: str) -> None:
     command = [sys.executable, "-c", IMPORTS, when]
     later = subprocess.check_output(command, text=True).split()
     assert bool(later) is (when == "late")
+
+
+@pytest.mark.parametrize(
+    ("told", "version", "is_new"),
+    [
+        ("postgres (PostgreSQL) 14.12 (Debian 14.12-1)", "14", False),
+        ("postgres (PostgreSQL) 9.6.24", "9", False),
+        ("postgres (PostgreSQL) 15.0", "", True),
+        ("postgres (PostgreSQL) 18beta1", "", True),
+        ("what is this", "", False),
+    ],
+)
+def test_a_server_on_the_path_that_is_too_old_is_not_taken_and_named(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    told: str,
+    version: str,
+    is_new: bool,
+) -> None:
+    server = tmp_path / "postgres"
+    server.write_text(f"#!/bin/sh\necho '{told}'\n")
+    server.chmod(0o755)
+    monkeypatch.setattr("mpbroker.testing.postgresql._DEBIAN", tmp_path / "none")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert (programs() == tmp_path.resolve()) is is_new
+    assert "needs PostgreSQL 15 or newer" in what_lacks()
+    assert (f"; version {version} is installed" in what_lacks()) is bool(version)

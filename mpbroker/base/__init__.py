@@ -1,1 +1,1 @@
-"""Modules that every floor uses: errors, logging, definitions of configuration keys."""
+"""Modules that all other packages use: errors, logging, definitions of settings."""

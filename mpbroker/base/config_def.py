@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from enum import Enum
 from math import isfinite
-from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Final, Self, TypedDict, Unpack
 
 from mpbroker.base.errors import MpbrokerError
+from mpbroker.base.named_tuple import NamedTuple
 
 LONG_MAX: Final = 2**63 - 1
 INT_MAX: Final = 2**31 - 1
@@ -36,6 +37,7 @@ class ConfigType(Enum):
     LONG = 5
     DOUBLE = 6
     LIST = 7
+    CLASS = 8
     PASSWORD = 9
 
 
@@ -64,6 +66,7 @@ type_of: Final[Mapping[ConfigType, type]] = {
     ConfigType.LONG: int,
     ConfigType.DOUBLE: float,
     ConfigType.LIST: tuple,
+    ConfigType.CLASS: str,
     ConfigType.PASSWORD: str,
 }
 
@@ -73,7 +76,7 @@ _BITS: Final = {ConfigType.SHORT: 16, ConfigType.INT: 32, ConfigType.LONG: 64}
 
 
 class Validator(NamedTuple):
-    """A limit of values.
+    """A limit of a key's values.
 
     Attributes:
         limit: the limit in words, as the end of the sentence "it must be ...".
@@ -85,12 +88,15 @@ class Validator(NamedTuple):
 
 
 def at_least(lowest: int) -> Validator:
-    """Accept ``lowest`` and larger numbers."""
+    """Return a validator that accepts ``lowest`` and larger numbers."""
     return Validator(f"{lowest} or more", lambda value: _number(value) >= lowest)
 
 
 def between(lowest: float, highest: float) -> Validator:
-    """Accept numbers from ``lowest`` to ``highest``, both included."""
+    """Return a validator that accepts numbers from ``lowest`` up to ``highest``.
+
+    Both are included.
+    """
     return Validator(
         f"between {lowest} and {highest}",
         lambda value: lowest <= _number(value) <= highest,
@@ -98,12 +104,12 @@ def between(lowest: float, highest: float) -> Validator:
 
 
 def one_of(*choices: str) -> Validator:
-    """Accept these strings."""
+    """Return a validator that accepts the strings in ``choices`` only."""
     return Validator("one of " + ", ".join(choices), lambda value: value in choices)
 
 
 def list_of(*choices: str) -> Validator:
-    """Accept lists of ``choices``, the empty list too."""
+    """Return a validator that accepts lists of ``choices``, the empty list too."""
     return Validator(
         "a comma-separated list of " + ", ".join(choices),
         lambda value: isinstance(value, tuple) and set(value) <= set(choices),
@@ -111,7 +117,7 @@ def list_of(*choices: str) -> Validator:
 
 
 def some_of(*choices: str) -> Validator:
-    """Accept lists of one or more of ``choices``."""
+    """Return a validator that accepts lists of one or more of ``choices``."""
     either = list_of(*choices)
     return Validator(
         f"{either.limit}, one at least",
@@ -120,12 +126,12 @@ def some_of(*choices: str) -> Validator:
 
 
 def not_empty() -> Validator:
-    """Accept strings and lists that are not empty."""
+    """Return a validator that accepts strings and lists that are not empty."""
     return Validator("non-empty", lambda value: bool(value))
 
 
 def utf8(most_bytes: int = 0x7FFF) -> Validator:
-    """Accept strings that a message of the protocol can carry."""
+    """Return a validator that accepts strings which Kafka's protocol can carry."""
     return Validator(
         f"UTF-8 of at most {most_bytes} bytes",
         # Python turns a byte of an argument that is not UTF-8 into a lone surrogate.
@@ -137,7 +143,10 @@ def utf8(most_bytes: int = 0x7FFF) -> Validator:
 
 
 def minus_one_or(other: Validator) -> Validator:
-    """Accept -1, which Kafka uses for "no limit" or "the default", and ``other``."""
+    """Return a validator that accepts -1 and all values that ``other`` accepts.
+
+    In Kafka -1 stands for no limit, or for the default.
+    """
     return Validator(
         f"-1, or {other.limit}", lambda value: value == -1 or other.accepts(value)
     )
@@ -151,7 +160,7 @@ def _number(value: ConfigValue) -> float:
 if TYPE_CHECKING:
 
     class Columns(TypedDict, total=False):
-        """The columns that a row may leave out; ConfigKey has their meanings."""
+        """The arguments of a ConfigKey that may be left out; it has their meanings."""
 
         validator: Validator | None
         not_above: str
@@ -161,8 +170,10 @@ if TYPE_CHECKING:
         since: str
         is_url: bool
         has_effect: bool
+        holds_anyway: str
         per_listener: bool | Validator
         per_mechanism: bool
+        only_per_listener: bool
 
 
 NO_EFFECT: Final = "Has no effect, and is accepted for files and tools made for Kafka."
@@ -171,7 +182,7 @@ NO_EFFECT: Final = "Has no effect, and is accepted for files and tools made for 
 class ConfigKey:
     """One key: its name, type, default and meaning.
 
-    A key is one row of a table. The columns that a row may leave out:
+    A key is one row of a table of settings. The columns that a row may leave out:
 
         validator: limits of the value, beside those of the type.
         not_above: the key whose value this key's value must not exceed.
@@ -182,10 +193,14 @@ class ConfigKey:
         is_url: whether the value is a URL, which may hold a password or a token.
         has_effect: whether anything reads the value. If not, the meaning is the reason,
             and the documentation says first that there is no effect.
+        holds_anyway: for a key without effect, the value that describes what the broker
+            does anyway; if it is set, no warning is logged.
         per_listener: whether ``listener.name.NAME.KEY`` sets a value for one listener;
             a validator if that value has other limits.
         per_mechanism: whether ``listener.name.NAME.MECHANISM.KEY`` sets a value for one
             SASL mechanism of a listener.
+        only_per_listener: whether a running broker takes a new value for one listener
+            only, and not for all (Kafka's DYNAMIC_SECURITY_CONFIGS).
     """
 
     validator: Validator | None = None
@@ -196,8 +211,10 @@ class ConfigKey:
     since: str = "0.1"
     is_url: bool = False
     has_effect: bool = True
+    holds_anyway: str = ""
     per_listener: bool | Validator = False
     per_mechanism: bool = False
+    only_per_listener: bool = False
 
     def __init__(
         self,
@@ -265,7 +282,7 @@ class ConfigKey:
         return str(value)
 
     def shown(self, text: str) -> str:
-        """Return a text of this key in the form that may be shown."""
+        """Return a value's text as it may be shown: secrets in it are hidden."""
         if self.is_sensitive:
             return HIDDEN
         return without_credentials(text) if self.is_url else text
@@ -368,6 +385,7 @@ _KIND: Final[Mapping[ConfigType, str]] = {
     ConfigType.LONG: "a whole number of 64 bits",
     ConfigType.DOUBLE: "a number",
     ConfigType.LIST: "a comma-separated list",
+    ConfigType.CLASS: "the name of a class",
     ConfigType.PASSWORD: "a password",
 }
 
@@ -387,15 +405,16 @@ class UnusableConfigError(ConfigError):
 def _nothing_to_check(
     own: Mapping[str, str], of_all: Mapping[str, str], touched: Collection[str]
 ) -> None:
-    """Check nothing: for definitions without rules across keys."""
+    """Check nothing: for groups of keys without rules across several keys."""
 
 
 class ListenerSetting(NamedTuple):
     """A key that is set for one listener.
 
     Attributes:
-        key: with the limits of a value for one listener.
-        mechanism: the SASL mechanism that it is set for; "": all mechanisms.
+        listener: the listener's name, as it is written in the setting.
+        key: the key, with the limits of a value for one listener.
+        mechanism: the SASL mechanism for which the key is set; "": all mechanisms.
     """
 
     listener: str
@@ -404,10 +423,10 @@ class ListenerSetting(NamedTuple):
 
 
 class ConfigDef:
-    """The keys that one kind of thing has, such as a broker or a topic."""
+    """The configuration keys of one kind of object, such as a broker or a topic."""
 
     def __init__(self, what: str, keys: Iterable[ConfigKey]) -> None:
-        """Take the keys.
+        """Make a definition of some keys.
 
         Args:
             what: the word for a key in errors, such as "topic config".
@@ -484,17 +503,21 @@ class ConfigDef:
                 )
 
     def with_check(self, check: Together) -> ConfigDef:
-        """Return these keys with a check of dynamic configs taken together.
+        """Return a definition with the same keys and a check across several keys.
 
         Args:
-            check: raises ConfigError; see Together.
+            check: raises ConfigError if dynamic configs, taken together, cannot be
+                used.
         """
         definition = ConfigDef(self._what, self)
         definition.check_together = check
         return definition
 
     def with_keys(self, keys: Iterable[ConfigKey]) -> ConfigDef:
-        """Return these keys, with ``keys`` instead of those that have their names."""
+        """Return a definition in which ``keys`` replace the keys of the same names.
+
+        Keys with new names are added.
+        """
         replaced = {**self._keys, **{key.name: key for key in keys}}
         return ConfigDef(self._what, replaced.values())
 

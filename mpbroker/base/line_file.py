@@ -66,10 +66,10 @@ class LineFile:
         return os.open(self._path, _FLAGS, _MODE)
 
     def _move_away(self, fd: int, found: os.stat_result) -> None:
-        """Rename the open file, unless another process has renamed it.
+        """Rename the open file, which is full, unless another process has renamed it.
 
         Raises:
-            OSError: it cannot be renamed; do not append to it.
+            OSError: the file cannot be renamed; the caller must not append to it.
         """
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -84,7 +84,7 @@ class LineFile:
         """Write all of the data.
 
         Raises:
-            OSError: it cannot be written, or not all of it.
+            OSError: nothing could be written, or only a part.
         """
         # With one call if possible, so that lines of several processes do not mix.
         rest = memoryview(data)[os.write(fd, data) :]

@@ -34,14 +34,14 @@ _FORMAT: Final = "%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"
 
 
 class Levels(Protocol):
-    """The log levels that were set while the broker runs."""
+    """The log levels that were set while the broker runs; they are in shared memory."""
 
     @property
     def version(self) -> int:
-        """A number that grows with each change; 0: no level was changed."""
+        """A number that grows with each change of a log level; 0: none was changed."""
 
     def read(self) -> Mapping[str, int]:
-        """Return the levels by logger."""
+        """Return the log levels that were set, by the logger's name."""
 
 
 class _State:
@@ -96,7 +96,7 @@ def _formatter() -> logging.Formatter:
 
 
 def printable(text: str) -> str:
-    """Return a text on one line, with all control characters escaped."""
+    """Return a text as one line, in which unprintable characters are escaped."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
@@ -118,9 +118,10 @@ def log_to_stderr() -> None:
 
 
 def follow(levels: Levels | None) -> None:
-    """Apply these levels, and their changes, in this process and its children.
+    """Apply changed log levels from now on, in this process and its children.
 
-    None: apply no levels any more.
+    Args:
+        levels: the levels in shared memory; None: levels are not followed any more.
     """
     _State.levels, _State.version = levels, 0
 

@@ -3,6 +3,8 @@
 They are for the process, its log and its exit code. Clients get an ApiError instead.
 """
 
+from typing import Protocol
+
 from mpbroker.base.errors import MpbrokerError
 
 
@@ -12,6 +14,10 @@ class StorageError(MpbrokerError):
 
 class CorruptLogError(StorageError):
     """A log has bytes that are not a record batch; the text names file and position."""
+
+
+class LogReplacedError(CorruptLogError):
+    """A snapshot has replaced records of a log that this process still had to read."""
 
 
 class CorruptIndexError(StorageError):
@@ -32,3 +38,53 @@ class LogDirectoryError(StorageError):
 
 class LogDirectoryLockedError(LogDirectoryError):
     """A running broker has locked the directory."""
+
+
+class RemoteStorageError(StorageError):
+    """The remote store refused or did not answer; the text is one line."""
+
+
+class RemoteObjectMissingError(RemoteStorageError):
+    """The remote store has no object of this name."""
+
+
+class RemoteUnreachableError(RemoteStorageError):
+    """The remote store gave no answer, or has failed itself; it may answer later."""
+
+
+class UnconditionalStoreError(RemoteStorageError):
+    """The remote store would let two brokers create the same object."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(
+            f"{url} has no conditional writes (If-None-Match: *), so two brokers could"
+            " write below one prefix: use a store that has them, or a newer version"
+        )
+
+
+class RemoteWait(Protocol):
+    """Bytes in the remote store (tiered storage) for which a request has to wait."""
+
+    def ask(self, row: int) -> None:
+        """Ask for the bytes, and have handlers woken when they come.
+
+        Woken are the handlers that wait for the partition with this row.
+        """
+
+    def is_over(self) -> bool:
+        """Return whether the bytes have come, or are not needed any more."""
+
+    def failure(self) -> str:
+        """Return why the last request to the store failed; "": it did not."""
+
+
+class RemotePendingError(StorageError):
+    """Records are in the remote store only: ask for them, and try again.
+
+    Attributes:
+        wait: the missing bytes.
+    """
+
+    def __init__(self, wait: RemoteWait) -> None:
+        super().__init__("the records are in the remote store")
+        self.wait = wait

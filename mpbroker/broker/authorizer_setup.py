@@ -1,4 +1,4 @@
-"""Build what asks the authorizer, in each process that executes requests."""
+"""Build the objects that ask the authorizer, in each process that executes requests."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from mpbroker.supervisor.listen_sockets import Listener
 from mpbroker.supervisor.memory import BrokerMemory
 
 if TYPE_CHECKING:
+    from mpbroker.metadata.delegation_tokens import TokenSettings
     from mpbroker.metadata.topics import TopicRegistry
     from mpbroker.server.authorization.authorization import Authorization
     from mpbroker.server.authorization.authorizer import Authorizer
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 def check_authorizer(config: BrokerConfig) -> None:
     """Import the class that authorizer.class.name names, and try the settings on it.
 
-    Done once, before the first fork: an error is reported by the command, and no child
+    Call it once, before the first fork: so the command reports an error, and no child
     needs to import the class again.
 
     Raises:
@@ -50,7 +51,7 @@ def _foreign_authorizer(config: BrokerConfig) -> Authorizer:
 def request_contexts(
     memory: BrokerMemory, listeners: Sequence[Listener]
 ) -> RequestContexts:
-    """Return a process's view of who sends its requests: principal, host, listener."""
+    """Return the object that finds a request's sender: principal, host, listener."""
     from mpbroker.server.request_context import RequestContexts
 
     return RequestContexts(
@@ -63,13 +64,27 @@ def request_contexts(
     )
 
 
+def token_settings(config: BrokerConfig) -> TokenSettings | None:
+    """Return the settings of delegation tokens; None: they are not served."""
+    key = config.delegation_token_secret_key
+    if not key:
+        return None
+    from mpbroker.metadata.delegation_tokens import TokenSettings
+
+    return TokenSettings(
+        key,
+        config.delegation_token_max_lifetime_ms,
+        config.delegation_token_expiry_time_ms,
+    )
+
+
 def make_authorization(
     config: BrokerConfig,
     memory: BrokerMemory,
     listeners: Sequence[Listener],
     registry: TopicRegistry,
 ) -> Authorization | None:
-    """Return what asks the authorizer; None: there is none, and all is allowed."""
+    """Return the object that asks the authorizer; None: all requests are allowed."""
     name = config.authorizer_class_name
     if not name:
         return None

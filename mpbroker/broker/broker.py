@@ -1,4 +1,4 @@
-"""One broker from its first check to its last write."""
+"""One broker, from the first check of its start to its last write."""
 
 from __future__ import annotations
 
@@ -17,19 +17,27 @@ from mpbroker.broker.process_parts import ProcessParts
 from mpbroker.broker.roles import Roles
 from mpbroker.broker.serving import Audience, Serving
 from mpbroker.broker.start_errors import (
+    check_cluster_schema,
     check_files,
+    check_remote_storage,
     check_settings,
+    join_cluster,
     limit_behind,
     raise_file_limit,
 )
 from mpbroker.config import BrokerConfig
 from mpbroker.config.listeners import exposure_warnings
-from mpbroker.exporter.metrics_listener import metrics_url, open_metrics_listener
-from mpbroker.ipc.layout import HEADER, HEADER_CLEAN_START
+from mpbroker.exporter.metrics_listener import (
+    open_console_listener,
+    open_metrics_listener,
+    url_of,
+)
+from mpbroker.ipc.layout import HEADER, HEADER_CLEAN_START, MAX_PARTITIONS
 from mpbroker.ipc.parts import Parts
 from mpbroker.metadata.meta_properties import open_data_directories
 from mpbroker.storage.log_directory import (
     LogDirectory,
+    know_of_each_other,
     open_log_directories,
     recover_metadata,
 )
@@ -62,19 +70,21 @@ _RECOVERY_S: Final = 300.0
 
 
 class Broker:
-    """What ``mpbroker serve`` runs, once.
+    """The broker that ``mpbroker serve`` starts; one object serves once.
 
-    A start has three parts: open what is outside (data directories, listen sockets),
-    make or attach the shared memory, compose the objects of this process. Then a
-    ``Serving`` forks the children. A program that takes over from another does the same
-    with what the other program has left; see mpbroker/supervisor/upgrade.
+    A start has three parts: open the data directories and listen sockets, make or
+    attach the shared memory, compose the objects of this process. Then a ``Serving``
+    forks the children. A program that takes over in an upgrade does the same with the
+    descriptors that the other program has left; see mpbroker/supervisor/upgrade.
     """
 
     def __init__(self, config: BrokerConfig, *, is_trial: bool = False) -> None:
-        """Describe a broker.
+        """Prepare a broker; nothing is opened yet.
 
         Args:
-            is_trial: it stops as soon as a request has come through every stage.
+            config: the settings.
+            is_trial: whether the broker stops as soon as a request has come through
+                every stage.
         """
         self._config = config
         self._is_trial = is_trial
@@ -85,10 +95,17 @@ class Broker:
         self._cluster_id = ""
 
     def serve(self, *, ready_fd: int | None, pid_file: Path | None) -> int:
-        """Start, serve until told to stop, stop; return the exit code.
+        """Start the broker, serve clients until told to stop, and stop it.
+
+        Args:
+            ready_fd: receives one line of JSON when the broker serves, and is closed.
+            pid_file: receives the supervisor's process id.
+
+        Returns:
+            The exit code of the process.
 
         Raises:
-            MpbrokerError: it cannot start.
+            MpbrokerError: the broker cannot start.
         """
         log_to_stderr()  # the service manager, or the terminal, keeps it
         for warning in self._config.warnings:
@@ -114,15 +131,24 @@ class Broker:
     # -- the ways to start -------------------------------------------------------------
 
     def _start_fresh(self, ready_fd: int | None, pid_file: Path | None) -> int:
-        """Start from the files alone, and serve."""
+        """Start the broker without a previous program; run it; return the exit code."""
         check_files(self._config, pid_file)
         self._directories = open_log_directories(self._config.log_dirs)
         check_settings(self._config)
         self._manager.extend_timeout(_RECOVERY_S, "STATUS=Recovering")
         inherited = take_inherited_sockets()
+        news = join_cluster(self._config)
         self._open(inherited)
+        paths = [directory.path for directory in self._directories]
+        if know_of_each_other(paths):
+            from mpbroker.storage.used_directories import look_at_start
+
+            look_at_start(paths, self._config.log_dirs)
+        # Not in a takeover: the program before this one has the directories in use.
+        check_remote_storage(self._config, self._cluster_id)
         memory = self._new_memory(Parts())
-        recover_metadata(self._directories, memory.metadata_cell, is_alone=True)
+        cell, node_id = memory.metadata_cell, self._config.node_id
+        recover_metadata(self._directories, cell, node_id, is_alone=True, news=news)
         roles = self._make_roles(memory)
         # Before the first fork: no child may open a partition in between.
         roles.parts.close_until_restored(roles.known)
@@ -141,9 +167,9 @@ class Broker:
     def _try_takeover(self, before: Takeover) -> int:
         """Try whether this program could take over; tell the running one the outcome.
 
-        It checks the running program's manifest, attaches its memory unless the layout
-        has changed, and then serves from a directory of its own until one request has
-        passed through every process.
+        It checks the manifest (the running program's list of what it would hand over),
+        attaches its memory unless the layout has changed, and then serves from a
+        directory of its own until one request has passed through every process.
 
         Returns:
             The exit code.
@@ -154,6 +180,7 @@ class Broker:
         """
         try:
             before.manifest.check(self._config)
+            check_cluster_schema(self._config)
             changed = before.manifest.changed_layout(self._config)
             if not changed:
                 before.manifest.memory(self._config)
@@ -173,11 +200,14 @@ class Broker:
             raise
 
     def _take_over(self, manifest: Manifest, pid_file: Path | None) -> int:
-        """Carry on the children, or the connections, of the program before this one.
+        """Take over the previous program's children or connections; serve to the end.
 
-        Whatever fails before all processes serve, this program becomes the one before
-        it again. That must come before anything is stopped or closed: the other program
-        needs the children and the descriptors.
+        If anything fails before all processes serve, this program becomes the previous
+        one again. That must come before anything is stopped or closed: the previous
+        program needs the children and the descriptors.
+
+        Returns:
+            The exit code of the process.
         """
         from mpbroker.supervisor.upgrade.predecessor import Predecessor
 
@@ -217,8 +247,8 @@ class Broker:
         """Open the listen sockets, and the data directories' meta.properties."""
         config = self._config
         raise_file_limit()
-        paths = [directory.path for directory in self._directories]
-        self._cluster_id = open_data_directories(paths, config.node_id)
+        usable = [each.path for each in self._directories if not each.has_failed]
+        self._cluster_id = open_data_directories(usable, config.node_id)
         self._listeners = open_listeners(
             config.endpoints,
             config.socket_listen_backlog_size,
@@ -232,7 +262,10 @@ class Broker:
         return [listener.endpoint.listener_name for listener in self._listeners]
 
     def _new_memory(self, parts: Parts) -> BrokerMemory:
-        """Make the shared memory, and store what does not change while we serve."""
+        """Make the shared memory of all processes; store the values that stay fixed.
+
+        One of them says whether the last stop was clean.
+        """
         config = self._config
         own = config.own_processors()
         processors = sum(
@@ -252,7 +285,10 @@ class Broker:
         return memory
 
     def _memory_of_generation(self, predecessor: Predecessor) -> BrokerMemory:
-        """Make the shared memory, and end the children of the old program's layout."""
+        """Make new shared memory in an upgrade, and end the old program's children.
+
+        They use memory with another layout.
+        """
         memory = self._new_memory(Parts(None, predecessor.manifest.parts))
         # Clients wait from the children's end to our first fork: all that is needed
         # until then is imported now.
@@ -260,18 +296,20 @@ class Broker:
         predecessor.end_generation(self._directories, memory)
         # After their end, since they wrote the log. It is not rewritten, as we are not
         # alone: the old program, if it comes back, must find its log as it knows it.
-        recover_metadata(self._directories, memory.metadata_cell, is_alone=False)
+        cell, node_id = memory.metadata_cell, self._config.node_id
+        recover_metadata(self._directories, cell, node_id, is_alone=False)
         return memory
 
     def _make_roles(self, memory: BrokerMemory) -> Roles:
-        """Read the metadata log, and build what the bodies of all roles share."""
+        """Read the metadata log; make the object whose methods the children run."""
         config = self._config
         follow_levels(memory.log_levels)
         metrics_socket = open_metrics_listener(config, memory.parts)
+        console_socket = open_console_listener(config, memory.parts)
         parts = ProcessParts(
             config, memory, self._directories, self._listeners, self._cluster_id
         )
-        roles = Roles(parts, metrics_socket)
+        roles = Roles(parts, metrics_socket, console_socket)
         for directory in self._directories:
             directory.know_topics({t.name: t.topic_id for t in roles.known.topics()})
         return roles
@@ -279,20 +317,27 @@ class Broker:
     def _compose(
         self, roles: Roles, before: Manifest | None
     ) -> tuple[RunningBroker, Supervisor, LiveConfig]:
-        """Build the objects of this process, which forks nothing yet."""
+        """Build the supervisor and the objects that it uses; fork nothing yet."""
         config, listeners = self._config, self._listeners
         memory, registry = roles.parts.memory, roles.known
         live = LiveConfig(config, registry, memory, listeners, roles.use)
         identity = self._identity(before)
         if roles.metrics_socket is not None:
-            identity["metrics"] = metrics_url(roles.metrics_socket)
+            identity["metrics"] = url_of(roles.metrics_socket)
+        if roles.console_socket is not None:
+            # Imported here: most brokers have no console.
+            from mpbroker.config.console_settings import console_address
+
+            address = console_address(config)
+            is_secure = address is not None and address.is_secure
+            identity["console"] = url_of(roles.console_socket, is_secure=is_secure)
         shares_children = before is not None and not before.is_generation
         supervisor = Supervisor(
             roles,
             memory,
             listeners,
             PoolSettings(config, registry, self._listener_names()),
-            partial(_caught_up_rows, registry),
+            partial(_rows_in_use, registry),
             identity,
             before.records() if before is not None and shares_children else (),
         )
@@ -302,8 +347,20 @@ class Broker:
         return broker, supervisor, live
 
     def _identity(self, before: Manifest | None) -> dict[str, Any]:
-        """Return what this broker publishes of itself."""
-        return {
+        """Return the properties that this broker publishes: version, addresses, ...
+
+        Args:
+            before: the manifest (the previous program's list of what it hands over) in
+                an upgrade.
+        """
+        # With the first publication: a reader who sees the new version shall see, too,
+        # that its upgrade goes on.
+        upgrade = (
+            {}
+            if before is None
+            else {"upgrade": before.step, "upgrade_at": time.time()}
+        )
+        return upgrade | {
             "version": __version__,
             "pid": os.getpid(),
             # The service's start, which an upgrade does not change.
@@ -311,6 +368,15 @@ class Broker:
             "cluster_id": self._cluster_id,
             **Listener.state_of(self._listeners),
             "log_dirs": [directory.path for directory in self._directories],
+            "remote_storage_url": self._config.remote_storage_url
+            if self._config.remote_log_storage_system_enable
+            else None,
+            "cluster_node": {
+                "id": self._config.node_id,
+                "storage": self._config.diskless_storage_url,
+            }
+            if self._config.cluster_database_url
+            else None,
         }
 
     def _audience(
@@ -324,7 +390,7 @@ class Broker:
 
 
 def _takeover() -> Takeover | None:
-    """Return what the program before this one has left; None: there was none."""
+    """Return the takeover, if this program replaces another one; otherwise None."""
     if TAKEOVER_VARIABLE not in os.environ:
         return None
     # Imported here: hardly any start is a takeover.
@@ -334,12 +400,26 @@ def _takeover() -> Takeover | None:
 
 
 def _initialise_rows(roles: Roles) -> None:
-    """Make the partitions' rows in new memory usable."""
-    for row in range(roles.known.row_count):
+    """Make the partitions' rows in new memory usable.
+
+    Raises:
+        MpbrokerError: there are more partitions than rows.
+    """
+    count = roles.known.row_count
+    if count > MAX_PARTITIONS:
+        raise MpbrokerError(
+            f"the metadata log has {count} partitions, with deleted ones that are still"
+            f" being removed; a broker has room for {MAX_PARTITIONS}"
+        )
+    for row in range(count):
         roles.parts.memory.table.initialise_row(row)
 
 
-def _caught_up_rows(registry: TopicRegistry) -> int:
-    """Return how many partitions' rows are in use by now."""
+def _rows_in_use(registry: TopicRegistry) -> int:
+    """Return how many rows of the partition table may be in use.
+
+    If the disk fails, so that the newest topics cannot be read, that is all rows: those
+    above max.partitions, too, which a node of a cluster may use.
+    """
     registry.catch_up()
-    return registry.row_count
+    return MAX_PARTITIONS if registry.is_behind else registry.row_count

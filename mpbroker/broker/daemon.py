@@ -21,7 +21,7 @@ _LOG_NAME: Final = "mpbroker.log"
 def serve_as_daemon(
     config: BrokerConfig, *, ready_fd: int | None, pid_file: Path | None
 ) -> int:
-    """Fork; return 0 once the broker serves, 1 if it could not start.
+    """Fork a broker into the background; return 0 once it serves, 1 if it cannot start.
 
     The broker's log goes to ``mpbroker.log`` in its first data directory. The caller
     prints the reason of a failed start to its own standard error as well. The broker

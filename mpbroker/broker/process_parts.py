@@ -1,4 +1,4 @@
-"""Build the parts that processes of several roles have.
+"""Build the objects that processes of several roles need.
 
 Each process has its own view of the metadata log, its own logs, its own objects that
 authorize requests and charge clients. All are made from the settings and the shared
@@ -9,30 +9,38 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mpbroker.base.logger import get_logger
-from mpbroker.broker.authorizer_setup import make_authorization
+from mpbroker.broker.authorizer_setup import make_authorization, request_contexts
 from mpbroker.config import BrokerConfig
 from mpbroker.ipc.layout import (
     HEADER,
     HEADER_CLEAN_START,
     HOUSEKEEPER,
-    MAX_PARTITIONS,
 )
 from mpbroker.ipc.tables.quota_table import QuotaTable
+from mpbroker.ipc.tables.row_users import passed
 from mpbroker.ipc.tables.transaction_table import TransactionTable
+from mpbroker.metadata.metadata_image import TopicImage
 from mpbroker.metadata.metadata_log import MetadataLog
-from mpbroker.metadata.topic_names import OFFSETS_TOPIC, TRANSACTION_TOPIC
+from mpbroker.metadata.topic_names import (
+    OFFSETS_TOPIC,
+    SHARE_STATE_TOPIC,
+    TRANSACTION_TOPIC,
+)
 from mpbroker.metadata.topics import NewTopic, RegistryHooks, Topic, TopicRegistry
 from mpbroker.server.quotas.client_quotas import ClientQuotas
-from mpbroker.storage.log_directory import LogDirectory
+from mpbroker.storage.log_directory import LogDirectory, know_of_each_other
 from mpbroker.storage.log_manager import LogManager, Syncer
 from mpbroker.supervisor.listen_sockets import Listener
 from mpbroker.supervisor.memory import BrokerMemory
 
 if TYPE_CHECKING:
+    from mpbroker.metadata.cluster_nodes import ClusterNodes
     from mpbroker.server.authorization.authorization import Authorization
+    from mpbroker.server.request_context import RequestContexts
     from mpbroker.server.telemetry.client_telemetry import ClientTelemetry
 
 _LOG = get_logger(__name__)
@@ -42,11 +50,11 @@ _NS_PER_S: Final = 1_000_000_000
 
 
 class ProcessParts:
-    """Makes the parts of one process, when that process asks for them.
+    """Makes the objects of one process, when that process asks for them.
 
     Attributes:
         config: the settings for processes that start from now on.
-        memory: what all processes share.
+        memory: the shared memory of all processes.
         directories: the data directories, in the order of log.dirs.
         listeners: the open listeners, by index.
         cluster_id: the cluster's id.
@@ -69,31 +77,78 @@ class ProcessParts:
     # -- metadata and logs -------------------------------------------------------------
 
     def metadata_log(self) -> MetadataLog:
-        """Open the metadata log, which is in the first data directory."""
-        return MetadataLog(self.directories[0].path, self.memory.metadata_cell)
+        """Open the metadata log in the first data directory, for this process."""
+        where = self.directories[0].path, self.memory.metadata_cell
+        if not self.config.cluster_database_url:
+            return MetadataLog(*where)
+        # Imported here: most brokers are in no cluster.
+        from mpbroker.metadata.cluster_metadata_log import ClusterMetadataLog
+
+        return ClusterMetadataLog(*where)
 
     def registry(
         self,
         on_removed: Callable[[Topic], None] | None = None,
         on_broker_config: Callable[[], None] | None = None,
         step: Callable[[], None] = lambda: None,
+        removed_before: list[TopicImage] | None = None,
+        on_unreadable: Callable[[OSError], None] | None = None,
     ) -> TopicRegistry:
         """Make the process's own view of the metadata log.
 
         Args:
-            on_removed: told of each deleted topic.
+            on_removed: called with each topic that is deleted from now on.
             on_broker_config: called when a dynamic config of brokers has changed.
-            step: called as reading a long log goes on.
+            step: called again and again while a long log is read.
+            removed_before: receives the topics that the log has already deleted.
+            on_unreadable: called instead of an error if the log's disk fails later.
         """
         config = self.config
+        # In a cluster, the process that copies the log makes the rows: copy_registry().
+        rows = None if config.cluster_database_url else self.memory.table
         return TopicRegistry(
             self.metadata_log(),
             broker_id=config.node_id,
-            capacity=MAX_PARTITIONS,
+            capacity=config.max_partitions,
             broker_values=config.broker_values(),
             now_ms=_now_ms,
             hooks=RegistryHooks(
-                on_removed, on_broker_config, self.memory.table.initialise_row, step
+                on_removed,
+                on_broker_config,
+                rows,
+                step,
+                partial(passed, self.memory.control.words),
+                removed_before,
+                on_unreadable,
+            ),
+        )
+
+    def cluster_nodes(self) -> ClusterNodes | None:
+        """Make the list of the other nodes; None: this broker is in no cluster."""
+        if not self.config.cluster_database_url:
+            return None
+        # Imported here: most brokers are in no cluster.
+        from mpbroker.metadata.cluster_nodes import ClusterNodes, cluster_nodes_path
+
+        return ClusterNodes(
+            cluster_nodes_path(self.directories[0].path),
+            self.config.node_id,
+            [each.endpoint.listener_name for each in self.listeners],
+        )
+
+    def copy_registry(self) -> TopicRegistry:
+        """Make the registry of topics for the process that copies the metadata.
+
+        Only a node of a cluster has such a process.
+        """
+        config, memory = self.config, self.memory
+        return TopicRegistry(
+            MetadataLog(self.directories[0].path, memory.metadata_cell),
+            broker_id=config.node_id,
+            capacity=config.max_partitions,
+            now_ms=_now_ms,
+            hooks=RegistryHooks(
+                rows=memory.table, passed=partial(passed, memory.control.words)
             ),
         )
 
@@ -104,23 +159,34 @@ class ProcessParts:
         step: Callable[[], None] = lambda: None,
         process: int = HOUSEKEEPER,
     ) -> LogManager:
-        """Make what opens partitions' logs.
+        """Make the LogManager, which opens partitions' logs.
 
         Args:
-            is_restored: whether partitions may be opened; see close_until_restored.
+            registry: the process's view of the metadata log.
+            is_restored: returns whether partitions may be opened; see
+                close_until_restored.
             step: called for each log that a request touches.
-            process: the process's id as the owner of a log's sync.
+            process: the process's id as the owner of a log's sync (fsync).
         """
-        return LogManager(
+        manager = LogManager(
             self.directories,
             self.memory.table,
             registry,
             producer_id_expiration_ms=self.config.producer_id_expiration_ms,
-            is_behind=lambda: self.memory.metadata_cell.end != registry.version,
+            is_behind=lambda: registry.is_behind,
             is_restored=is_restored,
             step=step,
             syncer=Syncer(process, self._notify),
         )
+        paths = [directory.path for directory in self.directories]
+        manager.lacks_directory = len(paths) < len(self.config.log_dirs)
+        if know_of_each_other(paths):
+            from mpbroker.storage.used_directories import may_lack_partitions
+
+            manager.lacks_directory |= may_lack_partitions(paths)
+        if self.config.cluster_database_url:
+            manager.node_id = self.config.node_id
+        return manager
 
     def _notify(self, row: int, handlers: int) -> None:
         for handler, notices in enumerate(self.memory.notices):
@@ -143,12 +209,12 @@ class ProcessParts:
             )
 
     def internal_topics(self) -> dict[str, NewTopic]:
-        """Return the coordinator's topics by name, as they are created.
+        """Return the coordinator's topics by name, with the settings for creation.
 
-        The coordinator creates them, or a handler whose client asks for one.
+        A topic is created by the coordinator, or by a handler whose client asks for it.
 
         Source: Kafka's AutoTopicCreationManager; GroupCoordinatorConfig,
-        TransactionLogConfig.
+        TransactionLogConfig, ShareCoordinatorService.
         """
         config = self.config
         topics = (
@@ -172,17 +238,40 @@ class ProcessParts:
                     "segment.bytes": str(config.transaction_state_log_segment_bytes),
                 },
             ),
+            NewTopic(
+                SHARE_STATE_TOPIC,
+                config.share_coordinator_state_topic_num_partitions,
+                {
+                    "cleanup.policy": "delete",
+                    "compression.type": "producer",
+                    "min.insync.replicas": str(
+                        config.share_coordinator_state_topic_min_isr
+                    ),
+                    "retention.ms": "-1",
+                    "segment.bytes": str(
+                        config.share_coordinator_state_topic_segment_bytes
+                    ),
+                },
+            ),
         )
         return {each.name: each for each in topics}
 
     # -- authorization, quotas, clients' metrics ---------------------------------------
 
     def authorization(self, registry: TopicRegistry) -> Authorization | None:
-        """Make what asks the authorizer; None: there is none, and all is allowed."""
+        """Make the object that asks the authorizer; None: all requests are allowed."""
         return make_authorization(self.config, self.memory, self.listeners, registry)
 
+    def senders(self) -> RequestContexts | None:
+        """Make the object that finds a request's sender; None: all are anonymous."""
+        if all(
+            each.endpoint.security_protocol == "PLAINTEXT" for each in self.listeners
+        ):
+            return None
+        return request_contexts(self.memory, self.listeners)
+
     def client_quotas(self, registry: TopicRegistry) -> ClientQuotas:
-        """Make what charges clients for their requests."""
+        """Make the object that charges clients' quotas for their requests."""
         config, memory = self.config, self.memory
         table = QuotaTable(
             memory.quotas,
@@ -201,7 +290,7 @@ class ProcessParts:
         )
 
     def telemetry(self, registry: TopicRegistry) -> ClientTelemetry | None:
-        """Make what takes clients' metrics; None: no receiver is configured."""
+        """Make the object that takes clients' metrics; None: no receiver is set."""
         if not self.config.has_telemetry_receiver:
             return None
         # Imported here: most brokers have no receiver.

@@ -1,13 +1,14 @@
-"""Serving: a composed broker, from its first child to its last."""
+"""Serving: run a composed broker, from its first child to its last."""
 
 from __future__ import annotations
 
 import gc
 import os
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from mpbroker.base.logger import get_logger
 from mpbroker.base.logger import load as load_logging
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.broker.roles import Roles
 from mpbroker.broker.start_errors import explaining
 from mpbroker.ipc import compiled
@@ -35,14 +36,14 @@ _WARM_UP_S: Final = 1.0
 
 
 class Audience(NamedTuple):
-    """The receivers of the news that the broker serves.
+    """Who is told that the broker serves: service manager, caller, pid file.
 
     Attributes:
         manager: the service manager.
-        stored_names: names of the sockets in the manager's store at our start.
+        stored_names: the names of the sockets in the manager's store at our start.
         ready_fd: receives a line of JSON and is closed; None: not wanted.
         pid_file: receives our process id.
-        is_trial: the broker only tries itself: it stops as soon as it serves.
+        is_trial: whether this is an upgrade's trial, which stops as soon as it serves.
     """
 
     manager: ServiceManager
@@ -53,10 +54,10 @@ class Audience(NamedTuple):
 
 
 class Serving:
-    """Forks the children, tells the audience, supervises until the end.
+    """Forks the children, reports that they serve, and supervises them to the end.
 
-    The calls, in order: ``fork_pools`` (where no program before us has left children),
-    ``begin``, ``run``; and ``stop`` after any of them.
+    The calls, in order: ``fork_pools`` (not after a takeover), ``begin``, ``run``; and
+    ``stop`` after any of them.
     """
 
     def __init__(
@@ -78,16 +79,16 @@ class Serving:
 
     @property
     def is_running(self) -> bool:
-        """Whether all processes have begun to serve: from then on errors end it."""
+        """Whether all processes have begun to serve: a later error ends the broker."""
         return self._supervisor.is_running
 
     def fork_pools(self) -> None:
-        """Fork the processes that a first answer needs, and do not wait for them."""
+        """Fork the processes that a first response needs, and do not wait for them."""
         _freeze()
         self._supervisor.fork_pools()
 
     def begin(self) -> None:
-        """Make what only this process needs, while those processes get ready."""
+        """Make what only the supervisor needs, while the children get ready."""
         gc.disable()
         from mpbroker.broker.watch import Watch
 
@@ -104,7 +105,7 @@ class Serving:
         _freeze()
 
     def run(self, all_serve: Callable[[], None] | None = None) -> int:
-        """Supervise until told to stop; return the exit code.
+        """Supervise the children until told to stop; return the exit code.
 
         Args:
             all_serve: called once, when all processes serve.
@@ -119,7 +120,7 @@ class Serving:
         return 1 if supervisor.failed else 0
 
     def stop(self) -> None:
-        """End all children in order; leave nothing behind."""
+        """End all children in order; close the sockets, and remove the pid file."""
         if self._watch is not None:
             self._watch.stopping()
         self._supervisor.stop()
@@ -127,15 +128,19 @@ class Serving:
             self._watch.close()
         if self._audience.pid_file is not None:
             self._audience.pid_file.unlink(missing_ok=True)
+        # The last line of a log: a clean stop and a SIGKILL do not look alike. Of a
+        # start that has failed, the error is the only line.
+        if self.is_running and not self._audience.is_trial:
+            _LOG.info("stopped")
 
     # -- when a request has come through every stage -----------------------------------
 
     def _announce(self) -> None:
-        """Tell the audience that the broker serves; then do what can wait."""
+        """Report that the broker serves; then do the work that could wait until now."""
         supervisor = self._supervisor
         supervisor.start_rest()
         if self._audience.is_trial:
-            supervisor.request_stop()
+            supervisor.request_stop("")
         if self._audience.pid_file is not None:
             _write_pid_file(self._audience.pid_file)
         _LOG.info("request path: %s", compiled.DESCRIPTION)
@@ -181,10 +186,11 @@ class Serving:
 
 
 def _freeze() -> None:
-    """Exempt all that exists now from garbage collection.
+    """Exempt all objects that exist now from garbage collection.
 
-    Children share its pages with us, and a collection would write to each of them.
-    There is no garbage worth a collection, which would take a tenth of the start.
+    Children share their memory pages with this process, and a collection would write to
+    each page. There is no garbage worth a collection, which would take a tenth of the
+    start.
     """
     gc.freeze()
     gc.enable()

@@ -1,4 +1,4 @@
-"""Build what takes clients' metrics, where a receiver is configured."""
+"""Build the receiver of clients' metrics, if one is configured."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 def check_receiver(config: BrokerConfig) -> None:
-    """Import the class of the receiver, and try the settings on it.
+    """Import the class of the clients' metrics receiver, and try the settings on it.
 
-    Done once, before the first fork: an error is reported by the command.
+    Call it once, before the first fork: so the command reports an error.
 
     Raises:
         ConfigError: the class cannot be used.
@@ -48,7 +48,7 @@ def client_telemetry(
     listeners: Sequence[Listener],
     registry: TopicRegistry,
 ) -> ClientTelemetry:
-    """Return the part of a process that takes clients' metrics; a receiver is set."""
+    """Return the object that takes clients' metrics, for a configured receiver."""
     path = config.client_telemetry_log_path
     receivers: list[ClientTelemetryReceiver] = []
     if path:

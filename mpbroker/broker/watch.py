@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Final
 
 from mpbroker.supervisor.child import Role
 from mpbroker.supervisor.control.control_setup import BrokerControl
@@ -21,9 +22,15 @@ from mpbroker.supervisor.supervisor import Supervisor
 from mpbroker.supervisor.systemd import ServiceManager
 from mpbroker.supervisor.upgrade.running_broker import RunningBroker
 
+_USE_LOGS: Final = (Role.HANDLER, Role.COORDINATOR, Role.HOUSEKEEPER)
+
 
 class Watch:
-    """Tells the service manager, answers ``ctl``, applies settings, guards children."""
+    """Does the supervisor's work beside its children, while the broker runs.
+
+    It tells systemd that the broker serves, answers the command ``mpbroker ctl``,
+    applies settings that can change meanwhile, and kills children that hang.
+    """
 
     def __init__(
         self,
@@ -50,13 +57,15 @@ class Watch:
             broker.listeners,
             serving,
             describe,
-            self._handlers,
+            self._children,
             supervisor.is_accepting,
             stored_names,
         )
 
     def begin(self, live: LiveConfig) -> None:
-        """Let all parts begin. Call it before the first death is handled.
+        """Open the control socket, and begin to watch the children.
+
+        Call it before the first death is handled.
 
         Raises:
             ControlSocketError: the control socket cannot be where the settings say.
@@ -79,7 +88,7 @@ class Watch:
         self._service.begin()
 
     def all_started(self) -> None:
-        """Note that all processes are there."""
+        """Note that all processes serve, so that the broker can be reported ready."""
         self._service.all_started()
 
     def stopping(self) -> None:
@@ -91,6 +100,7 @@ class Watch:
         if self._control is not None:
             self._control.close()
 
-    def _handlers(self) -> Iterator[int]:
+    def _children(self) -> Iterator[int]:
+        """Return the ids of the processes that may hold the lock of a log."""
         children = self._supervisor.children
-        return (child.pid for child in children if child.role is Role.HANDLER)
+        return (child.pid for child in children if child.role in _USE_LOGS)

@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from mpbroker.cli.command_group import CommandGroup
 from mpbroker.cli.exit_codes import CliError, ExitCode
 from mpbroker.cli.options import (
     bootstrap_option,
@@ -55,7 +56,7 @@ _OPERATION_NAMES: Final = tuple(
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
-# In the order of the options.
+# The resource type of each option's names.
 _KINDS: Final = {
     "topics": ResourceType.TOPIC,
     "groups": ResourceType.GROUP,
@@ -64,7 +65,7 @@ _KINDS: Final = {
 }
 
 
-@click.group("acl")
+@click.group("acl", cls=CommandGroup)
 def command() -> None:
     """Add, list and remove the ACLs of a broker that has an authorizer."""
 
@@ -238,7 +239,13 @@ def _pairs(
 def _roles(
     resources: Sequence[tuple[ResourceType, str]], *, producer: bool, consumer: bool
 ) -> list[_Pair]:
-    """Return the operations of --producer and --consumer, as kafka-acls has them."""
+    """Return the ACL entries that --producer and --consumer add, as in kafka-acls.
+
+    Each is a resource type, a resource name and an operation.
+
+    Raises:
+        click.UsageError: the options lack a --topic, or --consumer lacks a --group.
+    """
     kinds = {kind for kind, _ in resources}
     if ResourceType.TOPIC not in kinds:
         raise click.UsageError("--producer and --consumer need a --topic")

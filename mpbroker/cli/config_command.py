@@ -6,12 +6,14 @@ from pathlib import Path
 
 import click
 
+from mpbroker.cli.command_group import CommandGroup
 from mpbroker.cli.config_values import complete_key, get, set_, unset
 from mpbroker.cli.exit_codes import CliError, ExitCode
 from mpbroker.cli.options import format_option
 from mpbroker.cli.output import print_json, print_table
 from mpbroker.cli.serve import broker_environment
 from mpbroker.config import BROKER_CONFIG_DEF, BrokerConfig, ConfigError, explain
+from mpbroker.config.explanation import explain_topic_key
 from mpbroker.metadata.log_config_def import LOG_CONFIG_DEF
 
 
@@ -29,7 +31,7 @@ _config_file_option = click.option(
 )
 
 
-@click.group("config")
+@click.group("config", cls=CommandGroup)
 def command() -> None:
     """List and explain settings; get, set and unset those of a running broker."""
 
@@ -55,7 +57,7 @@ def list_settings(
     definition = LOG_CONFIG_DEF if topic else config.definition
     rows = []
     for name in sorted(key.name for key in definition):
-        entry = explain(name) if topic else explain(name, config)
+        entry = explain_topic_key(name) if topic else explain(name, config)
         if changed and (entry.origin is None or entry.origin == "default"):
             continue
         rows.append(entry)

@@ -36,7 +36,7 @@ _DEFAULT: Final = 5
 
 
 def complete_key(ctx: click.Context, param: click.Parameter, text: str) -> list[str]:
-    """Offer the keys of topics; without --topic also those of the broker."""
+    """Complete the name of a topic's setting, or without --topic also a broker's."""
     from mpbroker.config import BROKER_CONFIG_DEF
     from mpbroker.metadata.log_config_def import LOG_CONFIG_DEF
 
@@ -53,7 +53,7 @@ def _complete_change(
 
 
 class _Choice(NamedTuple):
-    """The resource that the command line names; the broker itself if it names none."""
+    """The options that name a config resource; none of them means the broker itself."""
 
     topic: str | None
     group: str | None
@@ -73,7 +73,7 @@ class _Choice(NamedTuple):
             )
 
     def resource(self, cluster: Cluster) -> ConfigResource:
-        """Return the resource; ask the cluster for the id of the broker."""
+        """Return the named config resource; ask the cluster for the broker's id."""
         if self.topic is not None:
             return ConfigResource(ConfigResourceType.TOPIC, self.topic)
         if self.group is not None:
@@ -93,7 +93,7 @@ class _Choice(NamedTuple):
 
 
 def _resource_options(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options that name a resource; it gets a ``choice``."""
+    """Add the options that name a resource to a command, and pass it a ``choice``."""
 
     @click.option(
         "--topic", metavar="NAME", help="Of a topic.", shell_complete=complete_topic
@@ -140,7 +140,7 @@ def get(
     with open_cluster(bootstrap, timeout_s) as cluster:
         resource = choice.resource(cluster)
         found = config_admin.describe_configs(cluster, resource, keys)
-    if not choice.all_brokers:  # for all brokers, only what is set is described
+    if not choice.all_brokers:  # these have only settings that are set
         _refuse_missing(resource, keys, found)
     shown = sorted(
         (
@@ -244,13 +244,13 @@ def unset(
 def refuse_unknown(
     cluster: Cluster, resource: ConfigResource, keys: Sequence[str]
 ) -> None:
-    """Check that settings exist; a broker accepts to remove one that does not.
+    """Check that settings exist, since a broker accepts the removal of unknown ones.
 
     Raises:
-        CliError: NOT_FOUND, with the names of those that do not exist.
+        CliError: with exit code 10; the text names the settings that do not exist.
     """
     found = config_admin.describe_configs(cluster, resource, keys)
-    if resource == (ConfigResourceType.BROKER, ""):  # which tells only what is set
+    if resource == (ConfigResourceType.BROKER, ""):  # it has only settings that are set
         one = ConfigResource(
             ConfigResourceType.BROKER, str(cluster.metadata([]).controller_id)
         )

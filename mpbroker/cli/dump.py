@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from stat import S_ISDIR
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import click
 
+from mpbroker.base.storage_errors import RemoteObjectMissingError
 from mpbroker.cli import index_dump
 from mpbroker.cli.exit_codes import CliError, ExitCode
 from mpbroker.cli.options import format_option
 from mpbroker.cli.output import print_json_line
 from mpbroker.cli.segment_dump import DumpOptions, SegmentDump, open_bytes
 
-_SUFFIXES: Final = (".log", ".index", ".timeindex")
+_SNAPSHOT_SUFFIX: Final = ".checkpoint"
+_SUFFIXES: Final = (".log", ".index", ".timeindex", _SNAPSHOT_SUFFIX)
+_BOOTSTRAP_SNAPSHOT: Final = "bootstrap"
+# A segment's base offset; the name of an object in a remote store also has a copy's id.
+_SEGMENT_NAME: Final = re.compile(r"([0-9]+)(?:-[0-9a-f]{32})?")
+_FETCH_BYTES: Final = 8 * 1024 * 1024
+_SNAPSHOT_NAME: Final = re.compile(r"([0-9]{20})-([0-9]{10})")
 
 _HELP = """\
 Show log segments and index files as kafka-dump-log does.
 
-FILE is a .log, .index or .timeindex file, or the directory of a partition, which stands
-for all such files in it. An index is compared with its segment.
+FILE is a .log, .index or .timeindex file, a .checkpoint (a snapshot of KRaft's
+metadata), or the directory of a partition, which stands for all such files in it. An
+index is compared with its segment. --cluster-metadata-decoder shows the records of the
+metadata log, in __cluster_metadata-0. FILE may be the URL of a .log object in a remote
+store, such as s3://BUCKET/PREFIX/TOPIC-ID/0/00000000000000000042-ID.log.
 
 Nothing is locked or written, so the files of a running broker can be shown. Its active
 segment may then end in the middle of a batch.
@@ -35,7 +47,7 @@ Exits with 1 if a file is damaged, and with 10 if there is no such file.
 
 
 @click.command("dump", help=_HELP)
-@click.argument("files", nargs=-1, type=click.Path(path_type=Path), metavar="FILE...")
+@click.argument("files", nargs=-1, type=click.Path(), metavar="FILE...")
 @click.option(
     "--files",
     "file_list",
@@ -55,24 +67,32 @@ Exits with 1 if a file is damaged, and with 10 if there is no such file.
 @click.option(
     "--verify-index-only", is_flag=True, help="Compare an index with its segment only."
 )
+@click.option(
+    "--cluster-metadata-decoder",
+    "cluster_metadata",
+    is_flag=True,
+    help="Show the fields of every record of a metadata log or snapshot.",
+)
 @format_option
 def command(
-    files: Sequence[Path],
+    files: Sequence[str],
     file_list: str | None,
     deep_iteration: bool,
     print_data_log: bool,
     skip_record_metadata: bool,
     index_sanity_check: bool,
     verify_index_only: bool,
+    cluster_metadata: bool,
     output_format: str,
 ) -> int:
-    paths = _expand(
-        [*files, *(Path(name) for name in (file_list or "").split(",") if name)]
-    )
+    names = [*files, *(name for name in (file_list or "").split(",") if name)]
+    urls = [name for name in names if "://" in name]
+    paths = _expand([Path(name) for name in names if name not in urls], urls)
     options = DumpOptions(
-        deep_iteration or print_data_log or skip_record_metadata,
+        deep_iteration or print_data_log or skip_record_metadata or cluster_metadata,
         print_data_log,
         skip_record_metadata,
+        cluster_metadata,
     )
     dump = _Dump(
         options, index_sanity_check, verify_index_only, output_format == "json"
@@ -84,14 +104,45 @@ def command(
             if error.filename is None:
                 raise  # standard output cannot be written
             raise _unreadable(path, error) from error
+    for url in urls:
+        with TemporaryDirectory() as directory:
+            dump.file(_fetch(url, directory), url)
     sys.stdout.flush()
     for line in [*dump.notes, *dump.problems]:
         print(line, file=sys.stderr)
     return ExitCode.ERROR if dump.problems else ExitCode.OK
 
 
-def _expand(paths: Sequence[Path]) -> list[Path]:
-    if not paths:
+def _fetch(url: str, directory: str) -> Path:
+    """Copy an object of a remote store into a directory; return the path of the copy.
+
+    Raises:
+        CliError: there is no such object, it is no segment, or a package is missing.
+        RemoteStorageError: the store cannot be read.
+    """
+    place, _, name = url.rpartition("/")
+    if not name.endswith(".log"):
+        raise CliError(f"{url}: not a .log object")
+    try:
+        from mpbroker.storage.remote.object_store import ObjectStore
+    except ModuleNotFoundError as error:
+        raise CliError(
+            f"{error.name} is missing: pip install 'mpbroker-server[tiered]'"
+        ) from error
+    store = ObjectStore(place)
+    path = Path(directory, name)
+    try:
+        size = store.size(name)
+    except RemoteObjectMissingError as error:
+        raise CliError(str(error), ExitCode.NOT_FOUND) from error
+    with path.open("wb") as file:
+        for start in range(0, size, _FETCH_BYTES):
+            file.write(store.get_range(name, start, min(_FETCH_BYTES, size - start)))
+    return path
+
+
+def _expand(paths: Sequence[Path], urls: Sequence[str]) -> list[Path]:
+    if not paths and not urls:
         raise click.UsageError("name at least one FILE")
     expanded: list[Path] = []
     for path in paths:
@@ -118,7 +169,7 @@ def _unreadable(path: Path, error: OSError) -> CliError:
 
 
 class _Dump:
-    """Writes files to stdout, and keeps the messages for stderr until the end."""
+    """Dumps files to stdout, and collects the messages that go to stderr at the end."""
 
     def __init__(
         self, options: DumpOptions, sanity_only: bool, verify_only: bool, as_json: bool
@@ -130,29 +181,54 @@ class _Dump:
         self._verify_only = verify_only
         self._as_json = as_json
 
-    def file(self, path: Path) -> None:
+    def file(self, path: Path, name: str = "") -> None:
         """Dump one file.
 
+        Args:
+            path: the file.
+            name: the file's name in the output; "": the path.
+
         Raises:
-            CliError: its name is not that of a file of a segment.
-            OSError: it, or the segment of an index, cannot be read.
+            CliError: the name is not that of a segment, an index or a snapshot.
+            OSError: the file, or the segment of an index, cannot be read.
         """
         if path.suffix not in _SUFFIXES:
             raise CliError(f"{path}: not one of {', '.join(_SUFFIXES)}")
         stem = path.stem
-        if not (stem.isascii() and stem.isdigit()):
+        if path.suffix == _SNAPSHOT_SUFFIX:
+            self._snapshot(path)
+            return
+        named = _SEGMENT_NAME.fullmatch(stem)
+        if named is None:
             raise CliError(
                 f"{path}: the name of a segment file is its base offset, in 20 digits"
             )
         view = open_bytes(path)
-        self._say(f"Dumping {path}")
+        self._say(f"Dumping {name or path}")
+        base = int(named[1])
         if path.suffix == ".log":
-            self._say(f"Log starting offset: {int(stem)}")
+            self._say(f"Log starting offset: {base}")
             self._segment(path, view)
         elif path.suffix == ".index":
-            self._offset_index(path, view, int(stem))
+            self._offset_index(path, view, base)
         else:
-            self._time_index(path, view, int(stem))
+            self._time_index(path, view, base)
+
+    def _snapshot(self, path: Path) -> None:
+        found = _SNAPSHOT_NAME.fullmatch(path.stem)
+        if found is None and path.stem != _BOOTSTRAP_SNAPSHOT:
+            raise CliError(
+                f"{path}: the name of a snapshot is its end offset in 20 digits, and"
+                " its epoch in 10"
+            )
+        view = open_bytes(path)
+        self._say(f"Dumping {path}")
+        if found is None:
+            self._say("KRaft bootstrap snapshot")
+        else:
+            offset, epoch = map(int, found.groups())
+            self._say(f"Snapshot end offset: {offset}, epoch: {epoch}")
+        self._segment(path, view)
 
     def _say(self, line: str) -> None:
         if not self._as_json:

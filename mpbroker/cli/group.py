@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from mpbroker.cli.command_group import CommandGroup
 from mpbroker.cli.exit_codes import CliError, ExitCode
 from mpbroker.cli.options import (
     bootstrap_option,
@@ -21,13 +22,15 @@ from mpbroker.cli.records.start_offset import parse_offsets, resolve_bounds
 from mpbroker.client.admin import group_admin
 from mpbroker.client.admin.topic_admin import EARLIEST, LATEST, list_offsets
 from mpbroker.client.cluster import Cluster, TopicPartition
+from mpbroker.client.errors import UnsupportedVersionError
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 
 _RESET_HELP = """\
 Store other positions for a group without members.
 
-A position is the committed offset of a partition.
+A position is the committed offset of a partition; that of a share group is the first
+offset that is not finished.
 
 Only shows the new positions; with --execute it stores them.
 
@@ -39,9 +42,9 @@ Only shows the new positions; with --execute it stores them.
 """
 
 
-@click.group("group")
+@click.group("group", cls=CommandGroup)
 def command() -> None:
-    """List, describe and delete consumer groups, and reset their positions."""
+    """List, describe and delete groups, and reset their positions."""
 
 
 def _describe_existing(cluster: Cluster, group_id: str) -> group_admin.GroupDescription:
@@ -63,9 +66,10 @@ def _describe_existing(cluster: Cluster, group_id: str) -> group_admin.GroupDesc
 @click.option(
     "--type",
     "types",
-    type=click.Choice(["classic", "consumer"]),
+    type=click.Choice(["classic", "consumer", "share", "streams"]),
     multiple=True,
-    help="Only groups of this protocol; consumer is KIP-848's.",
+    help="Only groups of this protocol; consumer is KIP-848's, share KIP-932's,"
+    " streams KIP-1071's.",
 )
 @bootstrap_option
 @timeout_option
@@ -125,6 +129,8 @@ def describe(
 
 def _describe(cluster: Cluster, group_id: str) -> dict[str, Any]:
     group = _describe_existing(cluster, group_id)
+    if group.type == "share":
+        return _describe_share(cluster, group)
     committed = group_admin.committed_offsets(cluster, group_id)
     reader = {where: member for member in group.members for where in member.partitions}
     partitions = sorted(committed.keys() | reader.keys())
@@ -146,8 +152,39 @@ def _describe(cluster: Cluster, group_id: str) -> dict[str, Any]:
                 "client_id": member.client_id if member else None,
             }
         )
+    return _described(group, rows)
+
+
+def _describe_share(
+    cluster: Cluster, group: group_admin.GroupDescription
+) -> dict[str, Any]:
+    """Describe a share group: several of its members may read the same partition."""
+    offsets = group_admin.share_offsets(cluster, group.group_id)
+    assigned = {where for member in group.members for where in member.partitions}
+    partitions = sorted(offsets.keys() | assigned)
+    ends = _ends(cluster, partitions)
+    unknown = group_admin.ShareOffset(None, None)
+    rows = [
+        {
+            "topic": where.topic,
+            "partition": where.partition,
+            "offset": offsets.get(where, unknown).start_offset,
+            "end": ends.get(where),
+            "lag": offsets.get(where, unknown).lag,
+            "member_id": None,
+            "host": None,
+            "client_id": None,
+        }
+        for where in partitions
+    ]
+    return _described(group, rows)
+
+
+def _described(
+    group: group_admin.GroupDescription, rows: list[dict[str, Any]]
+) -> dict[str, Any]:
     return {
-        "group": group_id,
+        "group": group.group_id,
         "type": group.type,
         "state": group.state,
         "assignor": group.assignor or None,
@@ -169,7 +206,7 @@ def _describe(cluster: Cluster, group_id: str) -> dict[str, Any]:
 def _ends(
     cluster: Cluster, partitions: Iterable[TopicPartition]
 ) -> dict[TopicPartition, int]:
-    """Return the end offsets of the partitions that still exist."""
+    """Return the log end offsets of those given partitions that still exist."""
     wanted = set(partitions)
     names = sorted({where.topic for where in wanted})
     leaders = {
@@ -188,19 +225,14 @@ def _print_group(group: dict[str, Any]) -> None:
     how = f", {group['assignor']}" if group["assignor"] else ""
     count = f"{len(members)} member{'' if len(members) == 1 else 's'}"
     print(f"{group['group']}: {group['type']}, {group['state']}{how}, {count}")
-    names = (
-        "topic",
-        "partition",
-        "offset",
-        "end",
-        "lag",
-        "member_id",
-        "host",
-        "client_id",
-    )
-    if group["partitions"]:
-        headings = ["TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG"]
+    names = ["topic", "partition", "offset", "end", "lag"]
+    headings = ["TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG"]
+    if group["type"] == "share":
+        headings[2] = "START-OFFSET"  # and no member: several may share a partition
+    else:
+        names += ["member_id", "host", "client_id"]
         headings += ["CONSUMER-ID", "HOST", "CLIENT-ID"]
+    if group["partitions"]:
         print_table(
             headings, [[row[name] for name in names] for row in group["partitions"]]
         )
@@ -296,7 +328,11 @@ def reset_offsets(
     if to is not None and to.startswith("e@"):
         raise click.BadParameter("e@ says where to stop", param_hint="'--to'")
     with open_cluster(bootstrap, timeout_s) as cluster:
-        before = group_admin.committed_offsets(cluster, group_id)
+        share = _share_offsets(cluster, group_id)
+        if share is None:
+            before = group_admin.committed_offsets(cluster, group_id)
+        else:
+            before = share
         if topics:
             leaders = _chosen(cluster, topics)
         else:
@@ -311,7 +347,10 @@ def reset_offsets(
         after = _targets(cluster, leaders, before, to, shift_by)
         if execute:
             _check_is_empty(cluster, group_id)
-            group_admin.alter_offsets(cluster, group_id, after)
+            if share is None:
+                group_admin.alter_offsets(cluster, group_id, after)
+            else:
+                group_admin.alter_share_offsets(cluster, group_id, after)
     rows = [
         {
             "topic": where.topic,
@@ -332,6 +371,23 @@ def reset_offsets(
         print("nothing is stored yet; --execute stores it")
 
 
+def _share_offsets(cluster: Cluster, group_id: str) -> dict[TopicPartition, int] | None:
+    """Return a share group's start offset by partition; None: no such share group."""
+    try:
+        found = group_admin.share_offsets(cluster, group_id)
+    except UnsupportedVersionError:
+        return None
+    except ApiError as error:
+        if error.error_code is not ErrorCode.GROUP_ID_NOT_FOUND:
+            raise
+        return None
+    return {
+        where: each.start_offset
+        for where, each in found.items()
+        if each.start_offset is not None
+    }
+
+
 def _check_is_empty(cluster: Cluster, group_id: str) -> None:
     """Raise CliError if a group has members, which would not notice a reset."""
     try:
@@ -339,7 +395,7 @@ def _check_is_empty(cluster: Cluster, group_id: str) -> None:
     except ApiError as error:
         if error.error_code is not ErrorCode.GROUP_ID_NOT_FOUND:
             raise
-        return  # a new group gets its first positions
+        return  # a new group, which gets its first positions
     if group.members:
         raise CliError(
             f"group {group_id!r} has {len(group.members)} members and is"
@@ -348,7 +404,7 @@ def _check_is_empty(cluster: Cluster, group_id: str) -> None:
 
 
 def _chosen(cluster: Cluster, items: Sequence[str]) -> dict[TopicPartition, int]:
-    """Return the partitions that the command line names, with their leaders."""
+    """Return the leader's node id of each partition that the command line names."""
     chosen: dict[TopicPartition, int] = {}
     for item in items:
         name, colon, numbers = item.partition(":")
@@ -379,7 +435,18 @@ def _targets(
     to: str | None,
     shift_by: int | None,
 ) -> dict[TopicPartition, int]:
-    """Return the new positions, none before the first record or behind the end."""
+    """Return the offsets to reset a group to, limited to those that the logs have.
+
+    Args:
+        cluster: the brokers.
+        leaders: the leader's node id, by partition.
+        before: the group's offset now, by partition.
+        to: a place as for `-o` of `mpbroker consume`; used if ``shift_by`` is None.
+        shift_by: by how many records to move each offset; back if negative.
+
+    Raises:
+        CliError: a partition has no offset to shift.
+    """
     if shift_by is None:
         wanted = parse_offsets([to or ""])
         starts = resolve_bounds(

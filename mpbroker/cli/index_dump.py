@@ -23,14 +23,21 @@ _NO_TIMESTAMP: Final = -1
 
 
 class OffsetEntry(NamedTuple):
-    """The batch at ``position`` ends with ``offset``."""
+    """An entry of a `.index` file.
+
+    The batch at byte ``position`` of the segment ends with ``offset``.
+    """
 
     offset: int
     position: int
 
 
 class TimeEntry(NamedTuple):
-    """Up to ``offset``, the batch that ends with it has the largest timestamp."""
+    """An entry of a `.timeindex` file.
+
+    ``timestamp`` (ms since 1970) is the largest one of all batches up to the batch that
+    ends with ``offset``.
+    """
 
     timestamp: int
     offset: int
@@ -71,7 +78,10 @@ def read_time_index(view: memoryview, base_offset: int) -> list[TimeEntry]:
 
 
 def check_sizes(path: Path, view: memoryview, *, time_index: bool) -> list[str]:
-    """Return a line about a file whose size is wrong; such an index is rebuilt."""
+    """Return a line of text if an index file ends within an entry, otherwise none.
+
+    A broker rebuilds such an index.
+    """
     entry = _TIME_ENTRY if time_index else _OFFSET_ENTRY
     extra = len(view) % entry.size
     if extra:
@@ -82,7 +92,7 @@ def check_sizes(path: Path, view: memoryview, *, time_index: bool) -> list[str]:
 def check_offset_index(
     path: Path, entries: list[OffsetEntry], segment: memoryview
 ) -> list[str]:
-    """Return a line for each entry that contradicts the segment."""
+    """Return a line of text for each `.index` entry that contradicts the segment."""
     problems = []
     for entry in entries:
         header = _header_at(segment, entry.position)
@@ -117,7 +127,7 @@ def check_time_index(
     offset_entries: list[OffsetEntry],
     segment: memoryview,
 ) -> list[str]:
-    """Return lines for the entries that contradict the segment."""
+    """Return lines of text about `.timeindex` entries that contradict the segment."""
     mismatches, disorder, missing = [], [], []
     before = _NO_TIMESTAMP
     for entry in entries:
@@ -151,7 +161,10 @@ def check_time_index(
 def _find(
     offset: int, offset_entries: list[OffsetEntry], segment: memoryview
 ) -> tuple[int, int]:
-    """Return the last offset and largest timestamp of the batch that has an offset."""
+    """Find the batch with an offset; return its last offset and largest timestamp.
+
+    Both are -1 if the segment has no such batch.
+    """
     slot = bisect_right(offset_entries, (offset, 1 << 62)) - 1
     start = offset_entries[slot].position if slot >= 0 else 0
     for batch in iter_segment(segment[start:] if start <= len(segment) else segment):
@@ -172,9 +185,9 @@ def _timestamps(data: memoryview) -> Iterator[int]:
 
 
 def sibling(path: Path, suffix: str) -> memoryview:
-    """Map another file of the same segment.
+    """Map the file of the same segment that has another suffix, such as .log.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     return open_bytes(path.with_suffix(suffix))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from mpbroker.cli.exit_codes import CliError, ExitCode
 from mpbroker.cli.serve import BOOTSTRAP_VARIABLE
 
 if TYPE_CHECKING:
@@ -27,9 +28,9 @@ format_option = click.option(
 
 
 def default_bootstrap() -> str:
-    """Return the brokers that -X or -F, the environment or else the default names.
+    """Return the brokers to connect to: of -X or -F, the environment, or the default.
 
-    click calls this after it has read the options that the command line has.
+    click calls this for a command line without -b, after it has read the other options.
     """
     return (
         _given().get(_BOOTSTRAP)
@@ -39,7 +40,7 @@ def default_bootstrap() -> str:
 
 
 class Seconds(click.FloatRange):
-    """A range of seconds, which refuses nan; click's own range accepts it."""
+    """A click type for seconds in a range; unlike click's own, it refuses nan."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -56,7 +57,7 @@ _BOOTSTRAP: Final = "bootstrap.servers"
 
 
 def _given() -> dict[str, str]:
-    """Return the settings of -X and -F that were read so far."""
+    """Return the client settings of -X and -F that click has read so far."""
     context = click.get_current_context(silent=True)
     found: dict[str, str] = context.meta.get(_SETTINGS, {}) if context else {}
     return found
@@ -77,40 +78,52 @@ def _note_file(ctx: click.Context, param: click.Parameter, path: Path | None) ->
         return
     from mpbroker.config.sources import settings_of_file
 
-    # -X counts before -F, and may have been read first.
+    # -X overrides -F, and may have been read first.
     given = ctx.meta.get(_SETTINGS, {})
     read = {setting.name: setting.text for setting in settings_of_file(path)}
     ctx.meta[_SETTINGS] = {**read, **given}
 
 
 def client_settings(bootstrap: str) -> dict[str, object]:
-    """Return the settings of the client that -b, -F and -X give."""
+    """Return the client settings that -b, -F and -X give; ``bootstrap`` is from -b."""
     return {**_given(), _BOOTSTRAP: bootstrap}
 
 
 def open_cluster(
-    bootstrap: str, timeout_s: float, definition: ConfigDef | None = None
+    bootstrap: str,
+    timeout_s: float,
+    definition: ConfigDef | None = None,
+    given: Mapping[str, str] | None = None,
 ) -> Cluster:
-    """Return the brokers that the command line names, not connected yet.
+    """Return a client of the brokers that the command line names, not connected yet.
 
     Args:
-        bootstrap: -b.
-        timeout_s: for every connection and answer.
+        bootstrap: the value of -b.
+        timeout_s: how long to wait for each connection and each response.
         definition: the settings that -F and -X may give; None: those of any client.
+        given: client settings to use instead of those of -F and -X; None: use those.
 
     Raises:
-        ConfigError, AddressError: the command line has a value that cannot be used.
+        CliError: with exit code 2; a setting or an address cannot be used.
     """
+    from mpbroker.base.config_def import ConfigError
     from mpbroker.client.cluster import Cluster
+    from mpbroker.client.errors import AddressError
     from mpbroker.client.settings import ADMIN_CONFIG, ClientSettings, parse_settings
 
-    values = parse_settings(definition or ADMIN_CONFIG, client_settings(bootstrap))
-    settings = ClientSettings.of(values, max_in_flight=1)
+    try:
+        texts = client_settings(bootstrap)
+        if given is not None:
+            texts = {**given, _BOOTSTRAP: bootstrap}
+        values = parse_settings(definition or ADMIN_CONFIG, texts)
+        settings = ClientSettings.of(values, max_in_flight=1)
+    except (ConfigError, AddressError) as error:
+        raise CliError(str(error), ExitCode.USAGE) from error
     return Cluster(settings.bootstrap, timeout_s, settings)
 
 
 def bootstrap_option(command: _Command) -> _Command:
-    """Add -b, -X and -F; see `open_cluster`."""
+    """Add the options -b, -X and -F to a command; see `open_cluster`."""
     for option in (_file_option, _settings_option, _bootstrap_option):
         command = option(command)
     return command
@@ -159,7 +172,7 @@ timeout_option = click.option(
 
 
 def complete_topic(ctx: click.Context, param: click.Parameter, text: str) -> list[str]:
-    """Offer the topics of the broker that the command line so far names."""
+    """Complete a topic's name; ask the broker that the command line names so far."""
     from mpbroker.base.errors import MpbrokerError
 
     bootstrap = ctx.params.get("bootstrap") or default_bootstrap()
@@ -174,7 +187,7 @@ def complete_topic(ctx: click.Context, param: click.Parameter, text: str) -> lis
 
 
 def complete_group(ctx: click.Context, param: click.Parameter, text: str) -> list[str]:
-    """Offer the consumer groups of the broker that the command line so far names."""
+    """Complete a group's id; ask the broker that the command line names so far."""
     from mpbroker.base.errors import MpbrokerError
     from mpbroker.client.admin.group_admin import list_groups
 

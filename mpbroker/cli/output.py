@@ -16,17 +16,17 @@ def write_bytes(data: bytes) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Write one indented JSON document."""
+    """Write a value to stdout as an indented JSON document."""
     write_bytes(orjson.dumps(value, option=orjson.OPT_INDENT_2) + b"\n")
 
 
 def print_json_line(value: Any) -> None:
-    """Write one JSON document as one line."""
+    """Write a value to stdout as one line of JSON."""
     sys.stdout.buffer.write(orjson.dumps(value) + b"\n")
 
 
 def print_table(heading: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Write rows as columns of text; None is shown as a dash."""
+    """Write a table to stdout, in aligned columns; None is shown as a dash."""
     cells = [list(heading)]
     cells += [["-" if cell is None else str(cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in cells) for column in range(len(heading))]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import click
 
+from mpbroker.cli.command_group import CommandGroup
 from mpbroker.cli.exit_codes import CliError, ExitCode
 from mpbroker.cli.options import (
     bootstrap_option,
@@ -30,7 +31,7 @@ The name <default> stands for all entities that have no quota of their own.
 _DEFAULT = "<default>"
 
 
-@click.group("quota")
+@click.group("quota", cls=CommandGroup)
 def command() -> None:
     """List and set the quotas of clients."""
 
@@ -116,6 +117,10 @@ def set_quotas(
         quota_admin.alter_quotas(cluster, entity, wanted)
     if output_format == "json":
         print_json({"entity": entity, "values": wanted})
+        return
+    of = ", ".join(f"{kind} {name or _DEFAULT}" for kind, name in entity.items())
+    for key, value in wanted.items():
+        print(f"{of}: {key} " + ("removed" if value is None else f"= {value:.15g}"))
 
 
 def _change(text: str) -> tuple[str, float | None]:

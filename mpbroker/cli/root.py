@@ -1,4 +1,7 @@
-"""The click commands; each is imported when it is named. `serve` is apart."""
+"""The click commands, each of which is imported when it is named.
+
+`serve` is here for its help and for completion only: see `mpbroker.cli.main`.
+"""
 
 from __future__ import annotations
 
@@ -13,34 +16,55 @@ import click
 
 from mpbroker import __version__
 from mpbroker.base.errors import MpbrokerError
-from mpbroker.cli.exit_codes import EXIT_CODE_HELP, CliError, ExitCode
+from mpbroker.cli.command_group import CommandGroup
+from mpbroker.cli.exit_codes import (
+    EXIT_CODE_HELP,
+    CliError,
+    ExitCode,
+    exit_code_of,
+)
 from mpbroker.cli.standard_streams import abandon, complain
 
 # command -> (module that holds `command`, one line for --help).
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "acl": ("mpbroker.cli.acl", "Add, list and remove ACLs."),
+    "api-table": ("mpbroker.cli.api_table", "Compare the APIs with Kafka's."),
+    "cluster": (
+        "mpbroker.cli.cluster_command",
+        "Set up and show the database of a cluster.",
+    ),
     "completion": ("mpbroker.cli.completion", "Print a shell completion script."),
     "config": ("mpbroker.cli.config_command", "List, explain and change settings."),
     "consume": ("mpbroker.cli.records.consume", "Read records to stdout."),
     "ctl": ("mpbroker.cli.ctl.ctl", "Watch and change a running broker."),
     "dump": ("mpbroker.cli.dump", "Show log segments and index files."),
-    "group": ("mpbroker.cli.group", "List, describe, delete, reset consumer groups."),
-    "pipeline": ("mpbroker.cli.pipeline", "Move topics to a lake, and back (Spark)."),
+    "group": ("mpbroker.cli.group", "List, describe, delete, reset groups."),
+    "mirror": ("mpbroker.cli.records.mirror", "Copy topics from another cluster."),
+    "pipeline": (
+        "mpbroker.cli.spark.pipeline",
+        "Move topics to a lake, and back (Spark).",
+    ),
     "produce": ("mpbroker.cli.records.produce", "Write records from stdin or files."),
     "quota": ("mpbroker.cli.quota", "List and set the quotas of clients."),
+    "restore": (
+        "mpbroker.cli.remote.restore_command",
+        "Make a lost broker's directory from the remote store.",
+    ),
     "serve": ("mpbroker.cli.serve_command", "Run a broker."),
+    "sql": ("mpbroker.cli.spark.sql", "Query topics and lake tables with SQL (Spark)."),
+    "store": ("mpbroker.cli.remote.store_command", "Check a remote store."),
     "topic": ("mpbroker.cli.topic", "Create, list, describe, alter, delete topics."),
     "user": ("mpbroker.cli.user", "List, add and delete users (SCRAM)."),
 }
 
 
-# Errors of a disk that is full or broken, of a used quota, or of a closed descriptor.
+# The errors if a disk is full or broken, a quota is used up, or a descriptor is closed.
 _UNWRITABLE: Final = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
 )
 
 
-class LazyGroup(click.Group):
+class LazyGroup(CommandGroup):
     """A group that imports a command's module when the command is named."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -96,7 +120,7 @@ def run(arguments: Sequence[str]) -> int:
     except CliError as error:
         return _failed(str(error), error.exit_code)
     except MpbrokerError as error:
-        return _failed(str(error), _exit_code_of(error))
+        return _failed(str(error), exit_code_of(error))
     except BrokenPipeError:
         return _stopped_reading()
     except OSError as error:
@@ -104,27 +128,11 @@ def run(arguments: Sequence[str]) -> int:
     return result if isinstance(result, int) else ExitCode.OK
 
 
-def _exit_code_of(error: MpbrokerError) -> ExitCode:
-    # Imported here: only a command that has imported them can have raised the error.
-    from mpbroker.client.errors import BrokerUnavailableError
-    from mpbroker.protocol.error_code import ErrorCode
-    from mpbroker.protocol.errors import ApiError
-
-    if isinstance(error, BrokerUnavailableError):
-        return ExitCode.UNAVAILABLE
-    if isinstance(error, ApiError) and error.error_code in (
-        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-        ErrorCode.UNKNOWN_TOPIC_ID,
-    ):
-        return ExitCode.NOT_FOUND
-    return ExitCode.ERROR
-
-
 def _what_failed(error: OSError) -> str:
     reason = (error.strerror or str(error)).lower()
     if error.filename is not None:
         return f"{os.fsdecode(error.filename)}: {reason}"
-    # The error of a file names it; one without a name is of standard output.
+    # An error of a file has the file's name; without one, it is of standard output.
     return f"standard output: {reason}" if error.errno in _UNWRITABLE else reason
 
 
@@ -141,9 +149,9 @@ def _failed(message: str, exit_code: ExitCode) -> ExitCode:
 
 
 def _stopped_reading() -> ExitCode:
-    """Stop writing, because the reader of the pipe (such as `head`) has ended.
+    """Drop the rest of the output after the pipe's reader, such as `head`, has ended.
 
-    That is how a pipeline ends, and no error.
+    Return OK, since this is a normal end of a pipeline.
     """
     abandon(1)
     return ExitCode.OK

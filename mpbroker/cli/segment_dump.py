@@ -6,12 +6,16 @@ read its output can read this one.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterator
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from mpbroker.cli.records.record_format import json_bytes
+from mpbroker.metadata.kraft_records import decode_control, decode_versioned
+from mpbroker.metadata.kraft_schema import CONTROL_ROWS, LEADER_CHANGE
 from mpbroker.protocol.errors import ProtocolError
 from mpbroker.protocol.records.compression import Codec
 from mpbroker.protocol.records.control_record import (
@@ -38,7 +42,7 @@ def open_bytes(path: Path) -> memoryview:
     """Map a file for reading.
 
     Raises:
-        OSError: it cannot be read; the error names it.
+        OSError: the file cannot be read; the error has its name.
     """
     with path.open("rb") as file:
         # An empty file cannot be mapped.
@@ -76,25 +80,27 @@ def iter_segment(view: memoryview) -> Iterator[SegmentBatch]:
 
 
 class DumpOptions(NamedTuple):
-    """What to show.
+    """The options of a segment dump.
 
     Attributes:
-        deep_iteration: every record.
-        print_data: the key and the value of a record.
-        skip_record_metadata: nothing else of a record.
+        deep_iteration: show every record, not only the batches.
+        print_data: show the key and the value of a record.
+        skip_record_metadata: show only the key and the value of a record.
+        cluster_metadata: decode values as records of the metadata log.
     """
 
     deep_iteration: bool = False
     print_data: bool = False
     skip_record_metadata: bool = False
+    cluster_metadata: bool = False
 
 
 class SegmentDump:
     """Dumps one segment, and collects messages about it.
 
     Attributes:
-        notes: about what need not be wrong, such as offsets that compaction removed.
-        problems: about damage.
+        notes: messages about gaps between offsets, as compaction leaves them.
+        problems: messages about damage.
     """
 
     def __init__(self, path: Path, options: DumpOptions) -> None:
@@ -106,7 +112,7 @@ class SegmentDump:
         self._last_offset = -1
 
     def write(self, view: memoryview, out: Callable[[bytes], object]) -> None:
-        """Write the segment as text."""
+        """Write the segment as lines of text; ``out`` is called with each line."""
         end = 0
         for batch in iter_segment(view):
             out(_batch_line(batch).encode() + b"\n")
@@ -124,7 +130,7 @@ class SegmentDump:
         self._note_gaps()
 
     def objects(self, view: memoryview) -> Iterator[dict[str, Any]]:
-        """Yield an object for each batch, for JSON."""
+        """Yield a dictionary for each batch, to be written as JSON."""
         end = 0
         for batch in iter_segment(view):
             self._check(batch)
@@ -181,7 +187,11 @@ class SegmentDump:
         parts = [b"|"]
         if not self._options.skip_record_metadata:
             parts.append(_record_text(header, record))
-        if self._options.print_data and not header.is_control:
+        if header.is_control:
+            pass
+        elif self._options.cluster_metadata:
+            parts += [b"payload:", _compact_json(self._metadata_record(record))]
+        elif self._options.print_data:
             if record.key is not None:
                 parts += [b"key:", record.key]
             if record.value is not None:
@@ -202,10 +212,28 @@ class SegmentDump:
         }
         if header.is_control:
             entry["control"] = _control_text(record)
+        elif self._options.cluster_metadata:
+            entry["payload"] = self._metadata_record(record)
         elif self._options.print_data:
             entry["key"] = json_bytes(record.key)
             entry["payload"] = json_bytes(record.value)
         return entry
+
+    def _metadata_record(self, record: Record) -> Any:
+        """Decode a record of the metadata log, with the names of kafka-dump-log.
+
+        If that fails, note the problem and return None. In the logs of earlier
+        versions of mpbroker the value is JSON already.
+        """
+        try:
+            if record.value is not None and record.value.startswith(b"{"):
+                return json.loads(record.value)
+            fields, version = decode_versioned(record.value)
+        except (ProtocolError, ValueError) as error:
+            self.problems.append(f"{self._path}: offset {record.offset}: {error}")
+            return None
+        name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", fields.pop("type")).upper()
+        return {"type": name, "version": version, "data": fields}
 
 
 def batch_object(batch: SegmentBatch) -> dict[str, Any]:
@@ -270,6 +298,10 @@ def _record_text(header: BatchHeader, record: Record) -> bytes:
 def _control_text(record: Record) -> str:
     try:
         control_type = parse_control_type(record)
+        if control_type in CONTROL_ROWS:
+            fields = _compact_json(decode_control(control_type, record.value)).decode()
+            colon = ":" if control_type == LEADER_CHANGE else ""
+            return f"{CONTROL_ROWS[control_type].name}{colon} {fields}"
         if control_type not in _ENDS_TRANSACTION:
             return f"controlType: {control_type}"
         marker = parse_end_transaction_marker(record)
@@ -277,6 +309,10 @@ def _control_text(record: Record) -> str:
         return f"controlType: unreadable ({error})"
     kind = "COMMIT" if marker.commit else "ABORT"
     return f"endTxnMarker: {kind} coordinatorEpoch: {marker.coordinator_epoch}"
+
+
+def _compact_json(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def _sequence(header: BatchHeader, record: Record) -> int:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from mpbroker.base.config_def import ConfigError
 from mpbroker.base.errors import MpbrokerError
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.cli.exit_codes import EXIT_CODE_HELP, CliError, ExitCode
 from mpbroker.supervisor import TAKEOVER_VARIABLE
 
@@ -26,9 +27,9 @@ class ServeOption:
     """An option of `serve`: one row for the parser, the help and the completion.
 
     Args:
-        names: its spellings; the last is the one that errors name.
-        value: what its value is called; None: it has none.
-        help: what it does.
+        names: the spellings of the option; error messages use the last one.
+        value: the name of its value in the help; None: the option takes no value.
+        help: the help text.
     """
 
     __slots__ = ("help", "names", "value")
@@ -78,7 +79,7 @@ _OPTIONS: Final = {name: option for option in OPTIONS for name in option.names}
 
 
 def serve_help() -> str:
-    """Return what `mpbroker serve --help` shows."""
+    """Return the text that `mpbroker serve --help` shows."""
     import textwrap  # imported here: a start does not need it
 
     options = "\n".join(
@@ -117,7 +118,7 @@ def _spelling(option: ServeOption) -> str:
 
 
 class ServeArguments(NamedTuple):
-    """The command line of `serve`, checked for form but not for meaning."""
+    """The parsed command line of `serve`; values of settings are not checked yet."""
 
     overrides: dict[str, str]
     config_file: Path | None
@@ -128,7 +129,7 @@ class ServeArguments(NamedTuple):
 
 
 def parse_serve_arguments(arguments: Sequence[str]) -> ServeArguments:
-    """Read the arguments after `serve`.
+    """Parse the command line's arguments after `serve`.
 
     Raises:
         CliError: with exit code 2, if an option is unknown, repeated or lacks its
@@ -235,14 +236,16 @@ def run_serve(arguments: Sequence[str]) -> int:
 def _exit_code(error: MpbrokerError) -> int:
     if isinstance(error, CliError):
         return error.exit_code
-    # It tells a service manager that starting the broker again cannot help.
+    # CONFIG tells a service manager that starting the broker again cannot help.
     if isinstance(error, ConfigError) and "NOTIFY_SOCKET" in os.environ:
         return ExitCode.CONFIG
-    return ExitCode.ERROR
+    from mpbroker.config.resolution import ArgumentError
+
+    return ExitCode.USAGE if isinstance(error, ArgumentError) else ExitCode.ERROR
 
 
 def broker_environment() -> dict[str, str]:
-    """Return the environment without the variable of the other commands."""
+    """Return the environment without MPBROKER_BOOTSTRAP, which is no broker setting."""
     return {k: v for k, v in os.environ.items() if k != BOOTSTRAP_VARIABLE}
 
 

@@ -40,9 +40,9 @@ def fill_closed_streams() -> None:
 
 
 def abandon(fd: int) -> None:
-    """Point descriptor 1 or 2 at /dev/null, to drop what is still buffered.
+    """Point descriptor 1 or 2 at /dev/null, to drop the output that is still buffered.
 
-    Otherwise Python flushes it again at exit, fails, and exits with 120.
+    Otherwise Python writes this output again at exit, fails, and exits with 120.
     """
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, fd)
@@ -50,7 +50,7 @@ def abandon(fd: int) -> None:
 
 
 def complain(message: str) -> None:
-    """Write one line to stderr, if that can be written."""
+    """Write a message as one line to stderr; drop it if stderr cannot be written."""
     try:
         print(f"mpbroker: {message}", file=sys.stderr, flush=True)
     except OSError:

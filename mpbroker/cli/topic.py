@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import click
 
+from mpbroker.cli.command_group import CommandGroup
 from mpbroker.cli.config_values import refuse_unknown
 from mpbroker.cli.exit_codes import CliError, ExitCode
 from mpbroker.cli.options import (
@@ -37,7 +38,7 @@ _CONFIG_SOURCES: Final = {
 _SET_ON_TOPIC: Final = 1
 
 
-@click.group("topic")
+@click.group("topic", cls=CommandGroup)
 def command() -> None:
     """Create, list, describe, alter and delete topics."""
 
@@ -225,21 +226,49 @@ def _describe(
     latest = topic_admin.list_offsets(
         cluster, dict.fromkeys(leaders, topic_admin.LATEST), leaders
     )
+    configs = _configs(cluster, name, all_configs)
+    partitions: list[dict[str, int | None]] = [
+        {
+            "partition": key.partition,
+            "leader": leaders[key],
+            "start_offset": earliest[key].offset,
+            "end_offset": latest[key].offset,
+        }
+        for key in sorted(leaders)
+    ]
+    if configs.get("remote.storage.enable", {}).get("value") == "true":
+        _add_tiers(cluster, leaders, partitions)
     return {
         "name": name,
         "topic_id": topic_admin.topic_id_text(topic.topic_id),
         "internal": topic.is_internal,
-        "configs": _configs(cluster, name, all_configs),
-        "partitions": [
-            {
-                "partition": key.partition,
-                "leader": leaders[key],
-                "start_offset": earliest[key].offset,
-                "end_offset": latest[key].offset,
-            }
-            for key in sorted(leaders)
-        ],
+        "configs": configs,
+        "partitions": partitions,
     }
+
+
+def _add_tiers(
+    cluster: Cluster,
+    leaders: dict[TopicPartition, int],
+    partitions: list[dict[str, int | None]],
+) -> None:
+    """Add tiered storage's offsets to each partition's row.
+
+    They are the last offset in the remote store, and the first one on disk.
+    """
+    try:
+        tiered = topic_admin.list_offsets(
+            cluster, dict.fromkeys(leaders, topic_admin.LATEST_TIERED), leaders
+        )
+        local = topic_admin.list_offsets(
+            cluster, dict.fromkeys(leaders, topic_admin.EARLIEST_LOCAL), leaders
+        )
+    except UnsupportedVersionError:
+        return  # show the rest without the tiers
+    for key, row in zip(sorted(leaders), partitions, strict=True):
+        last = tiered[key].offset
+        row["last_remote_offset"] = last if last >= 0 else None
+        row["first_local_offset"] = local[key].offset
 
 
 def _configs(
@@ -268,19 +297,21 @@ def _print_description(entry: dict[str, Any]) -> None:
     for key, config in entry["configs"].items():
         print(f"  {key}={config['value']}  ({config['source']})")
     print()
-    print_table(
-        ["  PARTITION", "LEADER", "START", "END", "OFFSETS"],
-        [
-            [
-                f"  {row['partition']}",
-                row["leader"],
-                row["start_offset"],
-                row["end_offset"],
-                row["end_offset"] - row["start_offset"],
-            ]
-            for row in entry["partitions"]
-        ],
-    )
+    rows = entry["partitions"]
+    columns = [
+        ("  PARTITION", [f"  {row['partition']}" for row in rows]),
+        ("LEADER", [row["leader"] for row in rows]),
+        ("START", [row["start_offset"] for row in rows]),
+        ("END", [row["end_offset"] for row in rows]),
+        ("OFFSETS", [row["end_offset"] - row["start_offset"] for row in rows]),
+    ]
+    if rows and "last_remote_offset" in rows[0]:
+        columns += [
+            ("IN STORE TO", [row["last_remote_offset"] for row in rows]),
+            ("ON DISK FROM", [row["first_local_offset"] for row in rows]),
+        ]
+    heads, values = zip(*columns, strict=True)
+    print_table(list(heads), [list(row) for row in zip(*values, strict=True)])
 
 
 @command.command("alter", short_help="Change settings, or add partitions.")

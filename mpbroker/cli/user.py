@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import click
 
+from mpbroker.cli.command_group import CommandGroup
 from mpbroker.cli.exit_codes import CliError, ExitCode
 from mpbroker.cli.options import (
     bootstrap_option,
@@ -33,7 +34,7 @@ next login on.
 """
 
 
-@click.group("user")
+@click.group("user", cls=CommandGroup)
 def command() -> None:
     """List, add and delete users of SASL SCRAM."""
 

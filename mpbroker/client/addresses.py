@@ -10,7 +10,7 @@ DEFAULT_PORT: Final = 9092
 
 
 class Address(NamedTuple):
-    """The host name, or the numeric address, and the port that a broker listens on."""
+    """The address of a broker: a host name or numeric address, and a port."""
 
     host: str
     port: int

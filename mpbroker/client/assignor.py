@@ -1,8 +1,8 @@
-"""Assignors, and the messages by which members of a group tell each other about them.
+"""Assignors of consumer groups, and the bytes of subscriptions and assignments.
 
 An assignor decides which member reads which partitions. The leader of a group, which is
 one of its members, runs it; the broker only passes the bytes on. Names and bytes are
-those of Kafka's own clients, so our members can share a group with theirs.
+those of Kafka's own clients, so members of both kinds can share a group.
 
 Source: Kafka protocol guide, "Group Membership API"; ConsumerProtocolSubscription
 versions 0-2 and ConsumerProtocolAssignment version 0; KIP-54 (sticky), KIP-429.
@@ -28,12 +28,12 @@ _NO_USER_DATA = _INT32.pack(-1)
 
 
 class Subscription(NamedTuple):
-    """What a member tells the leader.
+    """The topics and partitions that a member names when it joins the group.
 
     Attributes:
         topics: the topics that it wants to read.
         owned: the partitions that it reads now.
-        generation: the generation in which it got them; -1 if it does not say.
+        generation: the generation in which it got them; -1 if the member does not say.
     """
 
     topics: list[str]
@@ -87,8 +87,8 @@ def assign_cooperative_sticky(
 ) -> Assignment:
     """Assign evenly and move few partitions, in two rounds.
 
-    A partition that must move is assigned to no member in this round. Its reader gives
-    it up, joins again, and the next round assigns it.
+    In the first round, a partition that must move is assigned to no member. Its reader
+    gives it up and joins again, and the second round assigns it.
     """
     owner = _owners(subscriptions)
     found = assign_sticky(subscriptions, partition_counts)
@@ -131,9 +131,9 @@ def assign_sticky(
 def _next_move(
     found: Assignment, by_topic: Mapping[str, set[str]]
 ) -> tuple[str, str, TopicPartition] | None:
-    """Return a move that evens out two shares: giver, taker and partition.
+    """Return a move that evens out two members' shares: giver, taker and partition.
 
-    None: no member can give a partition to one that has at least two fewer.
+    Return None if no member can give a partition to one that has at least two fewer.
     """
     for giver in sorted(found, key=lambda member: (-len(found[member]), member)):
         topics = {where.topic: where for where in found[giver]}
@@ -151,8 +151,9 @@ def _idlest(members: Iterable[str], found: Assignment) -> str:
 def _owners(subscriptions: Mapping[str, Subscription]) -> dict[TopicPartition, str]:
     """Return the member that owns each partition.
 
-    If several claim a partition, the claim of the latest generation counts. If two of
-    these are equal, the partition has no owner, because one member must be wrong.
+    If several members claim a partition, the claim of the latest generation counts. If
+    two claims are of that generation, the partition has no owner, because one member
+    must be wrong.
     """
     claims: dict[TopicPartition, tuple[int, str | None]] = {}
     for member, subscription in subscriptions.items():
@@ -187,7 +188,8 @@ def assignor_of(name: str) -> Assign:
     """Return an assignor by its name.
 
     Raises:
-        ProtocolError: there is none; the coordinator chose one that we did not offer.
+        ProtocolError: there is no such assignor: the coordinator chose one that this
+            client did not offer.
     """
     found = ASSIGNORS.get(name)
     if found is None:
@@ -201,7 +203,7 @@ def assignor_of(name: str) -> Assign:
 
 
 def encode_subscription(subscription: Subscription) -> bytes:
-    """Encode what a member tells the leader."""
+    """Encode the subscription that a member sends to the group's leader."""
     topics, owned, generation = subscription
     return b"".join(
         [
@@ -216,7 +218,7 @@ def encode_subscription(subscription: Subscription) -> bytes:
 
 
 def decode_subscription(data: Buffer) -> Subscription:
-    """Decode the subscription of any client's member.
+    """Decode a member's subscription, which any client may have encoded.
 
     Versions above 2 may only append fields, which are ignored.
 
@@ -243,12 +245,12 @@ def decode_subscription(data: Buffer) -> Subscription:
 
 
 def encode_assignment(partitions: Iterable[TopicPartition]) -> bytes:
-    """Encode what the leader tells a member."""
+    """Encode the assignment that the group's leader sends to a member."""
     return b"".join([_INT16.pack(0), *_partitions(partitions), _NO_USER_DATA])
 
 
 def decode_assignment(data: Buffer) -> list[TopicPartition]:
-    """Decode the assignment by any client's leader; no bytes mean no partitions.
+    """Decode an assignment, which any client may have encoded; b"" has no partitions.
 
     Raises:
         ProtocolError: the bytes end too early, or a name is not UTF-8.

@@ -1,4 +1,4 @@
-"""Backoff: how long to wait before the next try."""
+"""Backoff: the wait before the next attempt, which grows with the failures."""
 
 from __future__ import annotations
 

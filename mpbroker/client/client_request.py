@@ -1,4 +1,4 @@
-"""The values of `NetworkClient`: requests in flight, how they end, and counts."""
+"""The values of `NetworkClient`: requests in flight, their results, and counts."""
 
 from __future__ import annotations
 
@@ -40,13 +40,14 @@ CLOSED_BY_BROKER: Final = "closed by the broker"
 
 
 class ClientResponse(NamedTuple):
-    """How a request ended.
+    """The result of a request: the response, or the error if none came.
 
     Attributes:
-        node: the id of the node that it was sent to.
-        response: the answer; None if there is none.
-        error: why there is no answer; None also for a request that expects none.
-        timed_out: whether the connection was closed because an answer came too late.
+        node: the id of the node that the request was sent to.
+        response: the response; None if there is none.
+        error: the reason why no response came; None if one came, or none was expected.
+        timed_out: whether the connection was closed because a response was too late.
+        latency_ms: the time from the request to its end, in ms.
     """
 
     node: int
@@ -58,7 +59,7 @@ class ClientResponse(NamedTuple):
 
     @property
     def disconnected(self) -> bool:
-        """Whether the connection was lost: the broker may have executed the request."""
+        """Whether no response came; the broker may have executed the request."""
         return self.response is None and not isinstance(
             self.error, UnsupportedVersionError
         )
@@ -68,7 +69,7 @@ Callback = Callable[[ClientResponse], None]
 
 
 class Wire(Protocol):
-    """What a `NetworkClient` needs of its network: `Selector`, or a fake in tests."""
+    """The sockets that a `NetworkClient` works with: `Selector`, or a fake in tests."""
 
     connected: list[int]
     disconnected: dict[int, str]
@@ -88,7 +89,7 @@ class Wire(Protocol):
 
 
 class NetworkCounts:
-    """Totals of one client since it was made; any thread may read them."""
+    """The totals of one client since it was made; any thread may read them."""
 
     __slots__ = (
         "bytes_in",
@@ -110,7 +111,7 @@ class NetworkCounts:
             setattr(self, name, 0)
 
     def note_poll(self, wire: Wire) -> None:
-        """Count a poll, and copy the total times of all polls."""
+        """Count one more poll, and copy the total times that all polls have taken."""
         self.polls += 1
         self.wait_ns, self.io_ns = wire.wait_ns, wire.io_ns
 
@@ -129,7 +130,10 @@ class NetworkCounts:
 
 
 class InFlight:
-    """A request that was sent; times are in ms of the client's clock."""
+    """A request that was sent and has no response yet.
+
+    Times are in ms of the client's clock.
+    """
 
     __slots__ = ("callback", "correlation_id", "deadline_ms", "request", "sent_ms")
 

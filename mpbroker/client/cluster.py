@@ -1,4 +1,4 @@
-"""Cluster: ask the brokers behind some bootstrap addresses, one request at a time.
+"""Cluster: send requests to the brokers of a cluster, and wait for each response.
 
     with Cluster(parse_addresses("localhost:9092"), timeout_s=10) as cluster:
         cluster.metadata(["events"])
@@ -51,7 +51,7 @@ _EPOCHS_SINCE: Final = 9
 
 
 class TopicPartition(NamedTuple):
-    """A partition's name."""
+    """The name of a partition: its topic and its number."""
 
     topic: str
     partition: int
@@ -61,20 +61,23 @@ class TopicPartition(NamedTuple):
 
 
 class _Addresses(Metadata):
-    """The addresses of brokers that the `Cluster` has set; never updates itself."""
+    """Brokers' addresses in the place of metadata; the `Cluster` sets them itself."""
 
     def delay_ms(self, now_ms: float) -> float:
         return float("inf")
 
     def fail(self, error: MpbrokerError) -> None:
-        """Forget the error: the next request may log in, with a corrected password."""
+        """Forget the error of a login: the next request may log in again.
+
+        The request that needed the login gets the error by another way.
+        """
 
     def set(self, nodes: Mapping[int, Address]) -> None:
         self.snapshot = Snapshot(nodes, {}, {})
 
 
 class Pending:
-    """A request that was sent, and its answer once it has come; see `Broker.wait`."""
+    """A request that was sent, and its response once it has come; see `Broker.wait`."""
 
     __slots__ = ("answer",)
 
@@ -100,8 +103,8 @@ class Broker:
 
         Args:
             request: the request's class.
-            max_version: return no higher one, for callers that rely on what an older
-                version does.
+            max_version: the highest version to return, for callers that rely on the
+                behaviour of an older one.
 
         Raises:
             BrokerUnavailableError, UnsupportedVersionError: see `request`.
@@ -117,14 +120,13 @@ class Broker:
         max_version: int | None = None,
         timeout_s: float | None = None,
     ) -> ResponseT:
-        """Send a request and wait for its answer.
+        """Send a request and wait for its response.
 
         Raises:
-            RequestTimeoutError: no answer in ``timeout_s`` (None: the cluster's).
+            RequestTimeoutError: no response in ``timeout_s`` (None: the cluster's).
             BrokerUnavailableError: the broker cannot be reached, or the connection
                 broke.
-            AuthenticationError: a login or a certificate was refused; trying again
-                cannot help.
+            AuthenticationError: a login or a certificate was refused.
             UnsupportedVersionError: the broker does not know the request.
         """
         pending = self.send(request, response_type, max_version=max_version)
@@ -137,7 +139,7 @@ class Broker:
         *,
         max_version: int | None = None,
     ) -> Pending:
-        """Send a request, for `wait` to return its answer; raise as `request` does."""
+        """Send a request, whose response `wait` returns; raise as `request` does."""
         ready_ms = self._cluster.connect(self._number)
         return self._send(request, response_type, ready_ms, max_version)
 
@@ -175,23 +177,30 @@ class Broker:
         )
         return pending
 
+    def is_ready(self) -> bool:
+        """Return whether a request can be sent now; if not, begin to connect."""
+        return self._cluster.client.ready(self._number, monotonic_ms())
+
     @property
     def failures(self) -> int:
-        """How often in a row connecting failed, or the connection was lost."""
+        """The number of failed attempts or lost connections since the last success."""
         return self._cluster.client.failures(self._number)
 
     @property
     def delay_ms(self) -> float:
-        """How long until connecting is tried again, in ms; inf during an attempt."""
+        """The time to wait before a request is tried, in ms.
+
+        It is infinite while there is a connection or an attempt to connect.
+        """
         return self._cluster.client.delay_ms(self._number, monotonic_ms())
 
     @property
     def failure(self) -> MpbrokerError:
-        """Why the last connection failed or was lost; one must have."""
+        """The error that ended the last connection or attempt; there must be one."""
         return self._cluster.failure(self._number)
 
     def give_up(self) -> RequestTimeoutError:
-        """Close the connection to a broker that answers too late; return the error."""
+        """Close the connection to a broker that is too slow; return the error."""
         text = f"{self.address} did not answer in time"
         # A late answer would be taken for the answer to another request.
         self._cluster.client.disconnect(self._number, monotonic_ms(), text)
@@ -203,7 +212,7 @@ class Broker:
         response_type: type[ResponseT],
         timeout_s: float | None = None,
     ) -> ResponseT:
-        """Wait for the answer to a request that was sent; raise as `request` does."""
+        """Wait for the response to a request that was sent; raise as `request` does."""
         client = self._cluster.client
         limit_s = self._cluster.timeout_s if timeout_s is None else timeout_s
         now_ms = monotonic_ms()
@@ -221,12 +230,15 @@ class Broker:
 
 
 class Cluster:
-    """See the module. Each call for metadata sends a request; there is no cache.
+    """Sends requests to the brokers of a cluster, and waits for each response.
+
+    Each call for metadata sends a request; there is no cache.
 
     Attributes:
-        client: has the connections; its node ids are numbers that the cluster has made.
+        client: the client that has the connections. It knows a broker by a number that
+            the cluster has given to the broker's address.
         addresses: the addresses of these numbers.
-        timeout_s: for every connection and answer.
+        timeout_s: the limit for every connection and response, in seconds.
     """
 
     def __init__(
@@ -235,11 +247,11 @@ class Cluster:
         timeout_s: float,
         settings: ClientSettings | None = None,
     ) -> None:
-        """Connect to nothing yet.
+        """Make a cluster without connections.
 
         Args:
             bootstrap: addresses to try, in order, until one answers.
-            timeout_s: the limit for every connection and answer.
+            timeout_s: the limit for every connection and response, in seconds.
             settings: all other settings, such as those of TLS and SASL.
         """
         self.timeout_s = timeout_s
@@ -279,6 +291,9 @@ class Cluster:
     def connect(self, number: int) -> float:
         """Wait until a broker is ready; return the time at which it was, in ms.
 
+        Args:
+            number: the number that the cluster has given to the broker's address.
+
         Raises:
             BrokerUnavailableError: an attempt failed, or the timeout is over.
             AuthenticationError: a login or a certificate was refused.
@@ -305,7 +320,10 @@ class Cluster:
         return next(at for at, known in self._numbers.items() if known == number)
 
     def failure(self, number: int) -> MpbrokerError:
-        """Return why the attempt to connect to a broker failed."""
+        """Return the error of the last attempt to connect to a broker, by its number.
+
+        If metadata named the broker's address, the error says so.
+        """
         error = self.client.error_of(number)
         address = self._address(number)
         if address in self._settings.bootstrap or not isinstance(
@@ -319,7 +337,7 @@ class Cluster:
         )
 
     def any_broker(self) -> Broker:
-        """Return a broker, connected.
+        """Return a connected broker; connect to a bootstrap address if there is none.
 
         Raises:
             BrokerUnavailableError: no bootstrap address answers; the text has the
@@ -341,7 +359,7 @@ class Cluster:
         raise BrokerUnavailableError("; ".join(map(str, reasons)))
 
     def controller(self) -> Broker:
-        """Return the controller, which changes topics; any broker if there is none."""
+        """Return the controller, which changes topics; any broker if none is known."""
         if self._controller_id not in self._nodes:
             self.metadata([])
         if self._controller_id not in self._nodes:
@@ -349,7 +367,7 @@ class Cluster:
         return self.broker(self._controller_id)
 
     def broker(self, node_id: int) -> Broker:
-        """Return the broker with an id, connected.
+        """Connect to the broker with an id, and return it.
 
         Raises:
             BrokerUnavailableError: it does not answer, or the metadata lacks it.
@@ -359,7 +377,7 @@ class Cluster:
         return broker
 
     def named(self, node_id: int) -> Broker:
-        """Return the broker with an id, connected or not.
+        """Return the broker with an id; do not connect to it.
 
         Raises:
             BrokerUnavailableError: the metadata lacks it.
@@ -373,9 +391,9 @@ class Cluster:
         return node_id in self._nodes
 
     def is_reachable(self, node_id: int) -> bool:
-        """Return whether it makes sense to wait for a broker.
+        """Return whether a broker can be expected to answer; begin to connect if not.
 
-        False if the last attempt to connect to it failed.
+        Return False if it is not connected and the last attempt to connect failed.
         """
         broker = self.named(node_id)
         number = self._numbers[broker.address]
@@ -383,7 +401,7 @@ class Cluster:
         return self.client.ready(number, monotonic_ms()) or not failures
 
     def poll(self, wait_ms: float) -> None:
-        """Receive and send, waiting for events for up to ``wait_ms``."""
+        """Receive and send; wait up to ``wait_ms`` for events."""
         self.client.poll(wait_ms, monotonic_ms())
 
     def request(
@@ -406,9 +424,9 @@ class Cluster:
         """Ask for brokers and topics, and remember the brokers.
 
         Args:
-            topics: names of topics, each with an error code of its own in the answer;
+            topics: names of topics, each with an error code of its own in the response;
                 None asks for all.
-            auto_create: let the broker create topics that it does not have.
+            auto_create: whether the broker may create topics that it does not have.
         """
         broker = self.any_broker()
         asked = None if topics is None else [_named(name) for name in topics]
@@ -434,8 +452,8 @@ class Cluster:
 
         Args:
             name: the topic's name.
-            auto_create: let the broker create it.
-            wait: False returns partitions without a leader, too.
+            auto_create: whether the broker may create the topic.
+            wait: whether to wait for leaders; if not, return partitions without one.
 
         Raises:
             ApiError: there is no such topic, or a partition has no leader within the
@@ -472,14 +490,14 @@ class Cluster:
 
 
 def only(entries: Sequence[EntryT], broker: object) -> EntryT:
-    """Return the only entry of an answer to a request for one thing.
+    """Return the first entry of a response to a request that named one resource.
 
     Args:
-        entries: of the answer.
+        entries: the response's list of results.
         broker: the name of the broker that answered, for the error.
 
     Raises:
-        ProtocolError: the answer has no entry.
+        ProtocolError: the response has no entry.
     """
     if not entries:
         raise ProtocolError(f"the answer of {broker} lacks what was asked for")

@@ -1,8 +1,9 @@
 """One connection to a broker, without the socket.
 
-Bytes from the broker go in, answers come out; requests go in, bytes for the broker come
-out. A broker answers the requests of one connection in their order. So the requests in
-flight are a queue, and an answer must have the correlation id of the oldest one.
+Bytes from the broker go in, and responses come out. Requests go in, and bytes for the
+broker come out. A broker answers the requests of one connection in their order. So the
+requests in flight are a queue, and a response must have the correlation id of the
+oldest one.
 
     connection = Connection("me")
     connection.negotiate()                      # ApiVersions; must come first
@@ -66,7 +67,14 @@ class _InFlight(NamedTuple):
 
 
 class Connection:
-    """The protocol state of one connection; see the module."""
+    """Encodes requests for a broker and decodes its responses; does no I/O.
+
+    Attributes:
+        features: the levels of the cluster's finalized features, by name, when the
+            versions were agreed.
+        features_epoch: the epoch of these levels, which rises with each change; -1: the
+            broker does not tell it.
+    """
 
     def __init__(
         self,
@@ -79,7 +87,7 @@ class Connection:
         Args:
             client_id: the name by which the broker logs the client and applies quotas.
             max_frame_bytes: a longer response is refused before it is read.
-            authenticator: logs in, once the versions are agreed; None: no login.
+            authenticator: makes the login when the versions are agreed; None: no login.
         """
         self._client_id = client_id
         self._decoder = FrameDecoder(max_frame_bytes)
@@ -87,6 +95,8 @@ class Connection:
         self._in_flight: deque[_InFlight] = deque()
         self._next_correlation_id = 0
         self._broker_versions: dict[int, tuple[int, int]] | None = None
+        self.features: dict[str, int] = {}
+        self.features_epoch = -1
         self._authenticator = authenticator
         self._is_authenticated = authenticator is None
 
@@ -97,7 +107,10 @@ class Connection:
 
     @property
     def session_lifetime_ms(self) -> int:
-        """How long the login is valid, in ms from the broker's answer; 0: for ever."""
+        """The time for which the login is valid, in ms from the broker's response.
+
+        0 means for ever.
+        """
         found = self._authenticator
         return 0 if found is None else found.session_lifetime_ms
 
@@ -124,16 +137,16 @@ class Connection:
 
     @property
     def in_flight(self) -> int:
-        """How many requests wait for their answers."""
+        """The number of requests that wait for their responses."""
         return len(self._in_flight)
 
     @property
     def buffered_bytes(self) -> int:
-        """How many bytes of an incomplete answer have come."""
+        """The number of bytes that have come of an incomplete response."""
         return self._decoder.buffered_bytes
 
     def negotiate(self) -> None:
-        """Ask which APIs the broker serves, by the newest version of ApiVersions."""
+        """Ask the broker for its APIs, with the newest version of ApiVersions."""
         self._ask_versions(ApiVersionsRequest.valid_versions[-1])
 
     def _ask_versions(self, version: int) -> None:
@@ -149,8 +162,8 @@ class Connection:
 
         Args:
             request: the request's class.
-            max_version: return no higher one, for callers that rely on what an older
-                version does.
+            max_version: the highest version to return, for callers that rely on the
+                behaviour of an older one.
 
         Raises:
             ClientError: versions were not negotiated yet.
@@ -182,8 +195,8 @@ class Connection:
         """Queue a request for `data_to_send`; return its correlation id.
 
         Args:
-            request: sent in the version that `version_for` returns.
-            response_type: the class that decodes the answer.
+            request: the request, sent in the version that `version_for` returns.
+            response_type: the class that decodes the response.
             max_version: see `version_for`.
             expect_answer: False for a Produce with acks=0, which brokers do not answer.
 
@@ -215,31 +228,31 @@ class Connection:
         return correlation_id
 
     def data_to_send(self) -> bytes:
-        """Take the bytes that must go to the broker now; b"" if there are none."""
+        """Remove and return the bytes to send to the broker now; b"" if none are."""
         return b"".join(self.parts_to_send())
 
     def parts_to_send(self) -> list[Buffer]:
-        """Take the bytes that must go to the broker now, in parts.
+        """Remove and return the bytes to send to the broker now, in parts.
 
-        Records are among them without being copied; they must not change until they
-        are sent.
+        Records are not copied into these parts, so they must not change until they are
+        sent.
         """
         out, self._out = self._out, []
         return out
 
     def receive_data(self, data: Buffer) -> list[Answer]:
-        """Take bytes from the broker, however they were cut; return complete answers.
+        """Take bytes from the broker, however they were cut; return complete responses.
 
-        Answers to `negotiate` and `authenticate` are not among them. The requests that
-        follow from these are ready for `data_to_send` afterwards.
+        Responses to `negotiate` and `authenticate` are not returned. They may need
+        further requests, which `data_to_send` returns afterwards.
 
         Raises:
             SaslAuthenticationError: the broker refused the login.
             UnsupportedVersionError: the broker knows no common version for the login.
-            ProtocolError: the bytes are not the answers of a broker.
+            ProtocolError: the bytes are not the responses of a broker.
             ApiError: the broker refused to tell its versions.
 
-        After each of them, close the connection.
+        After any of these errors, close the connection.
         """
         self._decoder.feed(data)
         answers = []
@@ -285,6 +298,11 @@ class Connection:
                 entry.api_key: (entry.min_version, entry.max_version)
                 for entry in response.api_keys
             }
+            self.features = {
+                entry.name: entry.max_version_level
+                for entry in response.finalized_features
+            }
+            self.features_epoch = response.finalized_features_epoch
             if self._authenticator is not None:
                 self.authenticate()
         elif response.error_code == ErrorCode.UNSUPPORTED_VERSION:

@@ -1,6 +1,8 @@
-"""The errors of clients: what users catch."""
+"""The errors that clients raise, for users to catch."""
 
 from __future__ import annotations
+
+from typing import Final
 
 from mpbroker.base.config_def import ConfigError
 from mpbroker.base.errors import MpbrokerError
@@ -9,11 +11,15 @@ from mpbroker.protocol.errors import ApiError, ProtocolError
 
 
 class ClientError(MpbrokerError):
-    """Base class of the client's own errors."""
+    """The base class of the client's own errors."""
 
 
 class AddressError(ClientError):
     """A bootstrap address is not HOST:PORT."""
+
+
+class WakeupError(ClientError):
+    """Another thread has called `wakeup`, to end a call that waits."""
 
 
 class BrokerUnavailableError(ClientError):
@@ -25,11 +31,11 @@ class RequestTimeoutError(BrokerUnavailableError):
 
 
 class DisconnectedError(BrokerUnavailableError):
-    """The connection ended before the answer came, or could not be made."""
+    """The connection ended before the response came, or could not be made."""
 
 
 class AuthenticationError(ClientError):
-    """A login or a certificate was refused; trying again cannot help."""
+    """A login or a certificate was refused; the client or the broker must change it."""
 
 
 class SaslAuthenticationError(AuthenticationError):
@@ -52,20 +58,27 @@ def error_code_of(number: int) -> ErrorCode:
         return ErrorCode.UNKNOWN_SERVER_ERROR
 
 
+# Words for errors that users meet first; most of Kafka's responses have none.
+_MEANINGS: Final = {
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: "there is no such topic or partition",
+}
+
+
 def describe_error(number: int, message: str | None) -> str:
     """Return `NAME: message` for the number of an error code."""
     code = error_code_of(number)
     name = code.name if code == number else f"error code {number}"
+    message = message or _MEANINGS.get(code)
     return f"{name}: {message}" if message else name
 
 
 def check_error(number: int, what: str, message: str | None = None) -> None:
-    """Raise ApiError unless an answer's error code is 0.
+    """Raise ApiError unless a response's error code is 0.
 
     Args:
         number: the error code.
-        what: begins the error's text: what was asked for.
-        message: the broker's own words, if the answer has any.
+        what: names the thing that was asked for; the error's text begins with it.
+        message: the broker's own words, if the response has any.
     """
     if number != ErrorCode.NONE:
         text = f"{what}: {describe_error(number, message)}"
@@ -87,4 +100,5 @@ __all__ = [
     "SaslAuthenticationError",
     "SslAuthenticationError",
     "UnsupportedVersionError",
+    "WakeupError",
 ]

@@ -1,10 +1,10 @@
-"""Metadata: what a client knows of brokers, topics and leaders, and when it asks again.
+"""Metadata: the brokers, topics and leaders that a client knows, and when it asks anew.
 
 The thread that runs the `NetworkClient` sends the requests. Any thread may read the
 snapshot, request an update, or wait for one. A snapshot never changes once it is made.
 
 Source: Kafka protocol guide, "Metadata"; KIP-320 for leader epochs, KIP-951 for
-leaders learnt from the answer to a Produce.
+leaders learnt from the response to a Produce.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _NO_TOPIC_ID: Final = bytes(16)
 
 
 class TopicInfo(NamedTuple):
-    """A topic's partitions, by index.
+    """A topic's id, and the leaders of its partitions.
 
     Attributes:
-        leaders: the leader's node id; NO_NODE while there is none.
-        epochs: the leader's epoch; -1 if it is not known.
-        topic_id: differs from the id of a deleted topic of the same name; 16 zero bytes
-            from old brokers.
+        leaders: the node id of each partition's leader; NO_NODE while there is none.
+        epochs: the epoch of each partition's leader; -1 if it is not known.
+        topic_id: the topic's id, which differs from that of a deleted topic of the same
+            name; 16 zero bytes from old brokers.
     """
 
     leaders: tuple[int, ...]
@@ -47,7 +47,7 @@ class TopicInfo(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """The cluster as one answer described it."""
+    """The cluster as one Metadata response described it."""
 
     nodes: Mapping[int, Address]
     topics: Mapping[str, TopicInfo]
@@ -75,13 +75,15 @@ _DEFAULT_BACKOFF: Final = Backoff(100, 1000)
 
 
 class Metadata:
-    """See the module. Times are in ms of one monotonic clock.
+    """Stores the newest metadata, and says when to request it again.
+
+    Times are in ms of one monotonic clock.
 
     Attributes:
-        snapshot: the newest answer.
-        updated_ms: when it came.
-        refusal: why a broker did not let the client in; then no connection is tried any
-            more.
+        snapshot: the newest metadata.
+        updated_ms: the time at which it came.
+        refusal: the error of a login or certificate that was refused; None again when
+            metadata comes. Connections are tried again meanwhile.
     """
 
     def __init__(
@@ -96,9 +98,9 @@ class Metadata:
         """Begin without metadata; an update is due at once.
 
         Args:
-            max_age_ms: older metadata is asked for again.
-            topic_max_idle_ms: a topic that was not used for so long is forgotten; None:
-                never.
+            max_age_ms: the age after which metadata is asked for again.
+            topic_max_idle_ms: the time after which a topic that was not used is
+                forgotten; None: never.
             backoff: the wait after a request that failed.
             allow_auto_topic_creation: whether a request may create a topic.
             rng: makes the jitter of the backoff.
@@ -113,7 +115,7 @@ class Metadata:
         self._topics: dict[str, float] = {}
         self._wanted = True
         self._requests = 0  # calls of `request_update`
-        self._asked = 0  # how many of them the request on its way will answer
+        self._asked = 0  # how many of these the request in flight will serve
         self._not_before_ms = -float("inf")
         self._failures = 0
         self._due_since_ms: float | None = None
@@ -127,11 +129,11 @@ class Metadata:
 
     @property
     def topics(self) -> list[str]:
-        """The topics that requests ask about."""
+        """The names of the topics that Metadata requests ask about."""
         return list(self._topics)
 
     def add_topic(self, name: str, now_ms: float) -> None:
-        """Ask about a topic from now on; at once if it is new."""
+        """Ask for a topic's metadata from now on; at once if the topic is new."""
         with self._lock:
             new = name not in self._topics
             self._topics[name] = now_ms
@@ -141,35 +143,41 @@ class Metadata:
                     self._not_before_ms = now_ms  # a caller waits for it
 
     def request_update(self) -> int:
-        """Request an update soon; return the number of updates so far, for `wait`."""
+        """Ask for newer metadata; return the number of updates so far, for `wait`."""
         with self._lock:
             self._wanted = True
             self._requests += 1
             return self._updates
 
     def wait(self, seen: int, timeout_s: float) -> bool:
-        """Wait for an update after number ``seen``; return False if none came in time.
+        """Wait for metadata after update number ``seen``; return False if it is late.
 
         Raises:
-            MpbrokerError: the error that `fail` got.
+            AuthenticationError: a login or a certificate was refused.
+            MpbrokerError: the error that `fail` has stored.
         """
         deadline = time.monotonic() + timeout_s
         with self._lock:
             while self._updates <= seen:
                 if self._fatal is not None:
                     raise self._fatal.with_traceback(None)
+                if self.refusal is not None:
+                    raise self.refusal.with_traceback(None)
                 left = deadline - time.monotonic()
                 if left <= 0 or not self._changed.wait(left):
                     return self._updates > seen
             return True
 
     def delay_ms(self, now_ms: float) -> float:
-        """Return how long until the next request is due, in ms; 0 if it is due now."""
+        """Return how long to wait for the next Metadata request, in ms; 0: send it."""
         due_ms = now_ms if self._wanted else self.updated_ms + self._max_age_ms
         return max(0.0, due_ms - now_ms, self._not_before_ms - now_ms)
 
     def is_overdue(self, now_ms: float, limit_ms: float) -> bool:
-        """Return whether an update has been due for longer than a limit, in ms."""
+        """Return whether an update has been due for longer than a limit in ms.
+
+        The time counts from the first call that finds an update due.
+        """
         if self._due_since_ms is None:
             if self.delay_ms(now_ms) <= 0:
                 self._due_since_ms = now_ms
@@ -177,7 +185,7 @@ class Metadata:
         return now_ms - self._due_since_ms > limit_ms
 
     def next_request(self, now_ms: float) -> MetadataRequest:
-        """Return the request to send; it serves all updates requested so far."""
+        """Return the Metadata request to send, for all updates asked for so far."""
         with self._lock:
             if self._topic_max_idle_ms is not None:
                 oldest = now_ms - self._topic_max_idle_ms
@@ -192,7 +200,7 @@ class Metadata:
         )
 
     def update(self, response: MetadataResponse, now_ms: float) -> None:
-        """Take an answer, and wake the threads that wait for it."""
+        """Store what a Metadata response says, and wake threads that wait for it."""
         asked_errors = False
         topics, errors = {}, {}
         for topic in response.topics:
@@ -215,6 +223,7 @@ class Metadata:
                 nodes, topics, errors, response.controller_id, response.cluster_id
             )
             self.updated_ms = now_ms
+            self.refusal = None
             self._due_since_ms = None
             self._updates += 1
             missing = self._topics.keys() - topics.keys() - errors.keys()
@@ -256,7 +265,11 @@ class Metadata:
     def update_leader(
         self, topic: str, partition: int, leader: int, epoch: int, address: Address
     ) -> bool:
-        """Take a leader from the answer to a Produce; return whether it is newer."""
+        """Store a leader from the response to a Produce, if it is newer than the known.
+
+        Returns:
+            Whether it is newer.
+        """
         with self._lock:
             old = self.snapshot
             info = old.topics.get(topic)
@@ -274,7 +287,7 @@ class Metadata:
             return True
 
     def fail_update(self, now_ms: float) -> None:
-        """Note that a request had no answer; the next one waits for the backoff."""
+        """Note that a Metadata request got no response, and begin the backoff."""
         with self._lock:
             self._wanted = True
             self._note_failure(now_ms)
@@ -290,11 +303,18 @@ class Metadata:
             self._wanted = True
 
     def fail(self, error: MpbrokerError) -> None:
-        """Take an error that no retry can mend: all waits, now and later, raise it."""
+        """Store an error that no retry can mend; `wait` raises it from now on."""
         with self._lock:
             self._fatal = error
-            if self.refusal is None and isinstance(error, AuthenticationError):
-                self.refusal = error
+            self._changed.notify_all()
+
+    def refuse(self, error: AuthenticationError) -> None:
+        """Store the error of a refused login or certificate.
+
+        `wait` raises it until metadata comes.
+        """
+        with self._lock:
+            self.refusal = error
             self._changed.notify_all()
 
     def _note_failure(self, now_ms: float) -> None:

@@ -1,4 +1,4 @@
-"""NetworkClient: requests to many brokers at once, over connections that come and go.
+"""NetworkClient sends requests to many brokers at once, and connects when needed.
 
 It is sans-IO: a `Selector` moves the bytes, and the time comes in as ``now_ms``. So
 each peer and each timing can be tested without sockets. One thread runs it, by
@@ -8,10 +8,11 @@ each peer and each timing can be tested without sockets. One thread runs it, by
     client.poll(timeout_ms, now_ms)
 
 A connection negotiates versions and logs in before it is ready. If a login or a
-certificate is refused, the client gives up for good, because more tries could lock an
-account. Answers come in the order of requests. An answer with another correlation id
-than the oldest request's ends its connection. All requests that were in flight on a
-lost connection fail as disconnected, in the order sent.
+certificate is refused, the callers that wait are told so. The connection is tried again
+after its backoff, like one that was lost: the password, or the certificate, may be
+changed meanwhile. Responses come in the order of requests. A response with another
+correlation id than the oldest request's ends its connection. All requests that were in
+flight on a lost connection fail as disconnected, in the order sent.
 
 Source: Kafka protocol guide, "Network"; KIP-144 (backoff), KIP-219 (throttling),
 KIP-601 (connection setup timeouts), KIP-1102 (bootstrapping again).
@@ -52,7 +53,7 @@ _log = logging.getLogger(__name__)
 
 
 class NetworkClient:
-    """See the module."""
+    """Sends requests to many brokers, connects again, and keeps metadata up to date."""
 
     def __init__(
         self,
@@ -63,14 +64,14 @@ class NetworkClient:
         clock: Callable[[], float],
         rng: random.Random | None = None,
     ) -> None:
-        """Connect to nothing yet.
+        """Make a client without connections.
 
         Args:
-            wire: moves the bytes; `close_all` closes it.
-            metadata: this client keeps it up to date.
-            settings: plain values.
+            wire: the sockets, which move the bytes; `close_all` closes them.
+            metadata: the metadata that this client keeps up to date.
+            settings: the settings of connections, as plain values.
             resolve: returns the numeric addresses of a host and port; raises OSError.
-            clock: monotonic, in ms; read after waiting.
+            clock: returns the time of a monotonic clock, in ms; read after waiting.
             rng: makes jitter, and chooses among equal nodes.
         """
         self._wire = wire
@@ -87,6 +88,8 @@ class NetworkClient:
         self._done: list[tuple[Callback, ClientResponse]] = []
         self._metadata_node: int | None = None
         self._last_error = ""
+        self._features: Mapping[str, int] = {}
+        self._features_epoch = -1
         self.counts = NetworkCounts()
 
     # -- nodes -------------------------------------------------------------------------
@@ -125,15 +128,16 @@ class NetworkClient:
         )
 
     def is_occupied(self, node: int) -> bool:
-        """Return whether a node takes no more requests until an answer comes."""
+        """Return whether a node takes no more requests until a response comes."""
         load = len(self._in_flight.get(node, ()))
         return load >= self._settings.max_in_flight or self._wire.is_sending(node)
 
     def delay_ms(self, node: int, now_ms: float) -> float:
         """Return how long to wait before trying a node, in ms.
 
-        0 if it was never tried; what is left of its backoff or throttling; inf while it
-        is connected or connecting, or while metadata must first tell its address.
+        It is 0 if the node was never tried, and else the rest of its backoff or
+        throttling. It is inf while the node is connected or connecting, or while
+        metadata must first tell its address.
         """
         if not self.knows(node):
             return float("inf")
@@ -141,11 +145,11 @@ class NetworkClient:
         return 0.0 if found is None else found.delay_ms(now_ms)
 
     def knows(self, node: int) -> bool:
-        """Return whether metadata, or the bootstrap list, says where a node is."""
+        """Return whether a node's address is in the metadata or the bootstrap list."""
         return node in self._addresses()
 
     def in_flight(self, node: int | None = None) -> int:
-        """Return how many requests to a node, or to all, wait for their answers."""
+        """Return how many requests to a node, or to all, wait for their responses."""
         if node is None:
             return sum(map(len, self._in_flight.values()))
         return len(self._in_flight.get(node, ()))
@@ -159,12 +163,12 @@ class NetworkClient:
         )
 
     def failures(self, node: int) -> int:
-        """Return how often in a row connecting to a node failed, or was lost."""
+        """Return the number of failed or lost connections to a node in a row."""
         found = self._nodes.get(node)
         return 0 if found is None else found.failures
 
     def error_of(self, node: int) -> MpbrokerError:
-        """Return why the last connection to a node failed or ended; one must have."""
+        """Return the error that ended the last connection to a node; one must exist."""
         error = self._node(node).last_error
         assert error is not None, f"node {node} has not failed"
         return error
@@ -172,10 +176,21 @@ class NetworkClient:
     def version_for(
         self, node: int, request: type[Message], max_version: int | None = None
     ) -> int:
-        """See `Connection.version_for`; the node must be ready."""
+        """Return the highest version of a request that both sides know.
+
+        The node must be ready. `Connection.version_for` has the arguments.
+        """
         connection = self._node(node).connection
         assert connection is not None
         return connection.version_for(request, max_version)
+
+    def feature_level(self, name: str) -> int:
+        """Return the level of a finalized feature of the cluster; any thread may call.
+
+        It is the newest level that a connection has learnt; 0 if the feature is unknown
+        or not switched on.
+        """
+        return self._features.get(name, 0)
 
     def connection_count(self) -> int:
         """Return how many nodes are connected or connecting; any thread may call."""
@@ -185,10 +200,11 @@ class NetworkClient:
         return sum(found.state is not NodeState.DISCONNECTED for found in nodes)
 
     def least_loaded_node(self, now_ms: float) -> int | None:
-        """Return the node for a request that any can answer; None if there is none.
+        """Return the node to send a request to that all nodes can answer, or None.
 
         The best is a ready node with the fewest requests in flight; then a node that is
-        connecting; then the disconnected node whose last attempt is longest ago.
+        connecting; then the disconnected node whose last attempt is longest ago. None
+        means that no node can take a request or be connected now.
         """
         nodes = list(self._addresses())
         self._rng.shuffle(nodes)
@@ -213,8 +229,6 @@ class NetworkClient:
         address = self._addresses().get(node)
         if address is None:
             self._metadata.request_update()
-            return
-        if self._metadata.refusal is not None:
             return
         found = self._node(node)
         try:
@@ -244,15 +258,15 @@ class NetworkClient:
 
         Args:
             node: the node's id.
-            request: sent in the highest version that both sides know.
-            response_type: the class that decodes the answer.
-            callback: called once, by a later `poll`, with the answer or with the error,
-                also if the node does not know the request's version. Without an answer
-                to expect, it gets neither.
-            now_ms: the time.
-            max_version: send no higher version.
+            request: the request, sent in the highest version that both sides know.
+            response_type: the class that decodes the response.
+            callback: called once, by a later `poll`, with the response or the error,
+                also if the node does not know the request's version. It gets neither if
+                no response is expected.
+            now_ms: the time of the client's clock, in ms.
+            max_version: the highest version to send; None: no limit.
             expect_answer: False for a Produce with acks=0.
-            timeout_ms: close the connection if the answer takes longer; None:
+            timeout_ms: close the connection if the response takes longer, in ms; None:
                 request.timeout.ms.
         """
         assert self._can_send(node, now_ms), f"node {node} is not ready"
@@ -310,7 +324,7 @@ class NetworkClient:
     # -- the loop ----------------------------------------------------------------------
 
     def poll(self, timeout_ms: float, now_ms: float) -> None:
-        """Send what is due, wait for events up to ``timeout_ms``, and call callbacks.
+        """Send due requests, wait for events up to ``timeout_ms``, and call callbacks.
 
         An exception of a callback is logged; the other callbacks are called all the
         same.
@@ -327,7 +341,7 @@ class NetworkClient:
         self._reauthenticate(now_ms)
         self._drop_late(now_ms)
         self._close_idle(now_ms)
-        # Only after all answers are read: the last poll may be minutes ago.
+        # Only after all responses are read: the last poll may be minutes ago.
         if self._settings.rebootstrap and self._metadata.is_overdue(
             now_ms, self._settings.metadata_recovery_rebootstrap_trigger_ms
         ):
@@ -391,6 +405,9 @@ class NetworkClient:
                 renewed = found.state is NodeState.REAUTHENTICATING
                 self.counts.reauthentications += renewed
                 found.connected(now_ms, self._rng)
+                if found.connection.features_epoch >= self._features_epoch:
+                    self._features = found.connection.features
+                    self._features_epoch = found.connection.features_epoch
         connection = found.connection
         for answer in answers:
             if found.connection is not connection:
@@ -417,7 +434,10 @@ class NetworkClient:
         self._done.append((waiting.callback, answer))
 
     def _refused(self, node: int, error: MpbrokerError, now_ms: float) -> None:
-        """End a connection that is closed already, and give up for good."""
+        """Handle a connection that the TLS handshake or the login has closed.
+
+        Its requests fail, and waits for metadata raise the refusal.
+        """
         address = self._addresses().get(node, node)
         self.counts.failed_authentications += 1
         refusal = AuthenticationError(f"cannot use {address}: {error}")
@@ -425,7 +445,7 @@ class NetworkClient:
             refusal = type(error)(str(refusal))
         refusal.__cause__ = error
         self._disconnected(node, str(refusal), now_ms, error=refusal)
-        self._metadata.fail(refusal)
+        self._metadata.refuse(refusal)
 
     def _disconnected(
         self,
@@ -435,7 +455,7 @@ class NetworkClient:
         timed_out: bool = False,
         error: MpbrokerError | None = None,
     ) -> None:
-        """End a connection that is closed already; its requests in flight fail."""
+        """Handle a connection that is closed already: fail its requests in flight."""
         _log.debug("node %d: %s", node, reason)
         self._last_error = reason
         self.counts.connections_closed += not self._node(node).is_connecting
@@ -526,7 +546,7 @@ class NetworkClient:
     def _update_metadata(self, now_ms: float) -> float:
         """Send a Metadata request if one is due; return how long to wait, in ms."""
         delay_ms = self._metadata.delay_ms(now_ms)
-        if self._metadata_node is not None or self._metadata.refusal is not None:
+        if self._metadata_node is not None:
             return float("inf")
         if delay_ms > 0:
             return delay_ms
@@ -591,7 +611,7 @@ class NetworkClient:
 
     @property
     def last_error(self) -> str:
-        """Why the last connection ended; "" if none has."""
+        """The reason why the last connection ended; "" if none has ended."""
         return self._last_error
 
     def wakeup(self) -> None:

@@ -25,7 +25,7 @@ _HINTS: Final = {
 
 
 def why_unreachable(address: Address, error: OSError) -> str:
-    """Return the error text for a connection that could not even be begun."""
+    """Return the error text for an attempt to connect that could not even begin."""
     reason = (error.strerror or str(error)).lower()
     if isinstance(error, socket.gaierror):
         reason = f"unknown host name {address.host!r} ({reason})"
@@ -33,7 +33,7 @@ def why_unreachable(address: Address, error: OSError) -> str:
 
 
 class NodeState(Enum):
-    """The state of a connection; each comment says what is true while in it."""
+    """The states of a connection, from no socket to one that takes requests."""
 
     DISCONNECTED = "disconnected"  # there is no socket; a backoff may run
     CONNECTING = "connecting"  # the socket is not connected yet
@@ -43,7 +43,10 @@ class NodeState(Enum):
 
 
 class NodeConnection:
-    """See the module; times are in ms of the client's clock."""
+    """The state of the connection to one broker, its backoff and its throttling.
+
+    Times are in ms of the client's clock.
+    """
 
     def __init__(self, settings: ClientSettings) -> None:
         self.state = NodeState.DISCONNECTED
@@ -93,7 +96,13 @@ class NodeConnection:
         return self.state is NodeState.DISCONNECTED and now_ms >= self._not_before_ms
 
     def delay_ms(self, now_ms: float) -> float:
-        """Return how long a backoff or throttling still lasts, in ms; inf for none."""
+        """Return how long a caller that cannot send now should wait, in ms.
+
+        After the end of a connection it is the rest of the backoff, 0 when that is
+        over; else the rest of the throttling. It is inf if there is no time to wait
+        for: the connection is ready (see ``is_ready``), or an event of its socket tells
+        when it will be.
+        """
         if self.state is NodeState.DISCONNECTED:
             return max(0.0, self._not_before_ms - now_ms)
         if self.throttled_until_ms > now_ms:
@@ -126,7 +135,7 @@ class NodeConnection:
         self.setup_deadline_ms = now_ms + self._setup.delay_ms(self.failures, rng)
 
     def connected(self, now_ms: float, rng: random.Random) -> None:
-        """Note that requests may be sent; earlier failures no longer count."""
+        """Note that the connection is ready; forget earlier failures to connect."""
         self.state = NodeState.READY
         assert self.connection is not None
         lifetime_ms = self.connection.session_lifetime_ms

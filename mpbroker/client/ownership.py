@@ -1,4 +1,4 @@
-"""Ownership: a client that is closed, or that came with a fork, cannot be used."""
+"""Ownership: refuse calls of a client that is closed, or was made before a fork."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ class Ownership:
     """Remembers which process made a client, and whether the client is closed."""
 
     def __init__(self, what: str) -> None:
-        """Take this process for the owner.
+        """Make this process the owner of a client.
 
         Args:
-            what: what to call the client in errors: "consumer".
+            what: the client's name in errors, such as "consumer".
         """
         self._what = what
         self._made_by = os.getpid()
         self._is_closed = False
 
     def check(self) -> None:
-        """Let a call pass if the client can be used here.
+        """Raise ClientError if the client cannot be used in this process.
 
         Raises:
             ClientError: the client is closed, or this process was forked from the one
@@ -36,10 +36,10 @@ class Ownership:
             raise ClientError(f"the {self._what} is closed; make a new one")
 
     def close(self) -> bool:
-        """Mark the client as closed; return whether its connections are to be closed.
+        """Mark the client as closed; return whether its connections must be closed.
 
-        That is so at the first call, and never in a forked child: the connections are
-        the parent's.
+        Only the first call returns True. A call in a forked child returns False,
+        because the connections are the parent's.
         """
         if self._is_closed or os.getpid() != self._made_by:
             return False

@@ -44,7 +44,7 @@ _HASHES: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 
 
 class Mechanism(Protocol):
-    """One login by one mechanism."""
+    """The client's side of one login by one SASL mechanism."""
 
     def first(self) -> bytes:
         """Return the first token of the client."""
@@ -53,8 +53,8 @@ class Mechanism(Protocol):
         """Return the client's next token, or None if the login is complete.
 
         Raises:
-            SaslAuthenticationError: the challenge cannot be read, refuses the login,
-                or does not prove what the broker has to prove.
+            SaslAuthenticationError: the challenge cannot be read, refuses the login, or
+                does not prove that the broker knows the password.
         """
 
 
@@ -88,8 +88,8 @@ class ScramMechanism:
 
         Args:
             mechanism: SCRAM-SHA-256 or SCRAM-SHA-512.
-            username: the user's name; may have any character.
-            password: the password; likewise.
+            username: the user's name, of any characters.
+            password: the password, of any characters.
             nonce: the client's nonce; None makes a random one.
         """
         self._hash = _HASHES[mechanism]
@@ -170,7 +170,7 @@ class OAuthBearerMechanism:
     """SASL OAUTHBEARER: a token proves who the client is."""
 
     def __init__(self, token: str) -> None:
-        """Take the token, without the word Bearer before it."""
+        """Store the token, which comes without the word Bearer before it."""
         self._token = token
 
     def first(self) -> bytes:
@@ -193,10 +193,10 @@ def _refusal(challenge: bytes) -> str:
 
 
 class SaslAuthenticator:
-    """The requests and answers of a connection's login, the first one or a later one.
+    """Makes the requests of a connection's logins, and reads the responses.
 
     Attributes:
-        session_lifetime_ms: how long the last login is valid; 0 means for ever.
+        session_lifetime_ms: how long the last login is valid, in ms; 0 means for ever.
     """
 
     def __init__(
@@ -207,7 +207,7 @@ class SaslAuthenticator:
         Args:
             mechanism: the mechanism's name.
             make_mechanism: makes a `Mechanism` for each login.
-            advice: ends the text of an error: what the user should look at.
+            advice: a text with which errors end; it names the settings to look at.
         """
         self.session_lifetime_ms = 0
         self._name = mechanism
@@ -221,12 +221,12 @@ class SaslAuthenticator:
         return SaslHandshakeRequest(mechanism=self._name)
 
     def take(self, response: Message) -> Message | None:
-        """Take an answer; return the next request, or None if the login is complete.
+        """Take a response; return the next request, or None if the login is complete.
 
         Raises:
             SaslAuthenticationError: the broker refused the login, or could not prove
-                who it is.
-            ProtocolError: this answer does not belong to a login, or not here.
+                that it knows the password.
+            ProtocolError: this response does not belong to a login, or not here.
         """
         try:
             if isinstance(response, SaslHandshakeResponse):

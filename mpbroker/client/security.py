@@ -90,7 +90,7 @@ SECURITY_KEYS: Final = (
 
 
 class SecuritySettings(NamedTuple):
-    """The settings as checked plain values, which can be sent to other processes."""
+    """The settings of TLS and SASL as checked, plain values, which can be pickled."""
 
     protocol: str = _PLAINTEXT
     values: Mapping[str, ConfigValue] = {}
@@ -110,7 +110,7 @@ class SecuritySettings(NamedTuple):
 
     @classmethod
     def of(cls, values: Mapping[str, ConfigValue]) -> SecuritySettings:
-        """Return the values for parsed settings.
+        """Return the security settings among the parsed settings of a client.
 
         Raises:
             ConfigError: settings contradict each other, or one is missing.
@@ -151,7 +151,7 @@ class SecuritySettings(NamedTuple):
     # -- logins and channels -----------------------------------------------------------
 
     def make_authenticator(self) -> SaslAuthenticator | None:
-        """Return the logins of one connection; None without SASL."""
+        """Return the object that logs one connection in; None without SASL."""
         if not self.uses_sasl:
             return None
         # Imported here, as TLS below: most clients need neither.
@@ -198,7 +198,10 @@ class SecuritySettings(NamedTuple):
 
 
 def load_provider(provider: object) -> TokenProvider:
-    """Return the function that provides tokens, which is given itself or by name.
+    """Return the function that provides OAUTHBEARER tokens, also if only named.
+
+    Args:
+        provider: the function, or its name as MODULE:FUNCTION.
 
     Raises:
         ConfigError: there is no function of that name.
@@ -223,7 +226,12 @@ def _check_url(url: ConfigValue) -> None:
 
 
 def unsecured_token(subject: str, now_s: float) -> str:
-    """Return a token without a signature, which brokers accept only for try-outs."""
+    """Return a token without a signature, valid for an hour, for brokers under test.
+
+    Args:
+        subject: the user that the token names.
+        now_s: the time in seconds since 1970.
+    """
     import json
     from base64 import urlsafe_b64encode
 
@@ -241,11 +249,11 @@ _JAAS_HEAD: Final = re.compile(r"\s*[\w.$]+\s+(?:required|requisite|sufficient)\
 
 
 def parse_jaas(text: str) -> dict[str, str]:
-    """Return the options of a sasl.jaas.config.
+    """Return the options of a sasl.jaas.config value, by name.
 
     Raises:
-        ConfigError: it is not `MODULE required NAME="VALUE" ...;`. The error does not
-            quote it, because it has a password.
+        ConfigError: the text is not `MODULE required NAME="VALUE" ...;`. The error does
+            not quote it, because it has a password.
     """
     head = _JAAS_HEAD.match(text)
     options: dict[str, str] = {}

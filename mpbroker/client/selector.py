@@ -43,7 +43,7 @@ class Channel(Protocol):
     def fileno(self) -> int: ...
 
     def finish_connect(self) -> bool:
-        """Go on with connecting; return whether that is done.
+        """Go on with connecting; return whether the channel is connected.
 
         Raises:
             OSError: the connection failed.
@@ -126,8 +126,9 @@ class _Connection:
 class _WakeUp:
     """An eventfd that is closed when no thread can write to it any more.
 
-    A thread that writes to it holds a reference to this object. With the descriptor's
-    number alone, it could write into a file that has got the number since.
+    A thread that writes to the eventfd holds a reference to this object. With the
+    descriptor's number alone, it could write into a file that has got this number since
+    the eventfd was closed.
     """
 
     __slots__ = ("descriptor",)
@@ -142,15 +143,18 @@ class _WakeUp:
 
 
 class Selector:
-    """Non-blocking connections, by node id.
+    """The non-blocking connections of a client, by node id.
 
     Attributes:
         connected: the nodes that the last poll has connected.
-        disconnected: the nodes whose connection it has lost, with the reason.
-        refused: the nodes where it found a certificate refused, with the error.
-        received: the bytes that it has received, with the node, in order.
-        wait_ns: for how long all polls have waited.
-        io_ns: for how long all polls have connected, received and sent.
+        disconnected: the nodes whose connection the last poll has lost, with the
+            reason.
+        refused: the nodes where the last poll found that a certificate is refused, with
+            the error.
+        received: the bytes that the last poll has received, in order, each with its
+            node.
+        wait_ns: the time, in ns, that all polls have waited.
+        io_ns: the time, in ns, that all polls have spent to connect, receive and send.
     """
 
     def __init__(
@@ -163,9 +167,9 @@ class Selector:
 
         Args:
             send_buffer_bytes: SO_SNDBUF of every socket; -1 leaves it to the system.
-            receive_buffer_bytes: SO_RCVBUF likewise.
-            make_channel: makes a channel of a socket and the host's name; None: plain
-                text.
+            receive_buffer_bytes: SO_RCVBUF of every socket; -1 leaves it to the system.
+            make_channel: returns the channel for a socket and the host's name; None:
+                plain text.
         """
         self.connected: list[int] = []
         self.disconnected: dict[int, str] = {}
@@ -243,7 +247,7 @@ class Selector:
     def send(self, node: int, data: bytes) -> None:
         """Send as much as the socket takes now, and the rest in later polls.
 
-        The next poll reports a connection that breaks here.
+        If the connection breaks here, the next poll reports it.
         """
         self.send_parts(node, (data,))
 
@@ -366,6 +370,7 @@ class Selector:
 
     def wakeup(self) -> None:
         """End the poll that runs now, or the next one; any thread may call."""
+        # Store _is_woken before _is_waiting is read: see `__init__`.
         self._is_woken = True
         if not self._is_waiting:
             return
@@ -375,7 +380,7 @@ class Selector:
         try:
             os.eventfd_write(wakeup.descriptor, 1)
         except BlockingIOError:
-            pass  # its counter is full: it wakes anyway
+            pass  # the eventfd's counter is full: it wakes the poll anyway
 
     def _drain_wakeup(self) -> None:
         try:
@@ -409,7 +414,7 @@ def resolve(host: str, port: int) -> list[Address]:
 
 
 def monotonic_ms() -> float:
-    """Return the time of the clock that all of a client's times are from, in ms."""
+    """Return the time of the monotonic clock that clients use, in ms."""
     return time.monotonic() * 1000
 
 

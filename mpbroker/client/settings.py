@@ -8,6 +8,7 @@ Source: the "Producer Configs" and "Consumer Configs" of the Apache Kafka docume
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
@@ -26,6 +27,7 @@ from mpbroker.base.config_def import (
     utf8,
 )
 from mpbroker.client.addresses import Address, parse_addresses
+from mpbroker.client.java_keys import JKS_ADVICE, advice_for
 from mpbroker.client.security import SECURITY_KEYS, SecuritySettings
 
 Settings = Mapping[str, ConfigValue]
@@ -56,7 +58,8 @@ COMMON_KEYS: Final = (
         "client.id",
         ConfigType.STRING,
         "",
-        "Name of the client in the broker's logs, metrics and quotas.",
+        "Name of the client in the broker's logs, metrics and quotas; empty: a name"
+        " is made up.",
         validator=utf8(),
     ),
     ConfigKey(
@@ -122,7 +125,7 @@ ADMIN_CONFIG: Final = ConfigDef("client setting", COMMON_KEYS)
 def parse_settings(
     definition: ConfigDef, given: Mapping[str, object]
 ) -> dict[str, ConfigValue]:
-    """Return a checked value of its type for every key; the default if none is given.
+    """Return a checked value for every key of a definition, or the key's default.
 
     Raises:
         ConfigError: a key does not exist (the text has the nearest spelling) or is
@@ -132,7 +135,7 @@ def parse_settings(
     spellings: dict[str, str] = {}
     by_attribute = {key.attribute: key.name for key in definition}
     for spelling, value in given.items():
-        key = definition.key(by_attribute.get(spelling, spelling))
+        key = _key(definition, by_attribute.get(spelling, spelling))
         if key.name in spellings:
             raise ConfigError(
                 f"{key.name} is given twice, as {spellings[key.name]} and {spelling};"
@@ -143,9 +146,18 @@ def parse_settings(
     return values
 
 
+def _key(definition: ConfigDef, name: str) -> ConfigKey:
+    key = definition.get(name)
+    if key is None and (advice := advice_for(name.replace("_", "."))):
+        raise ConfigError(f"{name} is for Kafka's Java client: {advice}")
+    return key or definition.key(name)
+
+
 def _parse_value(key: ConfigKey, value: object) -> ConfigValue:
     if value is None and key.default is None:
         return None
+    if key.name in JKS_ADVICE and str(value) in ("JKS", "PKCS12"):
+        raise ConfigError(f"{key.name}={value}: {JKS_ADVICE[key.name]}")
     if callable(value):
         return cast(ConfigValue, value)  # a provider of tokens
     if isinstance(value, (list, tuple)) and key.type is ConfigType.LIST:
@@ -160,31 +172,35 @@ def _parse_value(key: ConfigKey, value: object) -> ConfigValue:
 
 
 def integer(settings: Settings, name: str) -> int:
-    """Return the value of a key that is defined as an int."""
+    """Return the value of a setting whose type is int."""
     value = settings[name]
     assert isinstance(value, int)
     return value
 
 
 def text(settings: Settings, name: str) -> str | None:
-    """Return the value of a key that is defined as a str; None if that is unset."""
+    """Return the value of a setting whose type is str; None if it is not set."""
     value = settings[name]
     assert value is None or isinstance(value, str)
     return value
 
 
 def pick(kind: type[_SettingsT], settings: Settings, **others: object) -> _SettingsT:
-    """Return the settings that a part of a client needs, as plain values.
+    """Make a NamedTuple from the settings that its fields name.
 
     Args:
-        kind: a NamedTuple. The field ``linger_ms`` takes the value of linger.ms.
-        settings: from `parse_settings`.
-        others: fields that are not spelled like a key, or take another value.
+        kind: a NamedTuple class. The field ``linger_ms`` gets the value of linger.ms.
+        settings: the result of `parse_settings`.
+        others: values for fields that name no setting, or that replace its value.
     """
     names: tuple[str, ...] = kind._fields  # type: ignore[attr-defined]
     by_field = {name.replace(".", "_"): value for name, value in settings.items()}
     found = {name: by_field[name] for name in names if name in by_field}
     return kind(**{**found, **others})
+
+
+# Numbers for the consumers of this process without client.id, as in Kafka's client.
+_consumers: Final = itertools.count(1)
 
 
 class ClientSettings(NamedTuple):
@@ -213,7 +229,7 @@ class ClientSettings(NamedTuple):
         """Return the values for parsed settings.
 
         Args:
-            settings: from `parse_settings`.
+            settings: the result of `parse_settings`.
             max_in_flight: how many requests a connection may have in flight.
 
         Raises:
@@ -234,6 +250,19 @@ class ClientSettings(NamedTuple):
             max_in_flight=max_in_flight,
             security=SecuritySettings.of(settings),
         )
+
+    def named_as_consumer(self, settings: Settings) -> ClientSettings:
+        """Return the values with Kafka's default client.id if client.id is not set.
+
+        The default is consumer-GROUP-INSTANCE. Without group.instance.id, a number
+        takes the place of INSTANCE; without group.id, GROUP is left out.
+        """
+        if self.client_id:
+            return self
+        last = settings.get("group.instance.id") or next(_consumers)
+        parts = ("consumer", settings["group.id"], last)
+        name = "-".join(str(part) for part in parts if part)
+        return self._replace(client_id=name)
 
 
 __all__ = [

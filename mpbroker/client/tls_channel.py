@@ -20,17 +20,17 @@ _TLS_VERSIONS: Final = {
 
 
 class TlsChannel:
-    """See `selector.Channel`."""
+    """A `selector.Channel` whose bytes are encrypted by TLS."""
 
     gathers = False
 
     def __init__(self, sock: socket.socket, host: str, context: ssl.SSLContext) -> None:
-        """Take a socket that is being connected.
+        """Make a channel over a socket that is being connected.
 
         Args:
-            sock: non-blocking.
+            sock: the socket, which is non-blocking.
             host: the name that was dialled; the broker's certificate must be for it.
-            context: the certificates to trust, and our own certificate.
+            context: the certificates to trust, and the client's own certificate.
         """
         self._socket = sock
         self._host = host

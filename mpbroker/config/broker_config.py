@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from mpbroker.base.config_def import (
     INT_MAX,
     LISTENER_PREFIX,
+    LONG_MAX,
     ConfigDef,
     ConfigError,
     ConfigType,
@@ -40,13 +41,16 @@ from mpbroker.base.config_def import (
 )
 from mpbroker.config.broker_key import BrokerKey, ListenerPools, Reader
 from mpbroker.config.consistency import (
+    check_cluster,
     check_directories,
     check_inter_broker,
     check_internal_topics,
+    check_remote_storage,
     check_request_sizes,
     check_values,
 )
 from mpbroker.config.cores import available_cores
+from mpbroker.config.kafka_keys import KEYS_WITHOUT_EFFECT
 from mpbroker.config.listeners import (
     AdvertisedEndPoint,
     EndPoint,
@@ -71,7 +75,7 @@ from mpbroker.config.metrics_settings import (
     default_attributes,
     default_endpoint,
     default_headers,
-    parse_metrics_listener,
+    parse_http_listener,
 )
 from mpbroker.config.plug_ins import RECEIVER_GROUP
 from mpbroker.config.resolution import Resolution, ResolvedValue
@@ -115,11 +119,13 @@ def _room_for_handlers(pools: ListenerPools) -> Validator:
 
 
 def _room_for_processors(pools: ListenerPools) -> Validator:
-    """Return the limits of num.network.threads, which each listener counts anew.
+    """Return the limits of num.network.threads, the processors of each listener.
 
     Raises:
         ConfigError: some listeners have so many processors of their own that too few
             are left for the other listeners.
+
+    Together the listeners may have MAX_PROCESSORS.
     """
     listeners, own = pools.listeners, pools.own_processors
     following = listeners - len(own)
@@ -143,10 +149,10 @@ def _room_for_processors(pools: ListenerPools) -> Validator:
 def _topic_default(
     name: str, kind: type[T], reader: Reader | None = None, more: str = ""
 ) -> BrokerKey[T]:
-    """Return the row of a key that supplies a default of topics.
+    """Return the broker's key that sets the default of a topic config.
 
     Args:
-        more: added to the documentation; what the broker itself does with the value.
+        more: text to add to the documentation: what the broker does with the value.
     """
     key = BROKER_LOG_DEF.key(name)
     assert type_of[key.type] is kind
@@ -161,9 +167,9 @@ class BrokerConfig:
     Besides one attribute for each key:
 
         endpoints: the listeners to open.
-        advertised: by listener name, the addresses that clients are told.
+        advertised: the addresses that clients are told, by listener name.
         warnings: sentences about settings that have no effect or are dangerous.
-        definition: the keys, with the defaults and limits that they have here.
+        definition: the keys, with their defaults and limits on this machine.
     """
 
     # -- processes, listeners and connections ------------------------------------------
@@ -269,6 +275,17 @@ class BrokerConfig:
         room=_room_for_handlers,
         importance=_HIGH,
         reader=Reader.POOLS,
+    )
+    max_partitions = BrokerKey(
+        "max.partitions",
+        _INT,
+        MAX_PARTITIONS,
+        "Partitions that may exist at once, those of internal topics included. Each has"
+        " a row of shared memory. The row of a deleted partition is used again when all"
+        " processes have let go of it, which takes some seconds. Topics that are"
+        " created because a client asks for them leave a quarter of the partitions to"
+        " CreateTopics. Not a setting of Kafka.",
+        validator=between(1, MAX_PARTITIONS),
     )
     background_threads = BrokerKey(
         "background.threads",
@@ -477,7 +494,7 @@ class BrokerConfig:
     )
     default_replication_factor = BrokerKey(
         "default.replication.factor",
-        _SHORT,
+        _INT,
         1,
         "Replicas of a new topic, if the request that creates it does not say. One"
         " broker holds one replica; the broker warns of any other value and uses 1.",
@@ -519,10 +536,10 @@ class BrokerConfig:
         "log.cleaner.threads",
         _INT,
         1,
-        "The housekeeper compacts one log at a time.",
-        validator=at_least(0),
-        reader=Reader.NONE,
-        has_effect=False,
+        "Processes that compact logs, each one log at a time. They share"
+        " log.cleaner.dedupe.buffer.size and log.cleaner.io.max.bytes.per.second.",
+        validator=between(0, 64),
+        reader=Reader.HOUSEKEEPER,
     )
     log_cleaner_backoff_ms = BrokerKey(
         "log.cleaner.backoff.ms",
@@ -610,6 +627,142 @@ class BrokerConfig:
         validator=at_least(1),
         importance=_LOW,
         has_effect=False,
+    )
+
+    # -- remote storage ----------------------------------------------------------------
+
+    remote_log_storage_system_enable = BrokerKey(
+        "remote.log.storage.system.enable",
+        _BOOLEAN,
+        False,
+        "Whether topics may keep closed segments in a remote store (tiered storage),"
+        " which they do with remote.storage.enable. It needs remote.storage.url.",
+    )
+    remote_storage_url = BrokerKey(
+        "remote.storage.url",
+        _STRING,
+        None,
+        "The remote store: s3://BUCKET/PREFIX, gs://, az:// or file:///DIRECTORY. It"
+        " belongs to this broker alone. Credentials, region and endpoint are taken from"
+        " the environment (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL...). Not a setting of"
+        " Kafka.",
+    )
+    remote_storage_cache_bytes = BrokerKey(
+        "remote.storage.cache.bytes",
+        _LONG,
+        1 << 30,
+        "Size of the files with what was read from the remote store last, in the data"
+        " directories. Not a setting of Kafka.",
+        validator=at_least(1),
+        reader=Reader.HOUSEKEEPER,
+    )
+    remote_log_manager_task_interval_ms = BrokerKey(
+        "remote.log.manager.task.interval.ms",
+        _LONG,
+        30_000,
+        "Time between two searches for segments to copy to the remote store, or to"
+        " delete there.",
+        validator=at_least(1),
+        reader=Reader.HOUSEKEEPER,
+    )
+    remote_metadata_interval_ms = BrokerKey(
+        "remote.metadata.interval.ms",
+        _LONG,
+        60_000,
+        "Shortest time between two copies of the metadata log and of the committed"
+        " offsets to the remote store, from which `mpbroker restore` makes a broker."
+        " Not a setting of Kafka.",
+        validator=at_least(1),
+        reader=Reader.HOUSEKEEPER,
+    )
+    remote_log_manager_copy_max_bytes_per_second = BrokerKey(
+        "remote.log.manager.copy.max.bytes.per.second",
+        _LONG,
+        LONG_MAX,
+        "Rate at which segments are copied to the remote store, at most.",
+        validator=at_least(1),
+        reader=Reader.HOUSEKEEPER,
+    )
+    remote_log_manager_fetch_max_bytes_per_second = BrokerKey(
+        "remote.log.manager.fetch.max.bytes.per.second",
+        _LONG,
+        LONG_MAX,
+        "Rate at which records are read from the remote store, at most.",
+        validator=at_least(1),
+        reader=Reader.HOUSEKEEPER,
+    )
+    remote_log_manager_task_retry_backoff_ms = BrokerKey(
+        "remote.log.manager.task.retry.backoff.ms",
+        _LONG,
+        500,
+        "Time after which the remote store is asked again when it has failed; it"
+        " doubles with each failure that follows.",
+        validator=at_least(1),
+    )
+    remote_log_manager_task_retry_backoff_max_ms = BrokerKey(
+        "remote.log.manager.task.retry.backoff.max.ms",
+        _LONG,
+        30_000,
+        "Longest time after which the remote store is asked again.",
+        validator=at_least(1),
+    )
+    remote_log_manager_task_retry_jitter = BrokerKey(
+        "remote.log.manager.task.retry.jitter",
+        _DOUBLE,
+        0.2,
+        "These times are longer or shorter by so much, as a part of them, by chance.",
+        validator=between(0, 0.5),
+    )
+    remote_log_reader_threads = BrokerKey(
+        "remote.log.reader.threads",
+        _INT,
+        10,
+        "How many pieces of 4 MiB are read from the remote store at a time.",
+        validator=between(1, 1000),
+        reader=Reader.HOUSEKEEPER,
+    )
+    remote_fetch_max_wait_ms = BrokerKey(
+        "remote.fetch.max.wait.ms",
+        _INT,
+        500,
+        "Longest time that a fetch waits for records from the remote store.",
+        validator=at_least(1),
+        reader=Reader.HANDLER,
+    )
+
+    # -- a cluster, under construction: docs/cluster.md --------------------------------
+
+    cluster_database_url = BrokerKey(
+        "cluster.database.url",
+        _PASSWORD,
+        None,
+        "PostgreSQL database of the cluster that this broker is a node of:"
+        " postgresql://USER@HOST[,HOST]/DATABASE, made by 'mpbroker cluster init'."
+        " Under construction. Not a setting of Kafka.",
+    )
+    diskless_storage_url = BrokerKey(
+        "diskless.storage.url",
+        _STRING,
+        None,
+        "The store of the cluster's objects, as its database names it:"
+        " s3://BUCKET/PREFIX, gs://, az:// or file:///DIRECTORY. Not a setting of"
+        " Kafka.",
+    )
+    diskless_append_commit_interval_ms = BrokerKey(
+        "diskless.append.commit.interval.ms",
+        _INT,
+        250,
+        "Longest time that records of shared topics wait for others to share an object"
+        " with them. Not a setting of Kafka.",
+        validator=at_least(1),
+    )
+    diskless_append_buffer_max_bytes = BrokerKey(
+        "diskless.append.buffer.max.bytes",
+        _INT,
+        8 * 1024 * 1024,
+        "Size of an object of shared topics from which on it does not wait for more"
+        " records. Not a setting of Kafka.",
+        validator=at_least(1),
     )
 
     # -- defaults of topics that the broker reads itself -------------------------------
@@ -737,9 +890,10 @@ class BrokerConfig:
         (
             "classic",
             "consumer",
+            "streams",
         ),
-        "Group protocols served: `classic` always, `consumer` if it is named, `share`"
-        " and `streams` never.",
+        "Group protocols served: `classic` and `share` always, `consumer` and"
+        " `streams` if they are named.",
         validator=list_of("classic", "consumer", "share", "streams"),
     )
     group_coordinator_threads = BrokerKey(
@@ -827,6 +981,329 @@ class BrokerConfig:
         "Which way a group may change its protocol while it has members: from"
         " `classic` to `consumer` (upgrade), back (downgrade), both or neither.",
         validator=one_of("disabled", "downgrade", "upgrade", "bidirectional"),
+    )
+
+    # -- streams groups ----------------------------------------------------------------
+
+    group_streams_session_timeout_ms = BrokerKey(
+        "group.streams.session.timeout.ms",
+        _INT,
+        45_000,
+        "Session timeout of a member of a streams group, unless its group has one"
+        " of its own.",
+        validator=at_least(1),
+    )
+    group_streams_min_session_timeout_ms = BrokerKey(
+        "group.streams.min.session.timeout.ms",
+        _INT,
+        45_000,
+        "Smallest `streams.session.timeout.ms` that a group may have.",
+        validator=at_least(1),
+        not_above="group.streams.max.session.timeout.ms",
+    )
+    group_streams_max_session_timeout_ms = BrokerKey(
+        "group.streams.max.session.timeout.ms",
+        _INT,
+        60_000,
+        "Largest `streams.session.timeout.ms` that a group may have.",
+        validator=at_least(1),
+    )
+    group_streams_heartbeat_interval_ms = BrokerKey(
+        "group.streams.heartbeat.interval.ms",
+        _INT,
+        5000,
+        "Time between the heartbeats of a member of a streams group, unless its"
+        " group has an interval of its own.",
+        validator=at_least(1),
+    )
+    group_streams_min_heartbeat_interval_ms = BrokerKey(
+        "group.streams.min.heartbeat.interval.ms",
+        _INT,
+        5000,
+        "Smallest `streams.heartbeat.interval.ms` that a group may have.",
+        validator=at_least(1),
+        not_above="group.streams.max.heartbeat.interval.ms",
+    )
+    group_streams_max_heartbeat_interval_ms = BrokerKey(
+        "group.streams.max.heartbeat.interval.ms",
+        _INT,
+        15_000,
+        "Largest `streams.heartbeat.interval.ms` that a group may have.",
+        validator=at_least(1),
+    )
+    group_streams_max_size = BrokerKey(
+        "group.streams.max.size",
+        _INT,
+        2_147_483_647,
+        "Most members of a streams group.",
+        validator=at_least(1),
+    )
+    group_streams_num_standby_replicas = BrokerKey(
+        "group.streams.num.standby.replicas",
+        _INT,
+        0,
+        "Standbys of each task with state, unless the group has a number of its own.",
+        validator=at_least(0),
+        not_above="group.streams.max.standby.replicas",
+    )
+    group_streams_max_standby_replicas = BrokerKey(
+        "group.streams.max.standby.replicas",
+        _INT,
+        2,
+        "Most `streams.num.standby.replicas` that a group may have.",
+        validator=at_least(0),
+    )
+    group_streams_initial_rebalance_delay_ms = BrokerKey(
+        "group.streams.initial.rebalance.delay.ms",
+        _INT,
+        3000,
+        "How long a new streams group waits for more members before its first"
+        " assignment, unless the group has a delay of its own.",
+        validator=at_least(0),
+    )
+    group_streams_assignment_interval_ms = BrokerKey(
+        "group.streams.assignment.interval.ms",
+        _INT,
+        1000,
+        "A target assignment is made with each change of a streams group.",
+        validator=at_least(0),
+        has_effect=False,
+        reader=Reader.NONE,
+    )
+    group_streams_min_assignment_interval_ms = BrokerKey(
+        "group.streams.min.assignment.interval.ms",
+        _INT,
+        0,
+        "A target assignment is made with each change of a streams group.",
+        validator=at_least(0),
+        has_effect=False,
+    )
+    group_streams_max_assignment_interval_ms = BrokerKey(
+        "group.streams.max.assignment.interval.ms",
+        _INT,
+        15_000,
+        "A target assignment is made with each change of a streams group.",
+        validator=at_least(0),
+        has_effect=False,
+    )
+
+    # -- share groups ------------------------------------------------------------------
+
+    group_share_session_timeout_ms = BrokerKey(
+        "group.share.session.timeout.ms",
+        _INT,
+        45_000,
+        "Session timeout of a member of a share group, unless its group has one"
+        " of its own.",
+        validator=at_least(1),
+    )
+    group_share_min_session_timeout_ms = BrokerKey(
+        "group.share.min.session.timeout.ms",
+        _INT,
+        45_000,
+        "Smallest `share.session.timeout.ms` that a group may have.",
+        validator=at_least(1),
+        not_above="group.share.max.session.timeout.ms",
+    )
+    group_share_max_session_timeout_ms = BrokerKey(
+        "group.share.max.session.timeout.ms",
+        _INT,
+        60_000,
+        "Largest `share.session.timeout.ms` that a group may have.",
+        validator=at_least(1),
+    )
+    group_share_heartbeat_interval_ms = BrokerKey(
+        "group.share.heartbeat.interval.ms",
+        _INT,
+        5000,
+        "Time between the heartbeats of a member of a share group, unless its"
+        " group has an interval of its own.",
+        validator=at_least(1),
+    )
+    group_share_min_heartbeat_interval_ms = BrokerKey(
+        "group.share.min.heartbeat.interval.ms",
+        _INT,
+        5000,
+        "Smallest `share.heartbeat.interval.ms` that a group may have.",
+        validator=at_least(1),
+        not_above="group.share.max.heartbeat.interval.ms",
+    )
+    group_share_max_heartbeat_interval_ms = BrokerKey(
+        "group.share.max.heartbeat.interval.ms",
+        _INT,
+        15_000,
+        "Largest `share.heartbeat.interval.ms` that a group may have.",
+        validator=at_least(1),
+    )
+    group_share_max_size = BrokerKey(
+        "group.share.max.size",
+        _INT,
+        200,
+        "Most members of a share group.",
+        validator=between(1, 1000),
+    )
+    group_share_assignors = BrokerKey(
+        "group.share.assignors",
+        _LIST,
+        ("simple",),
+        "Assignors of share groups; there is one.",
+        validator=some_of("simple"),
+        has_effect=False,
+    )
+    group_share_max_share_sessions = BrokerKey(
+        "group.share.max.share.sessions",
+        _INT,
+        2000,
+        "Most share sessions: members of share groups that fetch.",
+        validator=at_least(1),
+    )
+    group_share_delivery_count_limit = BrokerKey(
+        "group.share.delivery.count.limit",
+        _INT,
+        5,
+        "Most deliveries of a record to a share group, unless its group has a"
+        " limit of its own.",
+        validator=between(2, 10),
+    )
+    group_share_min_delivery_count_limit = BrokerKey(
+        "group.share.min.delivery.count.limit",
+        _INT,
+        2,
+        "Smallest `share.delivery.count.limit` that a group may have.",
+        validator=between(2, 5),
+        not_above="group.share.max.delivery.count.limit",
+    )
+    group_share_max_delivery_count_limit = BrokerKey(
+        "group.share.max.delivery.count.limit",
+        _INT,
+        10,
+        "Largest `share.delivery.count.limit` that a group may have.",
+        validator=between(5, 25),
+    )
+    group_share_record_lock_duration_ms = BrokerKey(
+        "group.share.record.lock.duration.ms",
+        _INT,
+        30_000,
+        "How long a member of a share group may keep a record before it is"
+        " delivered again, unless its group has a time of its own.",
+        validator=between(1000, 3_600_000),
+    )
+    group_share_min_record_lock_duration_ms = BrokerKey(
+        "group.share.min.record.lock.duration.ms",
+        _INT,
+        15_000,
+        "Smallest `share.record.lock.duration.ms` that a group may have.",
+        validator=between(1000, 30_000),
+        not_above="group.share.max.record.lock.duration.ms",
+    )
+    group_share_max_record_lock_duration_ms = BrokerKey(
+        "group.share.max.record.lock.duration.ms",
+        _INT,
+        60_000,
+        "Largest `share.record.lock.duration.ms` that a group may have.",
+        validator=between(30_000, 3_600_000),
+    )
+    group_share_partition_max_record_locks = BrokerKey(
+        "group.share.partition.max.record.locks",
+        _INT,
+        2000,
+        "Most records of a partition that are delivered to a share group and"
+        " not finished, unless its group has a limit of its own.",
+        validator=between(100, 10_000),
+    )
+    group_share_min_partition_max_record_locks = BrokerKey(
+        "group.share.min.partition.max.record.locks",
+        _INT,
+        100,
+        "Smallest `share.partition.max.record.locks` that a group may have.",
+        validator=between(100, 2000),
+        not_above="group.share.max.partition.max.record.locks",
+    )
+    group_share_max_partition_max_record_locks = BrokerKey(
+        "group.share.max.partition.max.record.locks",
+        _INT,
+        4000,
+        "Largest `share.partition.max.record.locks` that a group may have.",
+        validator=between(2000, 10_000),
+    )
+    group_share_assignment_interval_ms = BrokerKey(
+        "group.share.assignment.interval.ms",
+        _INT,
+        1000,
+        "A target assignment is made with each change of a share group.",
+        validator=at_least(0),
+        has_effect=False,
+        reader=Reader.NONE,
+    )
+    group_share_min_assignment_interval_ms = BrokerKey(
+        "group.share.min.assignment.interval.ms",
+        _INT,
+        0,
+        "A target assignment is made with each change of a share group.",
+        validator=at_least(0),
+        has_effect=False,
+    )
+    group_share_max_assignment_interval_ms = BrokerKey(
+        "group.share.max.assignment.interval.ms",
+        _INT,
+        15_000,
+        "A target assignment is made with each change of a share group.",
+        validator=at_least(0),
+        has_effect=False,
+    )
+    share_coordinator_state_topic_num_partitions = BrokerKey(
+        "share.coordinator.state.topic.num.partitions",
+        _INT,
+        # Each turn of the coordinator forces to disk all the logs to which it has
+        # written. With 50 partitions that is about one log for each request that
+        # acknowledges. CPU of a ShareFetch by 50 consumers, in turns: 353 us with 50
+        # partitions, 296 with 8, 280 with 4, 247 with 1; that of a Fetch: 153. Kafka
+        # does not wait for its disk.
+        4,
+        "Partitions of __share_group_state, the topic that holds the state of"
+        " share groups in their partitions (Kafka's default is 50). An acknowledgement"
+        " is answered when it is on disk; the fewer partitions, the more of them share"
+        " a sync. A topic that exists keeps its number.",
+        validator=between(1, MAX_PARTITIONS),
+    )
+    share_coordinator_state_topic_replication_factor = BrokerKey(
+        "share.coordinator.state.topic.replication.factor",
+        _SHORT,
+        1,
+        "Replicas of __share_group_state (Kafka's default is 3). One broker"
+        " holds one replica; the broker warns of any other value and uses 1.",
+        validator=at_least(1),
+    )
+    share_coordinator_state_topic_min_isr = BrokerKey(
+        "share.coordinator.state.topic.min.isr",
+        _SHORT,
+        1,
+        "The min.insync.replicas of __share_group_state (Kafka's default is 2)."
+        " DescribeConfigs shows it; it has no effect, as one broker has one"
+        " replica.",
+        validator=at_least(1),
+    )
+    share_coordinator_state_topic_segment_bytes = BrokerKey(
+        "share.coordinator.state.topic.segment.bytes",
+        _INT,
+        104_857_600,
+        "Segment size of __share_group_state.",
+        validator=at_least(1),
+    )
+    share_coordinator_load_buffer_size = BrokerKey(
+        "share.coordinator.load.buffer.size",
+        _INT,
+        5_242_880,
+        "Bytes read at a time when the state of share groups is loaded at the start.",
+        validator=at_least(1),
+    )
+    share_coordinator_snapshot_update_records_per_snapshot = BrokerKey(
+        "share.coordinator.snapshot.update.records.per.snapshot",
+        _INT,
+        500,
+        "Changes of a share group's state in a partition that are written"
+        " before the whole state is written again.",
+        validator=between(0, 500),
     )
 
     # -- transactions ------------------------------------------------------------------
@@ -935,6 +1412,37 @@ class BrokerConfig:
         "Whether every client may use a resource that no ACL names.",
     )
 
+    # -- delegation tokens -------------------------------------------------------------
+
+    delegation_token_secret_key = BrokerKey(
+        "delegation.token.secret.key",
+        _PASSWORD,
+        None,
+        "Secret by which delegation tokens are made and checked. Without it there are"
+        " none. Another secret makes the tokens that exist useless.",
+    )
+    delegation_token_max_lifetime_ms = BrokerKey(
+        "delegation.token.max.lifetime.ms",
+        _LONG,
+        604_800_000,
+        "Longest lifetime of a delegation token, however often it is renewed.",
+        validator=at_least(1),
+    )
+    delegation_token_expiry_time_ms = BrokerKey(
+        "delegation.token.expiry.time.ms",
+        _LONG,
+        86_400_000,
+        "How long a delegation token is valid after it was made or renewed.",
+        validator=at_least(1),
+    )
+    delegation_token_expiry_check_interval_ms = BrokerKey(
+        "delegation.token.expiry.check.interval.ms",
+        _LONG,
+        3_600_000,
+        "How often delegation tokens that have expired are removed.",
+        validator=at_least(1),
+    )
+
     # -- TLS and SASL ------------------------------------------------------------------
 
     sasl_enabled_mechanisms = BrokerKey(
@@ -1033,7 +1541,9 @@ class BrokerConfig:
         "A key store is read as PEM, whatever type is set.",
         reader=Reader.SECURITY,
         per_listener=True,
+        only_per_listener=True,
         has_effect=False,
+        holds_anyway="PEM",
     )
     ssl_keystore_location = BrokerKey(
         "ssl.keystore.location",
@@ -1043,6 +1553,7 @@ class BrokerConfig:
         " when it changes.",
         reader=Reader.SECURITY,
         per_listener=True,
+        only_per_listener=True,
     )
     ssl_keystore_password = BrokerKey(
         "ssl.keystore.password",
@@ -1051,6 +1562,7 @@ class BrokerConfig:
         "Only the private key in a PEM file may be encrypted: see ssl.key.password.",
         reader=Reader.SECURITY,
         per_listener=True,
+        only_per_listener=True,
         has_effect=False,
     )
     ssl_keystore_key = BrokerKey(
@@ -1060,6 +1572,7 @@ class BrokerConfig:
         "The private key itself, in PEM.",
         reader=Reader.SECURITY,
         per_listener=True,
+        only_per_listener=True,
     )
     ssl_keystore_certificate_chain = BrokerKey(
         "ssl.keystore.certificate.chain",
@@ -1068,6 +1581,7 @@ class BrokerConfig:
         "The certificate chain itself, in PEM.",
         reader=Reader.SECURITY,
         per_listener=True,
+        only_per_listener=True,
     )
     ssl_key_password = BrokerKey(
         "ssl.key.password",
@@ -1076,6 +1590,7 @@ class BrokerConfig:
         "Password of the private key.",
         reader=Reader.SECURITY,
         per_listener=True,
+        only_per_listener=True,
     )
     ssl_truststore_type = BrokerKey(
         "ssl.truststore.type",
@@ -1084,7 +1599,9 @@ class BrokerConfig:
         "A trust store is read as PEM, whatever type is set.",
         reader=Reader.SECURITY,
         per_listener=True,
+        only_per_listener=True,
         has_effect=False,
+        holds_anyway="PEM",
     )
     ssl_truststore_location = BrokerKey(
         "ssl.truststore.location",
@@ -1094,6 +1611,7 @@ class BrokerConfig:
         " It is read again when it changes.",
         reader=Reader.SECURITY,
         per_listener=True,
+        only_per_listener=True,
     )
     ssl_truststore_password = BrokerKey(
         "ssl.truststore.password",
@@ -1102,6 +1620,7 @@ class BrokerConfig:
         "Certificates in PEM have no password.",
         reader=Reader.SECURITY,
         per_listener=True,
+        only_per_listener=True,
         has_effect=False,
     )
     ssl_truststore_certificates = BrokerKey(
@@ -1111,6 +1630,7 @@ class BrokerConfig:
         "The trusted certificates themselves, in PEM.",
         reader=Reader.SECURITY,
         per_listener=True,
+        only_per_listener=True,
     )
     ssl_principal_mapping_rules = BrokerKey(
         "ssl.principal.mapping.rules",
@@ -1297,6 +1817,42 @@ class BrokerConfig:
         " There is no authentication: keep the address on loopback or in a network"
         " that you trust. Not a setting of Kafka.",
     )
+    console_listeners = BrokerKey(
+        "console.listeners",
+        _LIST,
+        (),
+        "Address of the console, as HTTP://host:port on loopback, or as"
+        " HTTPS://host:port with the certificate of ssl.keystore.location; at most one."
+        " If it is not set, there is no console. Port 0 lets the system choose. Users"
+        " log in with user and password of a SASL listener, and ACLs decide what they"
+        " see and do. Without such a listener there is no login: the console is"
+        " User:ANONYMOUS of a PLAINTEXT listener. Not a setting of Kafka.",
+    )
+    console_schema_registry_url = BrokerKey(
+        "console.schema.registry.url",
+        _LIST,
+        (),
+        "Addresses of one schema registry, as http://host:port or https://host:port:"
+        " the console shows values in the format of Confluent's serializers by its"
+        " schemas. The first address that answers is used. Needs pip install"
+        " 'mpbroker-server[registry]'. Whoever may read a message sees it by whatever"
+        " schema it names. Not a setting of Kafka.",
+    )
+    console_schema_registry_basic_auth_user_info = BrokerKey(
+        "console.schema.registry.basic.auth.user.info",
+        _PASSWORD,
+        None,
+        "The login at console.schema.registry.url, as user:password. Not a setting of"
+        " Kafka.",
+    )
+    console_schema_registry_ssl_truststore_location = BrokerKey(
+        "console.schema.registry.ssl.truststore.location",
+        _STRING,
+        None,
+        "File with the certificates, in PEM, that console.schema.registry.url may be"
+        " signed by; if it is not set, those that the system trusts. Not a setting of"
+        " Kafka.",
+    )
     metrics_kafka_names_enable = BrokerKey(
         "metrics.kafka.names.enable",
         _BOOLEAN,
@@ -1322,12 +1878,20 @@ class BrokerConfig:
         " little more than twice this. Not a setting of Kafka.",
         validator=at_least(1),
     )
+    slow_request_log_path = BrokerKey(
+        "slow.request.log.path",
+        _STRING,
+        None,
+        "File for requests that took slow.request.log.threshold.ms or longer, as that"
+        " of request.log.path, which has all requests then. Not a setting of Kafka.",
+    )
     slow_request_log_threshold_ms = BrokerKey(
         "slow.request.log.threshold.ms",
         _LONG,
         0,
-        "Shortest total time of a request that is written to request.log.path; 0: all"
-        " are written. Not a setting of Kafka.",
+        "Shortest total time of a request that is written to slow.request.log.path or,"
+        " if that is not set, to request.log.path; 0: all are written. Not a setting of"
+        " Kafka.",
         validator=at_least(0),
         reader=Reader.EXPORTER,
     )
@@ -1438,6 +2002,23 @@ class BrokerConfig:
         " of mpbroker.extensions.ClientTelemetryReceiver. Not a setting of Kafka.",
     )
 
+    # -- values from elsewhere ---------------------------------------------------------
+
+    config_providers = BrokerKey(
+        "config.providers",
+        _LIST,
+        (),
+        "Names of config providers: ${NAME:PATH:KEY} in a value stands for a value in a"
+        " file, ${env:KEY} for a variable. config.providers.NAME.class has to be"
+        " org.apache.kafka.common.config.provider.FileConfigProvider,"
+        " DirectoryConfigProvider or EnvVarConfigProvider; with"
+        " config.providers.NAME.param.allowed.paths the first two read nothing outside"
+        " these paths, with config.providers.NAME.param.allowlist.pattern the third"
+        " reads only variables whose whole name matches. A dynamic config is not"
+        " searched for such values.",
+        importance=_LOW,
+    )
+
     # -- the configuration itself ------------------------------------------------------
 
     endpoints: tuple[EndPoint, ...]
@@ -1460,12 +2041,14 @@ class BrokerConfig:
         """Resolve and check settings; load() reads them from their sources first.
 
         Args:
-            settings: of all sources, in any order.
-            environ: the environment, which some defaults are computed of.
-            cores: cores that the broker may keep busy; some defaults depend on it.
+            settings: the settings of all sources, in any order.
+            environ: the environment, from which some defaults are computed.
+            cores: the number of cores that the broker may keep busy; some defaults
+                depend on it.
 
         Raises:
-            ConfigError: names the setting, its value, the limit and what to do.
+            ConfigError: a setting is wrong; the message has its name, its value, the
+                limit and what to do.
         """
         definition, notes = _keys_on(cores, environ)
         resolution = Resolution(definition)
@@ -1505,9 +2088,12 @@ class BrokerConfig:
         raise AttributeError(f"the configuration is immutable: cannot delete {name}")
 
     def with_values(self, values: Mapping[str, ConfigValue]) -> BrokerConfig:
-        """Return this configuration with other values of some attributes.
+        """Return a copy of this configuration, with other values of some attributes.
 
-        resolved(), static_texts() and broker_values() return what they did before.
+        The copy's resolved(), static_texts() and broker_values() return the old values.
+
+        Args:
+            values: the other values, by Kafka's names of the keys.
         """
         changed = object.__new__(type(self))
         attributes = {**self.attributes, **values}
@@ -1536,24 +2122,31 @@ class BrokerConfig:
         An argument counts before the environment, which counts before the file.
 
         Args:
-            arguments: by key, the texts of key=value on the command line.
-            file: TOML or Java properties, or None.
+            arguments: the texts of key=value on the command line, by key.
+            file: a file of TOML or Java properties; None: there is none.
             environ: the environment; the variable MPBROKER_LOG_DIRS sets log.dirs.
-            cores: cores that the broker may keep busy; None: ask the system.
+            cores: the number of cores that the broker may keep busy; None: ask the
+                system.
 
         Raises:
-            ConfigError: names the setting, its value, the limit and what to do.
+            ConfigError: a setting is wrong; the message has its name, its value, the
+                limit and what to do.
         """
         settings = settings_of_file(file) if file is not None else []
         settings += settings_of_environment(environ)
         settings += settings_of_arguments(arguments)
+        if any(setting.name.startswith("config.providers") for setting in settings):
+            # Imported here: most brokers have no providers.
+            from mpbroker.config.providers import with_provided_values
+
+            settings = with_provided_values(settings, environ)
         config = cls(settings, environ=environ, cores=cores or available_cores())
         again = partial(cls.load, arguments, file, environ, cores=cores)
         object.__setattr__(config, "_load_again", again)
         return config
 
     def load_again(self) -> BrokerConfig:
-        """Return the configuration of the same sources as they are now.
+        """Read the same sources again, and return the configuration that they give now.
 
         Raises:
             ConfigError: see load(); this configuration stays as it is.
@@ -1562,21 +2155,26 @@ class BrokerConfig:
 
     @property
     def has_telemetry_receiver(self) -> bool:
-        """Whether something receives clients' metrics; if not, none are asked for."""
+        """Whether clients are asked for their metrics: a setting names a receiver."""
         return bool(
             self.client_telemetry_log_path or self.client_telemetry_receiver_class_name
         )
 
     def resolved(self, name: str) -> ResolvedValue:
-        """Return the value of a key, and where it comes from.
+        """Return the value of a key, and where it was set.
+
+        It is that of the broker, and not that of one listener.
 
         Raises:
-            ConfigError: no such key.
+            ConfigError: there is no such key.
         """
         return self._resolved[self.definition.key(name).name]
 
     def static_texts(self) -> dict[str, str]:
-        """Return by key the texts that were set, which DescribeConfigs calls static."""
+        """Return the texts of the settings that are set, by key.
+
+        DescribeConfigs calls these settings static.
+        """
         texts = {
             name: entry.text
             for name, entry in self._resolved.items()
@@ -1619,7 +2217,10 @@ class BrokerConfig:
         return {name: entry.value for name, entry in self._resolved.items()}
 
     def log_defaults(self) -> dict[str, ConfigValue]:
-        """Return the defaults of topics, by topic key."""
+        """Return the defaults that the broker's settings give to topic configs.
+
+        The keys of the result are names of topic configs.
+        """
         return defaults_of_broker(self.broker_values())
 
     def connection_overrides(self) -> dict[str, int]:
@@ -1652,9 +2253,9 @@ class BrokerConfig:
         return parse_listeners(wanted, protocols, key=key)
 
     def own_processors(self) -> dict[str, int]:
-        """Return by listener name the numbers of processors that listeners have set.
+        """Return the number of processors of each listener that has its own number.
 
-        Each other listener has num.network.threads.
+        Every other listener has num.network.threads. The control plane has one.
         """
         own = {}
         for endpoint in self.endpoints:
@@ -1673,7 +2274,12 @@ class BrokerConfig:
         )
 
     def _check_together(self) -> None:
-        parse_metrics_listener(self.metrics_listeners)
+        parse_http_listener("metrics.listeners", self.metrics_listeners)
+        if self.console_listeners:
+            # Imported here: most brokers have no console.
+            from mpbroker.config.console_settings import check_console
+
+            check_console(self)
         check_otlp(self.otlp_endpoint, self.otlp_headers, self.otlp_resource_attributes)
         check_planes(
             self.endpoints,
@@ -1689,8 +2295,14 @@ class BrokerConfig:
             self.socket_request_max_bytes, self.queued_max_request_bytes
         )
         check_directories(self.log_dirs)
+        check_remote_storage(
+            self.remote_log_storage_system_enable, self.remote_storage_url
+        )
+        check_cluster(self.cluster_database_url, self.diskless_storage_url)
         check_internal_topics(
-            self.offsets_topic_num_partitions, self.transaction_state_log_num_partitions
+            self.offsets_topic_num_partitions,
+            self.transaction_state_log_num_partitions,
+            self.share_coordinator_state_topic_num_partitions,
         )
 
     def _replication_warnings(self) -> list[str]:
@@ -1701,6 +2313,7 @@ class BrokerConfig:
                 "default.replication.factor",
                 "offsets.topic.replication.factor",
                 "transaction.state.log.replication.factor",
+                "share.coordinator.state.topic.replication.factor",
             )
             if (entry := self._resolved[name]).value != 1
         ]
@@ -1709,7 +2322,10 @@ class BrokerConfig:
 def _keys_on(
     cores: int, environ: Mapping[str, str]
 ) -> tuple[ConfigDef, dict[str, list[str]]]:
-    """Return the keys with their defaults on a machine, and warnings by key."""
+    """Return all keys with their defaults on this machine, and warnings by key.
+
+    A warning says that an environment variable cannot be used for a default.
+    """
     notes: dict[str, list[str]] = {}
     keys = []
     for key in BROKER_CONFIG_DEF:
@@ -1727,14 +2343,11 @@ def _absolute(path: str) -> str:
 
 BROKER_CONFIG_DEF: Final = ConfigDef(
     "setting",
-    {
-        **{key.name: BrokerKey.of_topics(key) for key in BROKER_LOG_DEF},
-        **{
-            row.name: row
-            for row in vars(BrokerConfig).values()
-            if isinstance(row, BrokerKey)
-        },
-    }.values(),
+    [
+        *KEYS_WITHOUT_EFFECT,
+        *(BrokerKey.of_topics(key) for key in BROKER_LOG_DEF),
+        *(row for row in vars(BrokerConfig).values() if isinstance(row, BrokerKey)),
+    ],
 )
 
 HANDLERS_KEY: Final = BrokerConfig.num_io_threads.name

@@ -1,8 +1,8 @@
 """BrokerKey: a row of the table of the broker's settings.
 
-Beside what every key says, a row of the broker says which processes read a new value
-while the broker serves, and so whether the value can change then. The table itself is
-BrokerConfig (broker_config.py).
+In addition to what every ConfigKey says, a row of the broker says which processes read
+a new value while the broker serves, and so whether the value can change then. The table
+itself is BrokerConfig (broker_config.py).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from mpbroker.config.machine import Computed, Machine
 
 
 class Reader(Enum):
-    """The processes that read a setting, and the way in which a new value gets there.
+    """The processes that read a setting, and how a new value gets there.
 
     Kafka's documentation calls some keys dynamic ("cluster-wide", "per-broker"). Here
     more keys are: if the processes of a role read a key when they start, new processes
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     Text = Literal[ConfigType.STRING, ConfigType.PASSWORD]
 
     class BrokerColumns(Columns, total=False):
-        """The columns that a row may leave out; see BrokerKey for what they mean."""
+        """The arguments of a BrokerKey that may be left out; it has their meanings."""
 
         reader: Reader
         room: Callable[[ListenerPools], Validator]
@@ -80,11 +80,12 @@ T = TypeVar("T")
 
 
 class ListenerPools:
-    """The part of a broker's listeners that limits the numbers of its processes.
+    """The facts about a broker's listeners that limit the numbers of its processes.
 
     Attributes:
-        listeners: how many there are.
-        own_processors: by name, the numbers of processors that listeners have set.
+        listeners: the number of listeners.
+        own_processors: the number of processors of each listener that has its own
+            number, by name.
         has_control_plane: whether a listener has a handler of its own.
     """
 
@@ -107,15 +108,15 @@ _SMALLEST: Final = Machine(1, {})
 class BrokerKey(ConfigKey, Generic[T]):
     """One setting of the broker, and the attribute of BrokerConfig with its value.
 
-    A descriptor: on the class it is the row, on a configuration the value. Its columns
-    beside ConfigKey's:
+    A descriptor: ``BrokerConfig.num_io_threads`` is the key, and the same attribute of
+    a configuration is its value. Its columns beside ConfigKey's:
 
         default: it may be Computed. Until the machine is known (see `on`), it is the
             default on a machine with one core and an empty environment.
         reader: the processes that read a new value while the broker serves; None: a
             new value counts from the next start on.
-        room: gives the limits that follow from the listeners; they replace
-            ``validator``.
+        room: a function that returns the limits that follow from the listeners; they
+            replace ``validator``.
     """
 
     computed: Computed[Any] | None = None
@@ -206,7 +207,7 @@ class BrokerKey(ConfigKey, Generic[T]):
         documentation: str,
         **columns: Unpack[BrokerColumns],
     ) -> None:
-        # Not by ConfigKey.__init__(), which does not have our columns.
+        # Not by ConfigKey.__init__(), which does not know a BrokerKey's columns.
         self.__dict__.update(
             columns, name=name, type=type, default=default, meaning=documentation
         )
@@ -218,11 +219,11 @@ class BrokerKey(ConfigKey, Generic[T]):
 
     @classmethod
     def of_topics(cls, key: ConfigKey, reader: Reader | None = None) -> BrokerKey[Any]:
-        """Return the row of a key that supplies a default of topics.
+        """Return the broker's key for a default of topics, made from its ConfigKey.
 
         Args:
-            reader: the processes that read the value, too; None: only the views of
-                the metadata log do, which every process has.
+            reader: further processes that read the value; None: it is read only through
+                the view of the metadata log, which every process has.
         """
         if reader is None and key.update_mode is UpdateMode.CLUSTER_WIDE:
             reader = Reader.TOPICS
@@ -243,23 +244,29 @@ class BrokerKey(ConfigKey, Generic[T]):
 
     @property
     def documentation(self) -> str:
-        """What users are told; with the rule, if the default is computed."""
+        """The text for users, with the rule of the default if that is computed."""
         told = super().documentation
         return f"{told} Default: {self.computed.rule}." if self.computed else told
 
     def on(self, machine: Machine) -> Self:
-        """Return this key with its default on a machine."""
+        """Return this key with the default that it has on a given machine.
+
+        Only a computed default differs from machine to machine.
+        """
         if self.computed is None:
             return self
         return self.with_default(self.computed.value(machine, self))
 
     def beside(self, pools: ListenerPools) -> Self:
-        """Return this key with the limits that follow from the listeners."""
+        """Return this key with the limits that follow from the broker's listeners."""
         return self if self.room is None else self.with_validator(self.room(pools))
 
 
 def reader_of(key: ConfigKey) -> Reader | None:
-    """Return the reader of a key; None: a new value counts from the next start on."""
+    """Return the processes that read a key's new value while the broker serves.
+
+    None: a new value counts from the next start on.
+    """
     return key.reader if isinstance(key, BrokerKey) else None
 
 
@@ -269,7 +276,10 @@ _NOT_TOLD: Final = (None, Reader.TOPICS, Reader.SECURITY)
 
 
 def told_keys(definition: ConfigDef) -> list[BrokerKey[Any]]:
-    """Return the keys whose new values the supervisor brings to processes."""
+    """Return the keys whose new values processes get from the supervisor.
+
+    Processes find new values of all other keys by themselves, or at the next start.
+    """
     return [
         key
         for key in definition

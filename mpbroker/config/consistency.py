@@ -1,4 +1,4 @@
-"""Check settings that are accepted alone and may contradict each other."""
+"""Check that settings do not contradict each other; each alone is accepted."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from mpbroker.ipc.layout import MAX_PARTITIONS
 
 
 def check_values(definition: ConfigDef, value: Callable[[str], ConfigValue]) -> None:
-    """Check what may change while the broker serves, too.
+    """Check that the settings which can change while the broker serves agree.
 
     Args:
-        value: returns a setting's value by its name.
+        value: a function that returns a setting's value by its name.
 
     Raises:
         ConfigError: two values contradict each other.
@@ -57,8 +57,55 @@ def check_request_sizes(request: int, queued: int) -> None:
         )
 
 
+def check_remote_storage(is_enabled: bool, url: str | None) -> None:
+    """Raise ConfigError if remote storage is enabled and has no usable URL."""
+    if is_enabled and not url:
+        raise ConfigError(
+            "remote.log.storage.system.enable=true: remote.storage.url is not set; name"
+            " a place, such as s3://BUCKET/PREFIX or file:///DIRECTORY"
+        )
+    if url:
+        _check_store("remote.storage.url", url)
+
+
+def check_cluster(database_url: str | None, storage_url: str | None) -> None:
+    """Raise ConfigError if the URL of a cluster's database or store is unusable."""
+    if storage_url:
+        _check_store("diskless.storage.url", storage_url)
+    if not database_url:
+        if storage_url:
+            raise ConfigError(
+                "diskless.storage.url: cluster.database.url is not set; name the"
+                " database of the cluster whose objects are there"
+            )
+        return
+    if not database_url.startswith(("postgresql://", "postgres://")):
+        raise ConfigError(
+            "cluster.database.url: not a URL of PostgreSQL; it must begin with"
+            " postgresql://"
+        )
+    if not storage_url:
+        raise ConfigError(
+            "cluster.database.url: diskless.storage.url is not set; name the place that"
+            " 'mpbroker cluster status' shows"
+        )
+
+
+def _check_store(name: str, url: str) -> None:
+    if not re.fullmatch(r"(s3|s3a|gs|az|azure|abfss?|file)://.+", url):
+        raise ConfigError(
+            f"{name}={url}: not a URL of a store; it must begin with"
+            " s3://, gs://, az:// or file:///"
+        )
+    if re.match(r"[^/]*//[^/]*@", url):
+        raise ConfigError(
+            f"{name}: has a user or a password; credentials are taken from the"
+            " environment"
+        )
+
+
 def check_directories(paths: Sequence[str]) -> None:
-    """Raise ConfigError if log.dirs is empty, names one twice, or is not UTF-8."""
+    """Raise ConfigError if log.dirs is empty, has duplicates, or is not UTF-8."""
     if not paths:
         raise ConfigError("log.dirs: no directory is named; name at least one")
     for path in paths:
@@ -71,16 +118,19 @@ def check_directories(paths: Sequence[str]) -> None:
         raise ConfigError(f"log.dirs={','.join(paths)}: a directory is named twice")
 
 
-def check_internal_topics(offsets: int, transactions: int) -> None:
+def check_internal_topics(offsets: int, transactions: int, share_states: int) -> None:
     """Raise ConfigError if the coordinator's topics have too many partitions together.
 
     Args:
         offsets: offsets.topic.num.partitions.
         transactions: transaction.state.log.num.partitions.
+        share_states: share.coordinator.state.topic.num.partitions.
     """
-    if offsets + transactions > MAX_PARTITIONS:
+    if offsets + transactions + share_states > MAX_PARTITIONS:
         raise ConfigError(
-            f"offsets.topic.num.partitions={offsets} and"
-            f" transaction.state.log.num.partitions={transactions}: together above"
-            f" {MAX_PARTITIONS}, the most partitions that a broker can have; lower one"
+            f"offsets.topic.num.partitions={offsets},"
+            f" transaction.state.log.num.partitions={transactions} and"
+            f" share.coordinator.state.topic.num.partitions={share_states}: together"
+            f" above {MAX_PARTITIONS}, the most partitions that a broker can have;"
+            " lower one"
         )

@@ -35,7 +35,10 @@ def available_cores(
 
 
 def _cgroup_directories(root: str, membership: str) -> list[str]:
-    """Return the directories of the process's cgroup and of all cgroups above it."""
+    """Return the directories with the files of a process's cgroups.
+
+    Those of all cgroups above them are included, since each may have a limit.
+    """
     directories = []
     for line in (_read(membership) or "").splitlines():
         _, _, rest = line.partition(":")

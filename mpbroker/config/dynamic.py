@@ -1,4 +1,4 @@
-"""DynamicConfig: the values of settings now; dynamic values count before static ones.
+"""DynamicConfig: a broker's settings now; dynamic values count before static ones.
 
 The order is Kafka's. The dynamic value of this broker counts first, then the dynamic
 value of all brokers, then the value that the broker was started with, then the default.
@@ -24,7 +24,8 @@ from mpbroker.config.broker_key import told_keys
 
 _LOG = get_logger(__name__)
 
-# Returns the dynamic configs of a broker, given its id; of all brokers, given "".
+# A function that returns the dynamic configs: for a broker's id those of that broker,
+# for "" those of all brokers.
 Overrides = Callable[[str], Mapping[str, str]]
 
 
@@ -33,7 +34,7 @@ class DynamicConfig:
 
     Args:
         config: the settings that the broker was started with.
-        overrides: returns the dynamic configs in the metadata log.
+        overrides: a function that returns the dynamic configs in the metadata log.
     """
 
     def __init__(self, config: BrokerConfig, overrides: Overrides) -> None:
@@ -42,23 +43,27 @@ class DynamicConfig:
         self._refused: set[tuple[str, str]] = set()
 
     def value(self, name: str) -> ConfigValue:
-        """Return a setting of the broker.
+        """Return the value that a setting of the broker has now.
 
         Raises:
-            ConfigError: no such key.
+            ConfigError: there is no such key.
         """
         found = self._dynamic(name, self.config.definition.key(name))
         return self.config.resolved(name).value if found is None else found
 
     def for_listener(self, listener: str, name: str) -> ConfigValue:
-        """Return a setting of one listener: its own, else the broker's."""
+        """Return the value that a setting has now for one listener.
+
+        It is the listener's own value, or else the broker's.
+        """
         found = self.own_of_listener(listener, name)
         return self.value(name) if found is None else found
 
     def for_mechanism(self, listener: str, mechanism: str, name: str) -> ConfigValue:
-        """Return a setting of a SASL mechanism of a listener.
+        """Return the value that a setting has now for a SASL mechanism of a listener.
 
-        It is the mechanism's own, else the listener's own, else the broker's.
+        It is the mechanism's own value, or else the listener's own, or else the
+        broker's.
         """
         full = f"{LISTENER_PREFIX}{listener.lower()}.{mechanism.lower()}.{name}"
         found = self._dynamic(full, self.config.definition.key(name))
@@ -67,7 +72,7 @@ class DynamicConfig:
         return self.for_listener(listener, name) if found is None else found
 
     def own_of_listener(self, listener: str, name: str) -> ConfigValue:
-        """Return the value set for one listener alone, or None."""
+        """Return the value that is set now for one listener alone, or None."""
         key = self.config.definition.key(name).of_listener()
         if name == PROCESSORS_KEY and self._is_control_plane(listener):
             return 1
@@ -75,10 +80,10 @@ class DynamicConfig:
         return self.config.own_value(listener, name) if found is None else found
 
     def integer(self, name: str, listener: str | None = None) -> int:
-        """Return a setting that is a whole number.
+        """Return the value that a setting has now, which is a whole number.
 
         Args:
-            listener: whose value is wanted; None: the broker's.
+            listener: the listener whose value is wanted; None: the broker's value.
         """
         value = (
             self.value(name) if listener is None else self.for_listener(listener, name)
@@ -87,9 +92,9 @@ class DynamicConfig:
         return value
 
     def effective(self) -> BrokerConfig:
-        """Return the settings with the values that they have now as attributes.
+        """Return a configuration whose attributes have the values that count now.
 
-        resolved(), static_texts() and broker_values() return the values that the
+        Its resolved(), static_texts() and broker_values() return the values that the
         broker was started with.
         """
         told = told_keys(self.config.definition)

@@ -1,4 +1,4 @@
-"""Check dynamic configs, all taken together, before they are written to the log."""
+"""Check all dynamic configs together, before they go to the metadata log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from mpbroker.ipc.layout import MAX_PROCESSORS
 
 
 def checked_definition(config: BrokerConfig) -> ConfigDef:
-    """Return the broker's keys, with a check of the dynamic configs taken together."""
+    """Return the broker's keys, with a check whether dynamic configs can be used.
+
+    The check takes all dynamic configs together, with the settings of the start.
+    """
 
     def check(
         own: Mapping[str, str], of_all: Mapping[str, str], touched: Collection[str]
@@ -27,7 +30,7 @@ def checked_definition(config: BrokerConfig) -> ConfigDef:
         layers = {str(config.node_id): own, "": of_all}
         now = DynamicConfig(config, lambda name: layers.get(name, {}))
         if any(name in own or name in of_all for name in touched):
-            _check_together(now)  # but a value may always be taken away
+            _check_together(now)  # to remove a value is always allowed
         _check_security(now, touched, own.keys() | of_all.keys())
 
     return config.definition.with_check(check)
@@ -50,26 +53,34 @@ def _check_together(now: DynamicConfig) -> None:
 def _check_security(
     now: DynamicConfig, touched: Collection[str], wanted: Collection[str]
 ) -> None:
-    """Try the settings of TLS and SASL of the listeners that change.
+    """Check that TLS and SASL of the listeners can be used after a change of configs.
+
+    Only listeners to which the change applies are checked.
 
     Args:
-        touched: the names whose values are new or gone.
-        wanted: the names that have a value afterwards.
+        touched: the keys whose values are new or removed.
+        wanted: the keys that have a dynamic value after the change.
     """
     endpoints = {each.listener_name.lower(): each for each in now.config.endpoints}
     listeners: dict[str, EndPoint] = {}
     for name in touched:
         found = now.config.definition.of_listener(name)
+        if found is None and _is_of_security(name, now.config.definition):
+            # It counts for each listener that has no value of its own.
+            for listener, endpoint in endpoints.items():
+                if endpoint.security_protocol != "PLAINTEXT":
+                    listeners[listener] = endpoint
+            continue
         if found is None or reader_of(found.key) is not Reader.SECURITY:
             continue
         listener, mechanism = found.listener, found.mechanism
-        endpoint = endpoints.get(listener)
-        if endpoint is not None and endpoint.security_protocol != "PLAINTEXT":
-            listeners[listener] = endpoint
-        elif name in wanted:  # a value may always be taken away
+        own = endpoints.get(listener)
+        if own is not None and own.security_protocol != "PLAINTEXT":
+            listeners[listener] = own
+        elif name in wanted:  # to remove a value is always allowed
             raise UnusableConfigError(
                 f"{name}: there is no such listener; there are {', '.join(endpoints)}"
-                if endpoint is None
+                if own is None
                 else f"{name}: {listener} is a listener of PLAINTEXT, which has"
                 " neither TLS nor SASL: see listener.security.protocol.map"
             )
@@ -88,3 +99,8 @@ def _check_security(
             security_settings(now, endpoint).check()
         except ConfigError as error:
             raise UnusableConfigError(f"listener {listener}: {error}") from None
+
+
+def _is_of_security(name: str, definition: ConfigDef) -> bool:
+    key = definition.get(name)
+    return key is not None and reader_of(key) is Reader.SECURITY

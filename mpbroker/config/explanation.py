@@ -16,12 +16,14 @@ class Explanation(NamedTuple):
 
     Attributes:
         scope: "broker" or "topic".
-        is_computed: whether the default is this machine's, by the rule that the
+        is_computed: whether the default depends on the machine, by a rule that the
             documentation tells.
-        related: of a topic key, the broker keys that supply its default; of a broker
+        related: for a topic key, the broker keys that supply its default; for a broker
             key, the topic key whose default it supplies.
-        instead: the broker keys that count if this one is not set.
-        origin: where the value comes from.
+        instead: the broker keys that count if this one is not set, in this order.
+        origin: the source of the value, such as a file and a line.
+        is_of_this_machine: False if this machine's facts are not known: a computed
+            default is then that of a machine with one core.
     """
 
     name: str
@@ -39,9 +41,10 @@ class Explanation(NamedTuple):
     instead: tuple[str, ...]
     value: str | None
     origin: str | None
+    is_of_this_machine: bool = True
 
     def text(self, width: int = 80) -> str:
-        """Return the facts as lines for people."""
+        """Return the facts as lines of text, at most ``width`` characters long."""
         import textwrap  # imported here: a broker that starts does not need it
 
         lines = [f"{self.name}  ({self.scope} setting)", ""]
@@ -60,8 +63,10 @@ class Explanation(NamedTuple):
 
     def _facts(self) -> list[tuple[str, str]]:
         default = "none" if self.default is None else self.default or "empty"
-        if self.is_computed:
+        if self.is_computed and self.is_of_this_machine:
             default += " on this machine"
+        elif self.is_computed:
+            default += " on a machine with one core"
         facts = [("accepts", self.limit), ("default", default)]
         if self.instead:
             facts.append(("if not set", ", then ".join(self.instead)))
@@ -82,28 +87,30 @@ class Explanation(NamedTuple):
 
 
 def explain(name: str, config: BrokerConfig | None = None) -> Explanation:
-    """Explain a key of the broker or of topics; of two with one name, the broker's.
+    """Explain a key of the broker or of topics; if both have the name, the broker's.
 
     Args:
-        config: tells defaults and values; None: neither of them is known.
+        config: has the value, and the default on this machine. None: the value is not
+            known, and a computed default is that of a machine with one core.
 
     Raises:
-        ConfigError: there is no such key, and the text offers the nearest spelling; or
-            it is a key of Kafka's that has no effect here.
+        ConfigError: there is no such key, and the message has the nearest spelling; or
+            the key is one of Kafka's that has no effect here.
     """
     definition = BROKER_CONFIG_DEF if config is None else config.definition
     key = definition.get(name)
     if key is not None:
-        return _explain_broker_key(key, config)
-    topic_key = LOG_CONFIG_DEF.get(name)
-    if topic_key is not None:
-        synonyms = BROKER_SYNONYMS.get(name, ())
-        related = tuple(synonym.name for synonym in synonyms)
-        return _explanation(topic_key, "topic", related)
+        return _explain_broker_key(key, config)._replace(
+            is_of_this_machine=config is not None
+        )
+    if name in LOG_CONFIG_DEF:
+        return explain_topic_key(name)
     of_listener = definition.of_listener(name)
     if of_listener is not None:
         # Without the value: each listener may have another one.
-        return _explain_broker_key(of_listener.key, None)
+        return _explain_broker_key(of_listener.key, None)._replace(
+            is_of_this_machine=config is not None
+        )
     if name.startswith(LISTENER_PREFIX) and (
         reason := why_not_of_listener(name, definition)
     ):
@@ -111,6 +118,17 @@ def explain(name: str, config: BrokerConfig | None = None) -> Explanation:
     if name.startswith(NOT_NEEDED):
         raise ConfigError(f"{name} has no effect in mpbroker")
     raise ConfigError(_unknown(name, definition))
+
+
+def explain_topic_key(name: str) -> Explanation:
+    """Explain a key of topics, even if the broker has a key of the same name.
+
+    Raises:
+        ConfigError: topics have no such key.
+    """
+    synonyms = BROKER_SYNONYMS.get(name, ())
+    related = tuple(synonym.name for synonym in synonyms)
+    return _explanation(LOG_CONFIG_DEF.key(name), "topic", related)
 
 
 def _explain_broker_key(key: ConfigKey, config: BrokerConfig | None) -> Explanation:

@@ -9,8 +9,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from mpbroker.base.config_def import ConfigError
+from mpbroker.config.console_settings import console_address, console_endpoint
 from mpbroker.config.dynamic import DynamicConfig
 from mpbroker.config.listeners import EndPoint
+from mpbroker.metadata.delegation_tokens import TokenLoginOf
 from mpbroker.network.security.listener_authentication import (
     MECHANISMS,
     ListenerSecurity,
@@ -21,6 +23,7 @@ from mpbroker.network.security.sasl.jaas import users_of_jaas
 from mpbroker.network.security.sasl.scram import CredentialOf
 
 if TYPE_CHECKING:
+    from mpbroker.config.broker_config import BrokerConfig
     from mpbroker.network.security.sasl.jwt_validator import JwtSettings
     from mpbroker.network.security.tls import TlsSettings
 
@@ -47,12 +50,15 @@ class SecuritySettings(NamedTuple):
     setup_timeout_ns: int
 
     def make(
-        self, credential_of: CredentialOf, answer_api_versions: AnswerApiVersions
+        self,
+        credential_of: CredentialOf,
+        answer_api_versions: AnswerApiVersions,
+        token_of: TokenLoginOf | None = None,
     ) -> ListenerSecurity:
-        """Return what applies these settings to connections.
+        """Return the ListenerSecurity that applies these settings to connections.
 
         Raises:
-            ConfigError: they cannot be used.
+            ConfigError: the settings cannot be used.
         """
         return ListenerSecurity(
             self.protocol,
@@ -62,6 +68,7 @@ class SecuritySettings(NamedTuple):
             answer_api_versions,
             self.failure_delay_ns,
             self.setup_timeout_ns,
+            token_of,
         )
 
     def check(self) -> None:
@@ -79,7 +86,8 @@ def security_settings(
     """Return the settings of TLS and SASL of a listener.
 
     Args:
-        secret: see ScramServer.
+        secret: the bytes from which the salts of unknown users are made; see
+            ScramServer.
 
     Raises:
         ConfigError: a setting is missing or malformed.
@@ -95,6 +103,23 @@ def security_settings(
     )
 
 
+def tls_of_console(config: BrokerConfig) -> TlsSettings | None:
+    """Return the settings of TLS of the console; None: it does not use HTTPS.
+
+    They are those of the listener that the console connects to, or the broker's. A
+    browser needs no certificate of its own: users log in.
+
+    Raises:
+        ConfigError: a setting is malformed.
+    """
+    address = console_address(config)
+    if address is None or not address.is_secure:
+        return None
+    name = console_endpoint(config).listener_name
+    get = partial(_get, DynamicConfig(config, lambda resource: {}), name)
+    return _tls(get, name)._replace(client_auth="none", prefix="console.listeners: ")
+
+
 def _get(now: DynamicConfig, listener: str, key: str, kind: type[_T]) -> _T:
     value = now.for_listener(listener, key)
     assert isinstance(value, kind), key
@@ -104,7 +129,7 @@ def _get(now: DynamicConfig, listener: str, key: str, kind: type[_T]) -> _T:
 def _get_of(
     now: DynamicConfig, listener: str, mechanism: str, key: str, kind: type[_T]
 ) -> _T:
-    """Return the value of a SASL mechanism, which counts before the listener's."""
+    """Return the value that a setting has for one SASL mechanism of a listener."""
     value = now.for_mechanism(listener, mechanism, key)
     assert isinstance(value, kind), key
     return value

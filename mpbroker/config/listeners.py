@@ -9,9 +9,10 @@ import os
 import re
 import socket
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from mpbroker.base.config_def import ConfigError, ConfigValue, Validator
+from mpbroker.base.named_tuple import NamedTuple
 
 SECURITY_PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 
@@ -27,7 +28,7 @@ _WILDCARDS: Final = ("0.0.0.0", "::", "::0", "0:0:0:0:0:0:0:0")
 
 
 class EndPoint(NamedTuple):
-    """One listener.
+    """A listener: an address that clients connect to.
 
     Attributes:
         host: empty: every address of the machine. A Unix socket has ``unix:/path``.
@@ -69,7 +70,7 @@ class EndPoint(NamedTuple):
 
 
 class AdvertisedEndPoint(NamedTuple):
-    """The address that clients of a listener are told.
+    """The address that Metadata gives to the clients of a listener.
 
     An empty host or port 0 stands for the host or port that the client connected to.
     """
@@ -208,7 +209,7 @@ def parse_connection_overrides(items: Iterable[str]) -> dict[str, int]:
 
 
 def connection_overrides() -> Validator:
-    """Accept lists of host:count."""
+    """Return a validator that accepts lists of host:count."""
 
     def accepts(value: ConfigValue) -> bool:
         assert isinstance(value, tuple)
@@ -338,10 +339,10 @@ def _literal_family(host: str) -> int:
 def advertised_by_listener(
     advertised: Sequence[EndPoint], listeners: Sequence[EndPoint]
 ) -> dict[str, AdvertisedEndPoint]:
-    """Return by listener name the addresses that clients are told.
+    """Return the addresses that clients are told, by listener name.
 
-    A listener that is not advertised tells each client the address that the client
-    connected to; for a Unix socket that is ``unix:/path`` and port 0.
+    A client of a listener that is not advertised is told the address that it connected
+    to; for a Unix socket that is ``unix:/path`` and port 0.
 
     Raises:
         ConfigError: a wildcard address, a name twice, or a name without a listener.

@@ -21,12 +21,13 @@ def _say_nothing(sentence: str) -> None:
 
 
 class Machine:
-    """The facts that defaults are computed from.
+    """The facts about a machine from which defaults are computed.
 
     Attributes:
-        cores: cores that the broker may keep busy.
-        environ: the environment.
-        warn: is called with a sentence about each variable that cannot be used.
+        cores: the number of cores that the broker may keep busy.
+        environ: the environment variables.
+        warn: a function, called with a sentence about each variable that cannot be
+            used.
     """
 
     __slots__ = ("cores", "environ", "warn")
@@ -47,9 +48,9 @@ class Machine:
         """Return the value of the first variable that is set and can be used.
 
         Args:
-            read: turns a variable's text into the value. Its ConfigError becomes a
-                warning: the variables are shared by all programs of a machine, and
-                must not keep a broker from starting.
+            read: turns a variable's text into the value. If it raises ConfigError, that
+                is only a warning: all programs of a machine share the variables, so
+                they must not keep a broker from starting.
             otherwise: the value if no variable can be used.
         """
         for variable in variables:
@@ -63,10 +64,10 @@ class Machine:
 
 
 class Computed(Generic[T]):
-    """A default that is computed.
+    """A default that is computed from the machine.
 
     Args:
-        value: computes it from the machine and the key.
+        value: a function that computes it from the machine and the key.
         rule: says the same in words, as the end of the sentence "Default: ...".
     """
 
@@ -78,7 +79,7 @@ class Computed(Generic[T]):
 
 
 def share_of_cores(cores: int, *, at_least: int, at_most: int) -> Computed[int]:
-    """Return a default of one process for so many cores, within limits."""
+    """Return a computed default: a process for every ``cores`` cores, within limits."""
 
     def value(machine: Machine, key: ConfigKey) -> int:
         return min(at_most, max(at_least, machine.cores // cores))
@@ -92,7 +93,7 @@ def of_variables(otherwise: T, *variables: str) -> Computed[T]:
 
     Args:
         otherwise: the default if no variable can be used.
-        variables: the first that can be used counts.
+        variables: names of variables; the first that can be used counts.
     """
 
     def value(machine: Machine, key: ConfigKey) -> T:

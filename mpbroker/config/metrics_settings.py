@@ -11,6 +11,7 @@ from mpbroker.base.config_def import (
     ConfigError,
     ConfigKey,
 )
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.config.machine import Machine
 
 # Source: OpenTelemetry specification, "OTLP Exporter" and "Environment Variable
@@ -74,31 +75,42 @@ def default_attributes(machine: Machine, key: ConfigKey) -> tuple[str, ...]:
 
 
 # Compiled at their first use, because most brokers that start do not use them.
-_LISTENER: Final = r"HTTP://(?:\[([0-9A-Fa-f:.%]+)\]|([A-Za-z0-9_.\-]*)):(\d{1,5})"
+_LISTENER: Final = r"(HTTPS?)://(?:\[([0-9A-Fa-f:.%]+)\]|([A-Za-z0-9_.\-]*)):(\d{1,5})"
 
 
-def parse_metrics_listener(items: Sequence[str]) -> tuple[str, int] | None:
-    """Parse metrics.listeners.
+class HttpListener(NamedTuple):
+    """An address of metrics.listeners or console.listeners."""
+
+    host: str
+    port: int
+    is_secure: bool  # HTTPS
+
+
+def parse_http_listener(
+    key: str, items: Sequence[str], *, may_be_secure: bool = False
+) -> HttpListener | None:
+    """Parse metrics.listeners or console.listeners.
 
     Returns:
-        Host and port; None: there is no listener for metrics.
+        The address; None: the setting is empty.
 
     Raises:
-        ConfigError: an item is not HTTP://host:port, or there are several items.
+        ConfigError: an item is not HTTP://host:port (or HTTPS, if it may be), or there
+            are several items.
     """
     if not items:
         return None
     if len(items) > 1:
-        raise ConfigError(
-            f"metrics.listeners: {len(items)} addresses are named; name one at most"
-        )
+        raise ConfigError(f"{key}: {len(items)} addresses are named; name one at most")
     match = re.fullmatch(_LISTENER, items[0].strip())
-    if match is None or int(match[3]) > 65535:
+    is_secure = match is not None and match[1] == "HTTPS"
+    if match is None or int(match[4]) > 65535 or (is_secure and not may_be_secure):
+        forms = "HTTP://host:port" + (" or HTTPS://host:port" if may_be_secure else "")
         raise ConfigError(
-            f"metrics.listeners: {items[0]!r:.100} is not HTTP://host:port, for example"
+            f"{key}: {items[0]!r:.100} is not {forms}, for example"
             " HTTP://127.0.0.1:9404"
         )
-    return match[1] or match[2], int(match[3])
+    return HttpListener(match[2] or match[3], int(match[4]), is_secure)
 
 
 _ENDPOINT: Final = (
@@ -111,14 +123,14 @@ def parse_otlp_endpoint(text: str) -> tuple[bool, str, int, str]:
     """Parse otlp.endpoint.
 
     Returns:
-        Whether it is HTTPS, and host, port and path.
+        Whether the scheme is HTTPS; then host, port and path.
 
     Raises:
         ConfigError: the text is not a URL of HTTP or HTTPS, or has a user in it.
     """
     match = re.fullmatch(_ENDPOINT, text.strip())
     if match is None or int(match[4] or 0) > 65535:
-        # Do not show a password: it may be before the host or behind a "?".
+        # Do not show a password: it may be before the host or after a "?".
         shown = "its value" if "@" in text else f"{text.partition('?')[0]!r:.100}"
         raise ConfigError(
             f"otlp.endpoint: {shown} is not a URL of HTTP or HTTPS without a user, for"
@@ -144,7 +156,7 @@ def shown_endpoint(text: str) -> str:
 def parse_pairs(key: str, items: Sequence[str]) -> dict[str, str]:
     """Parse items NAME=VALUE, with values encoded as in a URL.
 
-    Of items with one name, the last counts.
+    If several items have the same name, the last one counts.
 
     Raises:
         ConfigError: an item has another form, or characters that cannot be sent. The

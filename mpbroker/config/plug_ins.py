@@ -33,8 +33,9 @@ def load_class(setting: str, name: str, base: type, group: str, known: str = "")
     """Import a class by its name: python:MODULE:CLASS, or an entry point of a group.
 
     Args:
-        setting: the setting that has the name, for messages.
-        base: the class must be a subclass of it.
+        setting: the key of the setting that names the class, for messages.
+        base: the class of which it must be a subclass.
+        group: the group of entry points.
         known: other names that are accepted, for messages.
 
     Raises:
@@ -81,7 +82,7 @@ def _load(said: str, name: str, group: str, known: str) -> object:
 
 
 def is_standard_authorizer(name: str) -> bool:
-    """Return whether a name means the authorizer that decides by ACLs in the log."""
+    """Return whether a class name means the authorizer that uses Kafka's ACLs."""
     return name in _STANDARD
 
 

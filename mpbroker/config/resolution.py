@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Final
 
 from mpbroker.base.config_def import (
     LISTENER_PREFIX,
@@ -12,64 +12,40 @@ from mpbroker.base.config_def import (
     ConfigKey,
     ConfigValue,
 )
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.config.broker_key import BrokerKey, ListenerPools
 from mpbroker.config.sources import Setting, Source
 
-# Settings in files made for Kafka that mpbroker does not have: of other brokers, the
-# controller, ZooKeeper, remote storage, Java classes. They are warnings and no errors,
-# so that such a file works as it is.
+# The beginnings of settings of older releases of Kafka, of its plug-ins and of related
+# products. They cause a warning, not an error, so that a file with them works as it is.
+# The settings of Apache Kafka 4.3.1 are rows of the table (kafka_keys.py).
 NOT_NEEDED: Final = (
     "alter.config.policy.",
     "auto.include.jmx.reporter",
-    "auto.leader.rebalance.enable",
-    "broker.heartbeat.interval.ms",
     "broker.id.generation.enable",
-    "broker.session.timeout.ms",
     "client.quota.callback.",
     "confluent.",
     "controller.",
     "create.topic.policy.",
     "delegation.token.",
-    "early.start.listeners",
     "eligible.leader.replicas.",
-    "fetch.purgatory.",
-    "group.share.",
-    "initial.broker.registration.timeout.ms",
     "inter.broker.protocol.version",
     "kafka.metrics.",
     "leader.",
     "log.message.downconversion.enable",
     "log.message.format.version",
     "log.message.timestamp.difference.max.ms",
-    "metadata.log.",
-    "metadata.max.",
+    "metadata.",
     "metric.",
-    # Whole names: a misspelt metrics.listeners, which is ours, must stay an error.
-    "metrics.num.samples",
-    "metrics.recording.level",
-    "metrics.sample.window.ms",
     "num.replica.",
     "password.encoder.",
-    "principal.builder.class",
-    "process.roles",
-    "producer.purgatory.",
     "remote.",
     "replica.",
     "reserved.broker.max.id",
-    "sasl.client.callback.handler.class",
+    "rlmm.config.",
+    "rsm.config.",
     "sasl.kerberos.",
     "sasl.login.",
-    "sasl.mechanism.controller.protocol",
-    "security.providers",
-    "share.coordinator.",
-    "ssl.allow.dn.changes",
-    "ssl.allow.san.changes",
-    "ssl.endpoint.identification.algorithm",
-    "ssl.keymanager.algorithm",
-    "ssl.provider",
-    "ssl.secure.random.implementation",
-    "ssl.trustmanager.algorithm",
-    "unstable.",
     "zookeeper.",
 )
 
@@ -83,12 +59,16 @@ SASL_MECHANISMS: Final = (
 )
 
 
+class ArgumentError(ConfigError):
+    """A setting of the command line cannot be used."""
+
+
 class ResolvedValue(NamedTuple):
     """A value, and the source that it comes from.
 
     Attributes:
-        text: as it was set; None: the value is the default.
-        origin: names the source for people, such as a file and a line.
+        text: the text that was set; None: the value is the default.
+        origin: the source as people name it, such as a file and a line.
     """
 
     value: ConfigValue
@@ -98,14 +78,16 @@ class ResolvedValue(NamedTuple):
 
 
 class Resolution:
-    """Sorts the settings of all sources by what they set.
+    """Sorts settings into those of the broker, of a listener, and of a SASL mechanism.
 
     Attributes:
-        resolved: by key, the value that counts.
-        per_listener: by listener and key, values set for one listener.
-        per_mechanism: by listener, SASL mechanism and key, values set for one of both.
-        of_listeners: each setting of a listener that is there or not, by listener.
-        warnings: about settings without effect.
+        resolved: the value that counts, by key.
+        per_listener: the values set for one listener, by listener and key.
+        per_mechanism: the values set for one SASL mechanism of a listener, by listener,
+            mechanism and key.
+        of_listeners: every setting for one listener, with the listener's name; there
+            may be no such listener.
+        warnings: sentences about settings without effect.
     """
 
     def __init__(self, definition: ConfigDef) -> None:
@@ -122,7 +104,10 @@ class Resolution:
         }
 
     def read(self, settings: Iterable[Setting]) -> None:
-        """Read settings; those whose limits follow from the listeners wait."""
+        """Read settings, except those whose limits depend on the listeners.
+
+        `read_late` reads these, when the listeners are known.
+        """
         # A stable sort: of one source, the last setting counts.
         for setting in sorted(settings, key=lambda setting: setting.source):
             key = self._definition.get(setting.name)
@@ -132,10 +117,10 @@ class Resolution:
                 self._read_one(setting)
 
     def read_late(self, pools: ListenerPools) -> ConfigDef:
-        """Read the settings that wait; return all keys with the limits that count.
+        """Read the settings that `read` left out; return all keys with their limits.
 
-        They were not read before, because all messages about a setting shall name the
-        same limits.
+        The limits of these settings follow from the listeners. The settings are read
+        only now, so that all messages about a setting name the same limits.
         """
         limited = [
             key.beside(pools)
@@ -146,11 +131,11 @@ class Resolution:
         for setting in self._late:
             self._read_one(setting)
         for key in limited:
-            value, _, _, origin = self.resolved[key.name]
+            value, _, source, origin = self.resolved[key.name]
             try:
                 key.check(value)  # which may be the default
             except ConfigError as error:
-                raise ConfigError(f"{error} ({origin})") from None
+                raise _refusal(str(error), source, origin) from None
         return self._definition
 
     def _read_one(self, setting: Setting) -> None:
@@ -165,7 +150,7 @@ class Resolution:
             # No error: the variable may belong to another program.
             self.warnings.append(f"{self._unknown(name)} ({setting.origin})")
         else:
-            raise ConfigError(f"{self._unknown(name)} ({setting.origin})")
+            raise _refusal(self._unknown(name), setting.source, setting.origin)
 
     def _read_known(self, key: ConfigKey, setting: Setting) -> None:
         earlier = self._set_as.get(key.name)
@@ -175,11 +160,14 @@ class Resolution:
             and earlier.name != setting.name
             and earlier.text != setting.text
         ):
-            raise ConfigError(
+            raise _refusal(
                 f"{earlier.name}={earlier.text} and {setting.name}={setting.text} are"
-                f" two names of one setting ({setting.origin}); keep one"
+                " two names of one setting; keep one",
+                setting.source,
+                setting.origin,
             )
         self._set_as[key.name] = setting
+        self._warn_of_no_effect(key, setting)
         value = _parse(key, setting)
         self.resolved[key.name] = ResolvedValue(
             value, setting.text, setting.source, setting.origin
@@ -194,6 +182,7 @@ class Resolution:
             )
             return
         listener, key, mechanism = found
+        self._warn_of_no_effect(key, setting)
         value = _parse(key, setting)
         self.of_listeners.append((listener.lower(), setting))
         if mechanism:
@@ -201,11 +190,18 @@ class Resolution:
         else:
             self.per_listener[listener.lower(), key.name] = value
 
+    def _warn_of_no_effect(self, key: ConfigKey, setting: Setting) -> None:
+        if not key.has_effect and setting.text != key.holds_anyway:
+            self.warnings.append(
+                f"{setting.name} has no effect in mpbroker ({setting.origin})."
+                f" {key.meaning}"
+            )
+
     def warnings_beside(self, listeners: Iterable[str]) -> list[str]:
         """Return warnings about settings of listeners that do not exist.
 
         Args:
-            listeners: the names of the listeners that do.
+            listeners: the names of the listeners that exist.
         """
         names = {name.lower() for name in listeners}
         return [
@@ -224,7 +220,7 @@ class Resolution:
 
 
 def why_not_of_listener(name: str, definition: ConfigDef) -> str:
-    """Return why ``listener.name.LISTENER.KEY`` has no effect.
+    """Return the reason why a setting ``listener.name.LISTENER.KEY`` has no effect.
 
     Returns:
         The end of a sentence; "" if there is no such key at all.
@@ -248,4 +244,9 @@ def _parse(key: ConfigKey, setting: Setting) -> ConfigValue:
     except ConfigError as error:
         of_listener = setting.name.startswith(LISTENER_PREFIX)
         prefix = setting.name.removesuffix(key.name) if of_listener else ""
-        raise ConfigError(f"{prefix}{error} ({setting.origin})") from None
+        raise _refusal(f"{prefix}{error}", setting.source, setting.origin) from None
+
+
+def _refusal(text: str, source: Source, origin: str) -> ConfigError:
+    kind = ArgumentError if source is Source.ARGUMENT else ConfigError
+    return kind(f"{text} ({origin})")

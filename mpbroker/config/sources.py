@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import IntEnum
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from mpbroker.base.config_def import ConfigError
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.ipc.compiled import PURE_PYTHON_VARIABLE
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ ENVIRONMENT_PREFIX: Final = "MPBROKER_"
 
 
 class Source(IntEnum):
-    """The kind of a source; the source with the highest number counts."""
+    """The kind of a source; a higher number counts before a lower one."""
 
     DEFAULT = 0
     FILE = 1
@@ -29,7 +30,11 @@ class Source(IntEnum):
 
 
 class Setting(NamedTuple):
-    """A text for a key. ``origin`` tells people the file and line, or the variable."""
+    """The text of a setting, as one source gives it.
+
+    Attributes:
+        origin: the place for people: a file and a line, or a variable.
+    """
 
     name: str
     text: str
@@ -63,8 +68,8 @@ def settings_of_environment(environ: Mapping[str, str]) -> list[Setting]:
 def settings_of_file(path: Path) -> list[Setting]:
     """Read a file of settings: TOML or Java properties (Kafka's server.properties).
 
-    The suffix of the name decides which of them it is; another suffix leaves it to the
-    content.
+    The suffix of the file's name decides between the two; if it is neither .toml nor
+    .properties, the content decides.
 
     Raises:
         ConfigError: the file cannot be read, is not UTF-8, or not in its format.
@@ -167,9 +172,10 @@ _BLANKS: Final = " \t\f"
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield lines with the number of their first line.
+    """Yield logical lines, each with the number of its first line in the text.
 
-    Continued lines are joined; comments and blank lines are left out.
+    A logical line is a line joined with those that continue it. Comments and blank
+    lines are left out.
     """
     lines = iter(enumerate(_natural_lines(text), start=1))
     for number, line in lines:

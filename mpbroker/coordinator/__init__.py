@@ -1,1 +1,1 @@
-"""Coordinate consumer groups, their offsets and transactions, in one process."""
+"""Coordinate consumer and share groups, offsets and transactions, in one process."""

@@ -1,16 +1,19 @@
 """Run the coordinator's loop, which serves all groups and transactions.
 
-A turn takes requests from the lane and executes them, calls the timers that are due,
-appends the records of both (one batch for each log), starts the syncs, and sends the
-answers whose records are on disk. The loop waits for a sync only if it has a single
-request and the disk is fast: see GroupCommit.sync_at_once.
+A turn takes requests from the coordinator's queue in shared memory (the lane), executes
+them, calls the timers that are due, appends the records of both (one batch for each
+log), starts the syncs, and sends the answers whose records are on disk. The loop waits
+for a sync only if it has a single request and the disk is fast: see
+GroupCommit.sync_at_once.
 
     killed anywhere        the supervisor puts its requests back on the lane; a
                            successor reads the logs and executes them again
     append or sync fails   the log is lost: its groups or transactions are forgotten,
                            and clients get COORDINATOR_NOT_AVAILABLE
 
-A parked request (a join, a sync) holds a slot and costs nothing else.
+A parked request (a JoinGroup or SyncGroup that waits for other members) keeps its slot,
+the place of one request in shared memory, and costs nothing else. Its wait ends when
+its client hangs up (waiting_calls.py).
 
 Source: Kafka's CoordinatorRuntime.
 """
@@ -26,9 +29,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mpbroker.coordinator.coordinator_apis import CoordinatorApis
 from mpbroker.coordinator.coordinator_logs import CoordinatorLogs, StateMachines
+from mpbroker.coordinator.group_figures import GroupFigures
 from mpbroker.coordinator.log_loading import LogLoading
 from mpbroker.coordinator.outbox import Call
 from mpbroker.coordinator.record_writer import HOLD_NS, RecordWriter, Replies, Syncs
+from mpbroker.coordinator.waiting_calls import WaitingCalls
 from mpbroker.ipc.black_box import EventKind, own_box
 from mpbroker.ipc.doorbell import Doorbell
 from mpbroker.ipc.lane import CoordinatorLane
@@ -55,6 +60,8 @@ from mpbroker.server.quotas.client_quotas import ClientQuotas
 from mpbroker.server.request import CLOSE, Request
 
 if TYPE_CHECKING:
+    from mpbroker.coordinator.shard_topic import ShardTopic
+    from mpbroker.coordinator.shard_transactions import ShardTransactions
     from mpbroker.server.authorization.authorization import Authorization
 
 # The most requests of a turn, which share appends and syncs: 5 ms of work or so.
@@ -69,7 +76,10 @@ _LOAD_TURN_S: Final = 0.02
 
 
 class Clock:
-    """Milliseconds of the wall clock that never go back, as timers need them."""
+    """Reads the wall clock in ms; its time never goes back, as timers require.
+
+    It is the wall clock's time at the start, plus the time that has passed since.
+    """
 
     def __init__(self) -> None:
         self._offset_ns = time.time_ns() - time.monotonic_ns()
@@ -79,7 +89,7 @@ class Clock:
 
 
 class RequestPort(NamedTuple):
-    """The shared queues that requests come from and that answers go to."""
+    """Holds the shared queues for the coordinator's requests and answers."""
 
     control: Segment
     lane: CoordinatorLane
@@ -87,8 +97,19 @@ class RequestPort(NamedTuple):
     channel: HandlerEnd
 
 
+def _refusal(state: StateMachines) -> ErrorCode:
+    """Return the error of an answer whose records could not be written.
+
+    In a cluster another node has them, most likely. Besides, not every client takes
+    COORDINATOR_NOT_AVAILABLE for an answer to OffsetFetch.
+    """
+    if state.shards is None:
+        return ErrorCode.COORDINATOR_NOT_AVAILABLE
+    return ErrorCode.NOT_COORDINATOR
+
+
 class CoordinatorProcess:
-    """The loop of the coordinator.
+    """Runs the loop of the coordinator.
 
     Args:
         catch_up: reads the new records of the metadata log.
@@ -121,28 +142,43 @@ class CoordinatorProcess:
         self._catch_up = catch_up
         self._quotas = quotas
         self._call: Call | None = None  # of the request that is being executed
+        self._waiting = WaitingCalls(port.channel, self._out)
+        syncs.durability.on_slot = self._waiting.end
+        self._share = state.share.service
+        syncs.durability.on_row = self._share.has_grown
+        syncs.durability.on_lost = self._share.has_lost_notices
+        self._figures = figures = GroupFigures(
+            words, self._row, state.groups, state.share.service.sessions
+        )
+        state.share.service.on_acknowledged = figures.acknowledged
+        state.share.states.on_expired = figures.locks_ended
         if authorization is not None:
             state.groups.be_guarded()
         apis = CoordinatorApis(
-            (state.groups, *state.transactions.parts),
+            (
+                state.groups,
+                *state.transactions.parts,
+                state.share.service,
+                state.share.offsets,
+                state.share.state_apis,
+            ),
             lambda connection: f"/{peer_address(words, connection)[0]}",
             clock.now_ms,
             self._began,
+            state.context.levels,
             authorization,
         )
         self._dispatcher = RequestDispatcher(
             apis.apis, {}, answer_error, partial(connection_name, words)
         )
-        self._logs = CoordinatorLogs(
-            state, lambda log: syncs.purgatory.notify_waiters(log.row)
-        )
+        self._logs = CoordinatorLogs(state, syncs.grown)
         self._loading = LogLoading(self._logs, state, clock.now_ms)
         self._writer = RecordWriter(
             self._out,
             self._logs,
             state.transactions.markers,
             syncs,
-            Replies(port.channel, answer_error),
+            Replies(port.channel, answer_error, _refusal(state)),
             clock.now_ms,
             self._lose,
         )
@@ -150,19 +186,62 @@ class CoordinatorProcess:
         self._epoll.register(port.doorbell.fd, select.EPOLLIN | select.EPOLLET)
         if syncs.disk.event_fd >= 0:
             self._epoll.register(syncs.disk.event_fd, select.EPOLLIN | select.EPOLLET)
+        self._shard_transactions = state.shard_transactions
+        self._shards = state.shards
+        if self._shards is not None:
+            self._serve_shards(self._shards)
         # One of our topics was deleted or recreated. A new process has to find out what
         # is left of it, and what each partition holds now.
         self.must_restart = False
 
+    def _serve_shards(self, shards: ShardTopic) -> None:
+        """Have this object told of the shards of groups that this node has."""
+        shards.on_taken = lambda number: self._groups.begin_loading([number])
+        shards.on_loaded = self._loading.load
+        shards.on_lost = self._lost_shard
+        shards.on_written = self._syncs.durability.sync_ended
+        if self._shard_transactions is not None:
+            shards.on_exchange = self._shard_transactions.take
+        self._epoll.register(shards.event_fd, select.EPOLLIN | select.EPOLLET)
+
+    def _look_at(self, shards: ShardTopic) -> None:
+        """Take note of the shards that have come or gone."""
+        if self._writer.holds_answers:
+            # Their records are for the shards as they were. Shards that are lost take
+            # their records along, and if they come back at once, the answers would seem
+            # to rest on nothing.
+            self._writer.flush(may_hold=False)
+        shards.go_on()
+        if self._shard_transactions is not None:
+            self._shard_transactions.go_on()
+            if shards.ends_to_append():
+                self._end_offsets(shards, self._shard_transactions)
+
+    def _end_offsets(self, shards: ShardTopic, transactions: ShardTransactions) -> None:
+        """Commit or drop the offsets of transactions that have ended."""
+        # An end comes behind the offsets that are known so far.
+        self._writer.flush(may_hold=False)
+        for each in shards.ends_to_append():
+            end = each.end
+            if self._groups.is_loading(end.shard) or self._logs.is_lost(end.shard):
+                continue  # again at the next look, when it is loaded
+            transactions.refuse(end)
+            self._groups.replay_end_of_transaction(
+                end.shard, end.producer_id, commit=end.commit
+            )
+            self._logs.append_end(each)
+
     # -- the loop ------------------------------------------------------------------
 
     def run(self) -> None:
-        """Serve until the broker stops."""
+        """Serve requests until the broker stops, or this process must be replaced."""
         # The supervisor does not wait until this process is ready, as it does for
         # handlers, so the process stores its pid itself.
         self._words[self._row + HANDLER_PID] = os.getpid()
         self._words[self._row + HANDLER_ACTIVE] = 1
         own_box().note(EventKind.SERVING)
+        if self._shards is not None:
+            self._shards.start()
         self._loading.begin()
         self._loading.go_on(_LOAD_PATIENCE_S)
         self._groups.start_expiry(self._clock.now_ms())
@@ -171,6 +250,8 @@ class CoordinatorProcess:
             self.turn()
         own_box().note(EventKind.ENDING)
         self._channel.flush()
+        if self._shards is not None and not self.must_restart:
+            self._shards.end()
 
     @property
     def _phase(self) -> int:
@@ -181,7 +262,7 @@ class CoordinatorProcess:
         return self._phase >= Phase.DRAINING
 
     def turn(self) -> None:
-        """Serve requests and all that is due; wait if there is neither."""
+        """Serve requests, timers and finished syncs; wait if there is no request."""
         self._words[self._row + HANDLER_STEPS] += 1  # for the supervisor's lease
         slots = self._lane.take(_MAX_BATCH, arm=False)
         self._work(slots)
@@ -195,6 +276,10 @@ class CoordinatorProcess:
     def _work(self, slots: list[int]) -> None:
         self._catch_up()
         self._see_to_topics()
+        if self._shards is not None:
+            self._look_at(self._shards)
+            if self._is_draining:
+                self._shards.stop_all()
         if self.must_restart and not self._is_draining:
             return  # its successor executes what is claimed, and all that is parked
         # What a single request writes may be synced at once: no other request waits.
@@ -208,12 +293,16 @@ class CoordinatorProcess:
             # No member joins any more, so answer those that wait for one. Timers are
             # not called: what they write might come behind the last flush.
             self._groups.refuse_waiting()
+            self._share.refuse_waiting()
             self._transactions.refuse_waiting(self._clock.now_ms())
         else:
             self._timers.expire(self._clock.now_ms())
+        if self._shards is not None:
+            # A long turn may have outlasted the node's lease.
+            self._look_at(self._shards)
         self._flush()
         self._see_to_syncs()
-        while self._syncs.durability.go_on(time.monotonic_ns()):
+        while self._syncs.durability.go_on(time.monotonic_ns()) or self._share_grows():
             if self._out:
                 # Answers go out first: a client whose EndTxn is answered need not wait
                 # until its markers are appended.
@@ -222,9 +311,17 @@ class CoordinatorProcess:
             self._see_to_syncs()
         self._channel.flush()
 
+    def _share_grows(self) -> bool:
+        """Try waiting ShareFetch requests again whose logs have grown.
+
+        Return whether any log has grown.
+        """
+        return not self._is_draining and self._share.go_on(self._clock.now_ms())
+
     def _wait(self) -> None:
         if self._loading or self._out.answers or self.must_restart:
             return
+        self._figures.look(self._clock.now_ms())  # at each _IDLE_POLL_S at least
         timeout = _UNPLACED_POLL_S if self._channel.has_unplaced else _IDLE_POLL_S
         if self._writer.holds_records:
             timeout = HOLD_NS / 1e9
@@ -248,10 +345,20 @@ class CoordinatorProcess:
             self.must_restart = True
 
     def _lose(self, number: int) -> None:
-        """Forget a log that cannot be written or synced, and load it again later."""
+        """Drop the state of a log that cannot be written; load the log again later."""
         self._see_to_topics()
         self._logs.lose(number)
+        if self._shards is not None:
+            self._shards.drop(number)
         self._loading.load_again(number)
+
+    def _lost_shard(self, number: int) -> None:
+        """Forget a shard that another node has, or may have."""
+        self._groups.lost(number)
+        self._logs.lose(number)
+        self._loading.forget(number)
+        if self._shard_transactions is not None:
+            self._shard_transactions.lost(number)
 
     # -- requests ------------------------------------------------------------------
 
@@ -259,8 +366,8 @@ class CoordinatorProcess:
         words, row = self._words, self._row
         words[row + HANDLER_BUSY_SINCE] = time.monotonic_ns()
         for slot in slots:
-            # Stored before the request is executed: if we die, the supervisor finds
-            # here which request may have been the cause.
+            # Stored before the request is executed: if this process dies, the
+            # supervisor finds here which request may have been the cause.
             words[row + HANDLER_BUSY_SLOT] = slot + 1
             self._execute(slot)
         words[row + HANDLER_BUSY_SLOT] = 0
@@ -291,6 +398,8 @@ class CoordinatorProcess:
                 self._channel.send_bytes(slot, request.frame(answer))
             else:
                 self._channel.close_connection(slot)
+            return
+        self._waiting.executed(slot, self._call)
 
     def _began(self, call: Call) -> None:
         self._call = call

@@ -1,13 +1,13 @@
-"""Read and write the coordinator's topics: __consumer_offsets, __transaction_state.
+"""Read and write the topics in which the coordinator keeps its state.
 
-They are topics like any other, but only the coordinator writes to them. A topic is
-created when the first group or transactional id has a record to write, and a
-partition's files when the first record goes to that partition.
+These are __consumer_offsets, __transaction_state and __share_group_state. They are
+topics like any other, but only the coordinator writes to them. A topic is created when
+it gets its first record, and a partition's files when the partition does.
 
-A hash of the group's or transactional id chooses the partition of its records, out of
-the number of partitions at the coordinator's start. So the coordinator does not write
-to a topic whose number of partitions has changed, or that was deleted and recreated. It
-restarts instead, and finds out which partition has which records.
+A hash (for example of the group id or the transactional id) chooses the partition of a
+record, out of the number of partitions at the coordinator's start. So the coordinator
+does not write to a topic whose number of partitions has changed, or that was deleted
+and recreated. It restarts instead, and finds out which partition has which records.
 
 Source: Kafka's GroupCoordinatorConfig, TransactionLogConfig and CoordinatorLoader.
 """
@@ -15,7 +15,7 @@ Source: Kafka's GroupCoordinatorConfig, TransactionLogConfig and CoordinatorLoad
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from mpbroker.base.logger import get_logger
 from mpbroker.coordinator.outbox import TransactionalRecord
@@ -43,6 +43,7 @@ from mpbroker.storage.log.log_walk import walk_log
 from mpbroker.storage.log.own_appends import OwnAppends
 
 if TYPE_CHECKING:
+    from mpbroker.coordinator.written_log import WrittenLog
     from mpbroker.metadata.topics import NewTopic, Topic, TopicRegistry
     from mpbroker.storage.log.partition_log import PartitionLog
 
@@ -53,25 +54,60 @@ _BATCH_BYTES: Final = 512 * 1024
 
 
 class LoadedRecord(NamedTuple):
-    """A record of the log, or the marker that ends a transaction."""
+    """A record of a coordinator's topic, or a marker that ends a transaction."""
 
     key: bytes
     value: bytes | None
-    producer_id: int  # of its transaction; -1: it is in none
+    producer_id: int  # of its transaction; -1: the record is in no transaction
     commit: bool | None  # of a marker: whether it commits; None: this is a record
 
 
+class RecordTopic(Protocol):
+    """What keeps the coordinator's records: see CoordinatorTopic for the methods."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def num_partitions(self) -> int: ...
+
+    @property
+    def has_changed(self) -> bool: ...
+
+    @property
+    def looks_again(self) -> bool:
+        """Whether a partition that was lost is to be looked at again, and loaded."""
+
+    def partitions_to_load(self) -> list[int]: ...
+
+    def append(
+        self, partition: int, records: list[tuple[bytes, bytes | None]], now_ms: int
+    ) -> tuple[WrittenLog, int]: ...
+
+    def append_transactional(
+        self, partition: int, records: Sequence[TransactionalRecord], now_ms: int
+    ) -> tuple[WrittenLog, int]: ...
+
+    def log_of(self, partition: int) -> WrittenLog: ...
+
+    def load(self, partition: int) -> Iterator[list[LoadedRecord]]: ...
+
+
 class CoordinatorTopic:
-    """One of the two topics, with the logs of its partitions.
+    """Reads and writes one of the coordinator's topics.
 
     Args:
         log: returns a partition's log.
-        exists: says whether a partition has a directory.
-        made_as: how to make the topic, if it does not exist yet.
-        load_bytes: how much of a partition is read at a time.
+        exists: returns whether a partition has a directory, or may have one on a disk
+            that cannot be read; then it cannot be loaded.
+        made_as: the topic's name, and the number of partitions and the configs with
+            which it is created if it does not exist yet.
+        load_bytes: how many bytes of a partition are read at a time.
         own_appends: appends uncompressed records by the compiled core; None: all
             records are appended by PartitionLog.
     """
+
+    looks_again: Final = True
 
     def __init__(
         self,
@@ -161,7 +197,10 @@ class CoordinatorTopic:
     def append_transactional(
         self, partition: int, records: Sequence[TransactionalRecord], now_ms: int
     ) -> tuple[PartitionLog, int]:
-        """Like ``append``, for records of transactions: a batch for each producer."""
+        """Append records of transactions, in separate batches for each producer.
+
+        The return value and the errors are those of append().
+        """
         log = self._log(self._topic(), partition)
         by_producer: dict[tuple[int, int], list[tuple[bytes, bytes | None]]] = {}
         for record in records:
@@ -173,7 +212,7 @@ class CoordinatorTopic:
         return log, end
 
     def log_of(self, partition: int) -> PartitionLog:
-        """Return the log of a partition.
+        """Return the log of one partition of this topic.
 
         Raises:
             ApiError: the topic was deleted, or the log cannot be opened.
@@ -201,7 +240,7 @@ class CoordinatorTopic:
 
         def take(header: BatchHeader, batch: memoryview) -> list[LoadedRecord]:
             try:
-                return _records_of(header, batch, start)
+                return records_of(header, batch, start)
             except ProtocolError as error:
                 _LOG.error(
                     "%s-%d: the batch at offset %d cannot be read, its records are"
@@ -226,10 +265,10 @@ class CoordinatorTopic:
 
 
 def newest(records: list[LoadedRecord]) -> list[LoadedRecord]:
-    """Leave out records that a later one of the same key replaces, as compaction does.
+    """Return the newest record of each key, as compaction would leave them.
 
-    If there are records of transactions return all: which one of a key counts depends
-    on how its transaction ends.
+    If some records are of transactions, return all records: how a transaction ends
+    decides whether its records count.
     """
     by_key: dict[bytes, LoadedRecord] = {}
     for record in records:
@@ -243,7 +282,7 @@ def newest(records: list[LoadedRecord]) -> list[LoadedRecord]:
 def _cut(
     records: Sequence[tuple[bytes, bytes | None]], now_ms: int
 ) -> Iterator[list[RawRecord]]:
-    """Split records into batches of about _BATCH_BYTES."""
+    """Split records into batches of about _BATCH_BYTES, so that none is too large."""
     batch: list[RawRecord] = []
     size = 0
     for key, value in records:
@@ -263,7 +302,7 @@ def _append(
     now_ms: int,
     producer: tuple[int, int] | None = None,
 ) -> int:
-    """Append a batch by PartitionLog; return the offset behind it."""
+    """Append a batch to one partition's log; return the offset behind it."""
     payload, _, _ = encode_records(records)
     if codec:
         payload = compress(codec, payload)
@@ -291,9 +330,16 @@ def _append(
     return log.append(batch, now_ms=now_ms).last_offset + 1
 
 
-def _records_of(
+def records_of(
     header: BatchHeader, batch: memoryview, from_offset: int
 ) -> list[LoadedRecord]:
+    """Return a batch's records from an offset on, or the markers of a control batch.
+
+    Leave out records without a key.
+
+    Raises:
+        ProtocolError: the batch cannot be read.
+    """
     if header.is_control:
         markers = map(parse_end_transaction_marker, iter_records(batch))
         return [

@@ -1,4 +1,4 @@
-"""Load the state of groups and transactions from their logs.
+"""Load the state of groups, transactions and share groups from their logs.
 
 A load is a generator that reads some megabytes in each step. Between two steps the
 process serves requests for the logs that are loaded already. Transactions are loaded
@@ -17,7 +17,7 @@ from mpbroker.coordinator.coordinator_logs import CoordinatorLogs, StateMachines
 from mpbroker.coordinator.coordinator_topic import LoadedRecord, newest
 from mpbroker.coordinator.groups.group_offsets import OffsetAndMetadata
 from mpbroker.coordinator.groups.group_records import read_offset, read_record
-from mpbroker.coordinator.outbox import transaction_log
+from mpbroker.coordinator.outbox import share_log, share_partition, transaction_log
 from mpbroker.protocol.errors import ApiError, ProtocolError
 
 _LOG = get_logger(__name__)
@@ -26,7 +26,7 @@ _LOOK_AGAIN_MS: Final = 2000
 
 
 class LogLoading:
-    """The loads that run or wait; one runs at a time."""
+    """Loads the coordinator's logs step by step, one log at a time."""
 
     def __init__(
         self, logs: CoordinatorLogs, state: StateMachines, now_ms: Callable[[], int]
@@ -35,43 +35,61 @@ class LogLoading:
         self._groups = state.groups
         self._offsets_topic = state.offsets_topic
         self._transactions = state.transactions
+        self._share = state.share
         self._timers = state.context.timers
         self._now_ms = now_ms
-        self._loads: list[Iterator[int]] = []  # the last one is under way
+        # By the number of the log; the last one is under way.
+        self._loads: list[tuple[int | None, Iterator[int]]] = []
         self._numbers: set[int] = set()  # the logs that they load
 
     def __bool__(self) -> bool:
         return bool(self._loads)
 
     def begin(self) -> None:
-        """Begin to load all logs, when the process starts."""
+        """Begin to load the coordinator's logs, when its process starts."""
         of_groups = self._offsets_topic.partitions_to_load()
         of_transactions = self._transactions.topic.partitions_to_load()
+        of_share = self._share.topic.partitions_to_load()
         self._groups.begin_loading(of_groups)
+        self._share.states.begin_loading(of_share)
         self._transactions.coordinator.begin_loading(of_transactions)
         numbers = list(map(transaction_log, of_transactions))
+        others = [*of_groups, *map(share_log, of_share)]
         self._loads = [
-            *map(self._load, numbers),
-            self._finish_transactions(),
-            *map(self._load, of_groups),
+            *((number, self._load(number)) for number in numbers),
+            (None, self._finish_transactions()),
+            *((number, self._load(number)) for number in others),
         ]
         self._loads.reverse()
-        self._numbers.update(numbers, of_groups)
+        self._numbers.update(numbers, others)
 
     def go_on(self, patience_s: float) -> None:
-        """Load until the time is over and the step under way has ended."""
+        """Load logs for ``patience_s`` seconds, and to the end of the last step."""
         until = time.monotonic() + patience_s
         while self._loads and time.monotonic() < until:
-            if next(self._loads[-1], None) is None:
+            if next(self._loads[-1][1], None) is None:
                 self._loads.pop()
+
+    def load(self, number: int) -> None:
+        """Load a log behind those that are to be loaded before."""
+        self._numbers.add(number)
+        self._loads.insert(0, (number, self._load(number)))
+
+    def forget(self, number: int) -> None:
+        """End the load of a log that is lost, and that comes back as another one."""
+        self._loads = [each for each in self._loads if each[0] != number]
+        self._numbers.discard(number)
 
     def load_again(self, number: int) -> None:
         """Look every two seconds whether a lost log is online again, then load it.
 
         A disk that was full may have room by then. If a sync has failed, the log stays
-        offline until the broker is started anew.
+        offline until the broker is started anew. A shard of a cluster tells by itself
+        when it is back.
         """
         topic, partition, coordinator = self._logs[number]
+        if not topic.looks_again:
+            return
 
         def look(now_ms: int) -> None:
             try:
@@ -84,10 +102,9 @@ class LogLoading:
                 # a second load would replace what is changed after the first.
                 self.load_again(number)
                 return
-            self._numbers.add(number)
             _LOG.info("%s-%d is loaded again", topic.name, partition)
             coordinator.begin_loading([partition])
-            self._loads.insert(0, self._load(number))
+            self.load(number)
 
         due_ms = self._now_ms() + _LOOK_AGAIN_MS
         self._timers.schedule(("load again", number), due_ms, look)
@@ -99,6 +116,8 @@ class LogLoading:
         try:
             if number < 0:
                 yield from self._transactions.loading.replay(log.partition)
+            elif share_partition(number) is not None:
+                yield from self._replay_share(log.partition)
             else:
                 yield from self._replay_groups(log.partition)
             self._logs.note_loaded(number)
@@ -110,7 +129,7 @@ class LogLoading:
         log.coordinator.loaded(log.partition, self._now_ms())
 
     def _finish_transactions(self) -> Iterator[int]:
-        """Open all partitions, between the loads of transactions and of groups."""
+        """Let producers write again, once all transactions are loaded."""
         self._transactions.loading.finish()
         yield from ()
 
@@ -120,6 +139,23 @@ class LogLoading:
             now_ms = self._now_ms()
             for record in newest(records):
                 self.replay(partition, record, now_ms)
+            replayed += len(records)
+            yield replayed
+
+    def _replay_share(self, partition: int) -> Iterator[int]:
+        replayed = 0
+        for records in self._share.topic.load(partition):
+            # Not only the newest record of a key: each tells only what has changed.
+            for record in records:
+                try:
+                    self._share.states.replay(record.key, record.value)
+                except (ProtocolError, ValueError) as error:
+                    _LOG.error(
+                        "a record of %s-%d cannot be read and is skipped: %s",
+                        self._share.topic.name,
+                        partition,
+                        error,
+                    )
             replayed += len(records)
             yield replayed
 

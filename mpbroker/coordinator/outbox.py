@@ -1,12 +1,13 @@
-"""Collect the records and answers of the state machines: the outbox.
+"""Collect the records and answers of the state machines, in the outbox.
 
-The state machines write here and have no other effect. `record_writer` appends the
-records, and sends each answer once the records that it rests on are on disk.
+The state machines write to the outbox and have no other effect. `record_writer` appends
+the records, and sends each answer once the records that it rests on are on disk.
 
 Each log has a number. A partition of __consumer_offsets keeps its own number; a
-partition of __transaction_state has a negative one, from ``transaction_log``. An answer
-or a step rests on such numbers: a plain number means that the log must be on disk, a
-number from ``appended_to`` means that the append is enough.
+partition of __transaction_state has a negative one, from ``transaction_log``, and one
+of __share_group_state a large one, from ``share_log``. An answer or a step rests on
+such numbers: a plain number means that the log must be on disk, a number from
+``appended_to`` means that the append is enough.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 NOW: Final = ()
 _APPENDED: Final = 1 << 40  # far from any log's number
+_SHARE_LOGS: Final = 1 << 32
 
 Marked = Callable[
     [Mapping[TopicPartition, ErrorCode], int, "Sequence[AppendedMarker]"], None
@@ -31,17 +33,38 @@ Marked = Callable[
 
 
 def transaction_log(partition: int) -> int:
-    """Convert a partition of __transaction_state to its log's number, or back."""
+    """Convert a partition number of __transaction_state to its log number, or back."""
     return ~partition
 
 
+def share_log(partition: int) -> int:
+    """Return the log number (see the module) of a partition of __share_group_state."""
+    return _SHARE_LOGS + partition
+
+
+def share_partition(log: int) -> int | None:
+    """Convert a log number back to a partition number of __share_group_state.
+
+    Return None if the number is that of a log of another topic.
+    """
+    return log - _SHARE_LOGS if log >= _SHARE_LOGS else None
+
+
 def appended_to(log: int) -> int:
-    """Return what an answer rests on if the log need not be on disk."""
+    """Return a number to give in place of a log's, to wait for the append only.
+
+    With the log's own number an answer would also wait until the log is on disk.
+    """
     return log + _APPENDED
 
 
 def rests_on(number: int) -> tuple[int, bool]:
-    """Return the log of such a number, and whether the log must be on disk."""
+    """Decode one of the numbers with which an answer names the logs that it waits for.
+
+    Returns:
+        The log number, and whether to wait until the log is on disk (True), or only
+        for the append (False: the number is from `appended_to`).
+    """
     if number >= _APPENDED // 2:
         return number - _APPENDED, False
     return number, True
@@ -51,10 +74,11 @@ class Call:
     """One request as the state machines see it: its version and its client.
 
     Attributes:
-        waited_ms: how long ago the processor received it. A request that is parked when
-            the coordinator is killed goes on waiting for its successor.
-        is_older: whether it was received before this coordinator began. Its answer may
-            rest on what only the predecessor knew.
+        waited_ms: how long ago it was received by the processor, the process that reads
+            the socket. A request that is parked when the coordinator is killed goes on
+            waiting for its successor.
+        is_older: whether it was received before this coordinator process began. It may
+            refer to state that only the predecessor had.
     """
 
     __slots__ = (
@@ -63,6 +87,7 @@ class Call:
         "amend",
         "answered",
         "client_id",
+        "end_wait",
         "is_older",
         "request",
         "version",
@@ -85,8 +110,11 @@ class Call:
         self.access = access  # what the client may do; None: everything
         self.waited_ms = 0
         self.is_older = False
-        self.amend = amend  # adds what the authorizer has refused to the answer
+        # Adds the parts of the request that the authorizer has refused to the answer.
+        self.amend = amend
         self.answered = False
+        # Answers the call with the present results, if it must not wait any longer.
+        self.end_wait: Callable[[], None] | None = None
 
     @property
     def client_host(self) -> str:
@@ -98,23 +126,24 @@ class Call:
 
 
 class Answer(NamedTuple):
-    """A response, and the logs that it rests on."""
+    """Holds a response, and the logs that must be on disk before it is sent."""
 
     call: Call
     response: Message
     after: tuple[int, ...]  # logs, or appended_to them
 
     def refuse(self, error_code: ErrorCode) -> bool:
-        """Put an error code into each row of the response that has none.
+        """Replace the error code NONE wherever the response has it, so that it fails.
 
         Returns:
-            False if there is no such row: this response cannot tell the error.
+            False if it has none to replace: the client cannot learn of the error from
+            this response.
         """
         return _refuse_rows(self.response, error_code)
 
 
 class Step(NamedTuple):
-    """A function to call with True when logs are on disk, with False if they fail."""
+    """A function to call once logs are on disk (True), or one has failed (False)."""
 
     run: Callable[[bool], None]
     after: tuple[int, ...]  # logs, or appended_to them
@@ -130,7 +159,7 @@ class TransactionalRecord(NamedTuple):
 
 
 class AppendedMarker(NamedTuple):
-    """A marker in its partition's log, which need not be on disk yet."""
+    """A transaction's end marker, appended to a log; it may not be on disk yet."""
 
     producer_id: int
     producer_epoch: int
@@ -142,10 +171,11 @@ class AppendedMarker(NamedTuple):
 
 
 class Markers(NamedTuple):
-    """The end of a transaction: one marker for each of its partitions.
+    """A request to append a transaction's markers, one to each of its partitions.
 
-    ``done`` is called with the partitions' error codes, the time, and the markers that
-    were appended: when these are on disk if ``waits`` is true, else after the append.
+    ``done`` is called with the partitions' error codes, the time in ms, and the
+    appended markers. It is called when the markers are on disk if ``waits`` is true,
+    else right after the append.
     """
 
     producer_id: int
@@ -155,11 +185,19 @@ class Markers(NamedTuple):
     partitions: Sequence[TopicPartition]
     done: Marked
     waits: bool = True
-    earlier: Sequence[AppendedMarker] = ()  # ``done`` waits for their disk, too
+    earlier: Sequence[AppendedMarker] = ()  # ``done`` waits for their syncs, too
+    is_by_hand: bool = False  # an administrator's, of WriteTxnMarkers
 
 
 class Outbox:
-    """The decisions since the process last emptied it."""
+    """Collects what is to be written to logs, and answers that wait for it.
+
+    `record_writer` takes them out.
+
+    Attributes:
+        is_volatile: whether appended records do not outlive this process before they
+            are on disk, as in a cluster.
+    """
 
     def __init__(self) -> None:
         self.records: dict[int, list[tuple[bytes, bytes | None]]] = {}
@@ -168,6 +206,7 @@ class Outbox:
         self.answers: list[Answer] = []
         self.steps: list[Step] = []
         self.appended: list[tuple[int, Callable[[], object]]] = []
+        self.is_volatile = False
 
     def __bool__(self) -> bool:
         return bool(
@@ -180,39 +219,62 @@ class Outbox:
         )
 
     def write(self, partition: int, key: bytes, value: bytes | None) -> None:
-        """Append a record to a log; None as value deletes the key."""
+        """Note a record to append to a log; None as value deletes the key.
+
+        Args:
+            partition: the log's number.
+        """
         records = self.records.get(partition)
         if records is None:
             records = self.records[partition] = []
         records.append((key, value))
 
+    def written(self, log: int) -> tuple[int, ...]:
+        """Return the logs that must be on disk before an answer about a group is sent.
+
+        This is the group's log if a record for it waits here, else what `told` returns.
+        """
+        return (log,) if log in self.records else self.told(log)
+
+    def told(self, log: int) -> tuple[int, ...]:
+        """Return the logs on which an answer rests that writes nothing by itself.
+
+        It tells of what was appended before, which a successor of this process finds in
+        the log. So this is NOW (none), unless appended records are volatile.
+        """
+        return (log,) if self.is_volatile else NOW
+
     def write_transactional(self, partition: int, record: TransactionalRecord) -> None:
-        """Append a record to a log as part of a producer's transaction."""
+        """Note a record to append to a log as a part of a producer's transaction.
+
+        Args:
+            partition: the number of the log to which it is appended.
+        """
         self.transactional.setdefault(partition, []).append(record)
 
     def write_markers(self, markers: Markers) -> None:
-        """Append markers, after all records that are in the outbox now."""
+        """Have a transaction's markers appended, after all records noted until now."""
         self.markers.append(markers)
 
     def answer(
         self, call: Call, response: Message, after: tuple[int, ...] = NOW
     ) -> None:
-        """Answer a call when all that was written to these logs is on disk."""
+        """Answer a request once all records written to these logs are on disk."""
         if call.answered:
             return  # the request met a bug and was answered with an error
         call.answered = True
         self.answers.append(Answer(call, response, after))
 
     def then(self, after: tuple[int, ...], run: Callable[[bool], None]) -> None:
-        """Call a function when all written to these logs is on disk, or has failed."""
+        """Call ``run`` with True once these logs are on disk, False if one fails."""
         self.steps.append(Step(run, after))
 
     def once_appended(self, log: int, run: Callable[[], object]) -> None:
-        """Call a function when all that was written to a log is appended to it.
+        """Call a function once the records for a log are appended, before any sync.
 
-        This is for changes that other processes act on at once. If we made such a
-        change first and were killed before the append, they would act on something
-        that no log tells a successor.
+        This is for changes of shared memory on which other processes act at once. If
+        the coordinator made such a change before the append and were killed in
+        between, no log would tell its successor of the change.
         """
         self.appended.append((log, run))
 

@@ -2,38 +2,43 @@
 
 All promises to clients depend on this order:
 
-    1. append the records, one batch a log
+    1. append the records, one batch to each log
     2. call the functions that wait for an append (Outbox.once_appended): they let other
        processes see what the records say
     3. append markers, of transactions whose end is on disk since an earlier flush
     4. send the answers and call the steps whose records are on disk, or let them wait
 
-If the process is killed between two of these, its successor finds in the logs whatever
-a client or another process can have seen. A record that was not appended has not
-happened: no client was answered, and no process saw it.
+If the process is killed between two of these steps, its successor finds in the logs
+everything that a client or another process can have seen. A change whose record was not
+appended has not happened: no client was answered, and no other process saw it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable
-from typing import Final, NamedTuple, cast
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from mpbroker.base.logger import get_logger
 from mpbroker.coordinator.coordinator_logs import CoordinatorLogs
 from mpbroker.coordinator.durability import Awaited, Durability
 from mpbroker.coordinator.outbox import Answer, Markers, Outbox, Step
 from mpbroker.coordinator.transactions.transaction_markers import MarkerWriter
+from mpbroker.coordinator.written_log import WrittenLog
 from mpbroker.metadata.topic_names import TopicPartition
 from mpbroker.network.request_channel import HandlerEnd
+from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError, ProtocolError
 from mpbroker.server.errors import AuthorizerError
+from mpbroker.server.fetch.fetch_service import file_parts, send_parts
 from mpbroker.server.group_commit import GroupCommit
-from mpbroker.server.purgatory import Purgatory
 from mpbroker.server.quotas.client_quotas import with_throttle
 from mpbroker.server.request import Request
 from mpbroker.storage.log.disk_sync import DiskSync
+
+if TYPE_CHECKING:
+    from mpbroker.protocol.messages.share_fetch import ShareFetchResponse
 
 _LOG = get_logger(__name__)
 
@@ -42,30 +47,41 @@ HOLD_NS: Final = 2_000_000
 
 
 class Syncs(NamedTuple):
-    """The objects that put records on disk, and that wake what waits for them."""
+    """Objects that force logs to disk, and a function that wakes waiting fetches."""
 
     disk: DiskSync
     commit: GroupCommit
     durability: Durability
-    purgatory: Purgatory  # the fetches that wait for a log to grow
+    grown: Callable[[WrittenLog], object]  # wakes the fetches that wait for a log
 
 
 class Replies:
-    """Sends answers to their connections."""
+    """Sends answers to their connections.
+
+    Args:
+        answer_error: makes an answer's body from an error code; None if the API has no
+            field for it.
+        refusal: the error if records could not be written.
+    """
 
     def __init__(
         self,
         channel: HandlerEnd,
         answer_error: Callable[[Request, ErrorCode], bytes | None],
+        refusal: ErrorCode = ErrorCode.COORDINATOR_NOT_AVAILABLE,
     ) -> None:
         self._channel = channel
         self._answer_error = answer_error
+        self._refusal = refusal
 
     def send(self, answer: Answer) -> None:
         request: Request = answer.call.request
         try:
             if answer.call.amend is not None:
                 answer.call.amend(answer.response)
+            if answer.response.api_key is ApiKey.SHARE_FETCH:
+                self._send_in_parts(answer, request)
+                return
             body = answer.response.encode(request.api_version)
             body = with_throttle(request, body)
             self._channel.send_bytes(request.slot, request.frame(body))
@@ -77,24 +93,36 @@ class Replies:
             _LOG.exception("an answer cannot be given: the authorizer has failed")
             self._channel.close_connection(request.slot)
 
+    def _send_in_parts(self, answer: Answer, request: Request) -> None:
+        """Send a ShareFetch answer whose records are in log files.
+
+        The process that owns the connection sends them from the files.
+        """
+        response = cast("ShareFetchResponse", answer.response)
+        response.throttle_time_ms = request.throttle_ms
+        parts = file_parts(response.encode_parts(request.api_version))
+        send_parts(self._channel, request, parts)
+
     def refuse(self, answer: Answer) -> None:
-        """Send COORDINATOR_NOT_AVAILABLE: what the answer rests on cannot be synced."""
+        """Send an error instead: the records could not be synced."""
         request: Request = answer.call.request
-        body = self._answer_error(request, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        body = self._answer_error(request, self._refusal)
         if body is not None:
             self._channel.send_bytes(request.slot, request.frame(body))
-        elif answer.refuse(ErrorCode.COORDINATOR_NOT_AVAILABLE):
+        elif answer.refuse(self._refusal):
             self.send(answer)
         else:
             self._channel.close_connection(request.slot)
 
     def flush(self) -> None:
-        """Hand over what was sent to the processors now, not at the end of the turn."""
+        """Give the answers to the processes that send them, before this turn ends."""
         self._channel.flush()
 
 
 class RecordWriter:
     """Appends the outbox's records, and sends its answers when these are on disk.
+
+    The outbox has what the state machines want to be written and sent.
 
     Args:
         lost: called with the number of a log that cannot be written or synced.
@@ -118,8 +146,9 @@ class RecordWriter:
         self._replies = replies
         self._now_ms = now_ms
         self._lost = lost
-        # Answers whose records are held back, and since when records are.
+        # Answers whose records are held back.
         self._held: list[Answer] = []
+        # When the first record was held back, in ns of the monotonic clock; 0: none is.
         self._held_since_ns = 0
 
     @property
@@ -133,17 +162,25 @@ class RecordWriter:
         return self._held_since_ns > 0
 
     def flush(self, *, may_hold: bool) -> None:
-        """Empty the outbox.
+        """Append all waiting records; send answers and run steps that need not wait.
+
+        The other answers and steps follow when their logs are on disk. The module's
+        docstring has the order.
 
         Args:
-            may_hold: records may be held back while others are synced.
+            may_hold: while earlier records are being synced, new records may wait up
+                to HOLD_NS, with the answers that depend on them. They then share one
+                sync.
         """
         # Repeated, because a step that need not wait may add to the outbox.
         while (self._out or self._held) and self._flush_once(may_hold=may_hold):
             pass
 
     def _flush_once(self, *, may_hold: bool) -> bool:
-        """Empty the outbox once; return False if its records are held back."""
+        """Append the waiting records and send answers, once, as ``flush`` does.
+
+        Return False if the records are kept back, to share a later sync.
+        """
         out, logs = self._out, self._logs
         if may_hold and self._holds_back():
             self._send_what_rests_on_nothing()
@@ -159,9 +196,9 @@ class RecordWriter:
                 logs.append_transactional(number, transactional, now_ms)
             except ApiError as error:
                 self._cannot_write(number, error)
-        # After the appends. These functions let producers write to partitions. If we
-        # were killed between such a call and the append behind it, a producer would
-        # have written to a transaction that no successor knows.
+        # Only after the appends, because these functions let producers write to
+        # partitions. If they were called first, and this process were killed before the
+        # append, a producer could write to a transaction that no successor knows.
         for number, run in out.take_appended():
             if not logs.is_lost(number):
                 run()
@@ -179,10 +216,10 @@ class RecordWriter:
     # -- records -----------------------------------------------------------------------
 
     def _holds_back(self) -> bool:
-        """Return whether to hold the records back until the syncs under way have ended.
+        """Return whether to keep new records in the outbox while syncs are running.
 
-        What comes meanwhile then shares one batch and one sync. A commit that comes
-        alone meets no sync under way, and is not held back.
+        Records that come meanwhile then share one batch and one sync. If no sync is
+        running, as for a single commit, records are appended at once.
         """
         if not (self._out.records or self._out.transactional) or self._disk.is_idle:
             return False
@@ -203,7 +240,10 @@ class RecordWriter:
         self._lost(number)
 
     def _mark(self, markers: Markers, now_ms: int) -> None:
-        """Append markers; report the results at once, or when they are on disk."""
+        """Append a transaction's markers, then call ``markers.done`` with the results.
+
+        If ``markers.waits``, call it only when the markers are on disk.
+        """
         results, awaited, appended = self._markers.append(markers, now_ms)
 
         def complete(failed: list[Hashable]) -> None:
@@ -217,9 +257,9 @@ class RecordWriter:
     # -- answers and steps -------------------------------------------------------------
 
     def _give_answers(self) -> bool:
-        """Send answers, or let them wait for the disk; return whether any had to.
+        """Send each answer, at once or when the logs that it waits for are on disk.
 
-        Answers that rest on the same logs wait together.
+        Return whether any answer waits for a log.
         """
         held, self._held, self._held_since_ns = self._held, [], 0
         resting: dict[tuple[int, ...], list[Answer]] = {}
@@ -250,7 +290,8 @@ class RecordWriter:
 
     def _go_on(self, step: Step) -> None:
         def complete(failed: list[Hashable]) -> None:
-            # First the logs: the step must not find what is forgotten with them.
+            # The failed logs first: the step must not use the groups or transactions
+            # that are forgotten with them.
             self._lose_all(failed)
             step.run(not failed)
 
@@ -265,7 +306,13 @@ class RecordWriter:
             self._lost(number)
 
     def _when_durable(
-        self, awaited: list[Awaited], complete: Callable[[list[Hashable]], None]
+        self,
+        awaited: Sequence[Awaited[WrittenLog]],
+        complete: Callable[[list[Hashable]], None],
     ) -> None:
-        """Call back when all these logs are on disk or have failed, with the latter."""
+        """Call ``complete`` with the failed logs, once each is on disk or has failed.
+
+        Do not wait for the logs of topics with flush.acks.all=false.
+        """
+        awaited = [each for each in awaited if each.log.view.config.flush_acks_all]
         self._durability.when(awaited, complete, time.monotonic_ns())

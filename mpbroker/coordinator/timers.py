@@ -26,7 +26,7 @@ class _Timer:
 
 
 class Timers:
-    """Functions that are called once each, at their deadlines."""
+    """Named functions, each of which is called once, at its deadline."""
 
     def __init__(self) -> None:
         self._timers: dict[Hashable, _Timer] = {}
@@ -42,7 +42,7 @@ class Timers:
     def schedule(
         self, name: Hashable, deadline_ms: int, expire: Callable[[int], None]
     ) -> None:
-        """Call ``expire(now_ms)`` at the deadline; replaces the timer of that name."""
+        """Set or replace a named timer, which calls ``expire(now_ms)`` when due."""
         timer = self._timers.get(name)
         if timer is not None and timer.entry_ms <= deadline_ms:
             timer.deadline_ms = deadline_ms
@@ -70,7 +70,7 @@ class Timers:
     def expire(self, now_ms: int) -> int:
         """Call all functions that are due; return how many there were.
 
-        A function that one of them schedules for now or earlier is called, too.
+        If one of them schedules a function for ``now_ms`` or earlier, call it, too.
         """
         heap, timers = self._heap, self._timers
         expired = 0
@@ -91,7 +91,7 @@ class Timers:
 
     @property
     def next_ms(self) -> int:
-        """When to call ``expire`` next; NEVER if there is no timer."""
+        """The time (ms) of the next call of ``expire``; NEVER if there is no timer."""
         heap = self._heap
         while heap:
             deadline_ms, number, name = heap[0]

@@ -5,7 +5,8 @@ take memory or time without a bound. Python's own engine backtracks, for hours i
 client wishes it. Kafka uses RE2/J, the Java port of RE2.
 
 RE2's time is linear in the name, but the pattern sets the factor. Four limits bound
-it, far above what names need. Measured with names of 249 characters:
+the factor; they are far above the needs of sensible patterns. Measured with names of
+249 characters:
 
     limit                 worst pattern found without this limit
     4,096 bytes           each of the following grows with the length
@@ -59,10 +60,10 @@ class InvalidRegexError(MpbrokerError):
 
 
 class TopicRegex:
-    """A compiled pattern.
+    """A pattern that RE2 has compiled.
 
     Raises:
-        InvalidRegexError: the pattern is not one, or is too expensive.
+        InvalidRegexError: the pattern has a wrong syntax, or exceeds a limit.
     """
 
     def __init__(self, pattern: str) -> None:

@@ -1,18 +1,19 @@
 """Find the client.id of requests, for the lines of the request log.
 
-Processors do not note it: it is a text, and shared memory has no words for it. But a
-request's bytes stay in its slot's block until the connection's next request comes, and
-the slot says which request they are. So a reader finds the header of the request
-itself, or of the connection's latest request. The latter has the same client.id:
-clients do not change it while they are connected.
+Processors do not note it: it is text, for which their notes in shared memory have no
+room. But a request's bytes stay in shared memory, in the block of its slot (the entry
+of one request in flight), until the connection's next request comes, and the slot says
+which request they are. So a reader finds the header of the request itself, or of the
+connection's latest request. The latter has the same client.id: clients do not change it
+while they are connected.
 
     header                            is used if
     the request's own                 it has the request's API, version, correlation id
-    the connection's latest request's it begins the block: there, all that has come
-                                      since begins with a header, too
+    the connection's latest request's it is at the beginning of the block: a newer
+                                      request there begins with a header, too
 
-No request is given another client's client.id: the connection's row says when its
-present client connected.
+No request is given another client's client.id: the connection's row (its record in
+shared memory) says when its present client connected.
 """
 
 from __future__ import annotations
@@ -49,9 +50,10 @@ class ClientIds:
     """Finds the client.id of logged requests.
 
     Args:
-        words: the control segment's.
-        arena: where requests lie. It is read by system calls: a read through the
-            mapping would allocate pages that no process has touched.
+        words: the words of the control segment, the shared memory with the entries of
+            requests and connections.
+        arena: the segment with the bytes of requests. It is read by system calls: a
+            read through the mapping would allocate pages that no process has touched.
     """
 
     def __init__(self, words: memoryview, arena: Segment) -> None:
@@ -61,7 +63,12 @@ class ClientIds:
         self._known: dict[int, tuple[int, str | None]] = {}
 
     def look(self, processor: int, requests: Sequence[LoggedRequest]) -> None:
-        """Read what is still in memory of a processor's requests."""
+        """Remember the client.id of logged requests whose headers are still in memory.
+
+        Args:
+            processor: the id of the processor that has served the requests.
+            requests: the requests, as the processor has logged them.
+        """
         slots = slots_in_use(self._words, processor)
         if not requests or not slots:
             return
@@ -71,7 +78,10 @@ class ClientIds:
                 self._look_for_the_latest(slots, each)
 
     def of(self, each: LoggedRequest) -> str | None:
-        """Return the client.id of a request; None: it has none, or was not seen."""
+        """Return the client.id that `look` has found for a request's connection.
+
+        None: it has none, or it is not known.
+        """
         came_ns, text = self._known.get(each.connection, (0, None))
         opened_ns = self._opened_ns(each.connection)
         if each.received_ns < came_ns or came_ns < opened_ns <= each.received_ns:
@@ -110,7 +120,7 @@ class ClientIds:
         offset = words[at + SLOT_REQUEST_OFFSET]
         if (
             words[at + SLOT_CONNECTION] != each.connection
-            or words[at + SLOT_RECEIVED] < opened_ns  # it has published nothing there
+            or words[at + SLOT_RECEIVED] < opened_ns  # an earlier client's request
             or offset != words[at + SLOT_BLOCK] + _SIZE_BYTES
         ):
             return
@@ -123,7 +133,12 @@ class ClientIds:
             self._learn(each.connection, opened_ns, found[1])
 
     def _read(self, offset: int) -> tuple[tuple[int, int, int], str | None] | None:
-        """Return API key, version, correlation id, and the client.id of a request."""
+        """Read a request's header from shared memory.
+
+        Returns:
+            API key, version and correlation id; and the client.id, None if the request
+            has none. None if the bytes are no request header.
+        """
         data = os.pread(
             self._arena.fd, _HEAD.size + _MAX_BYTES, max(0, offset - _SIZE_BYTES)
         )

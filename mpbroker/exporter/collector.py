@@ -1,7 +1,8 @@
 """Collector: all figures of a broker as Prometheus families.
 
-Names are mpbroker_*, in base units. Counters come from shared memory, where they
-outlive their writers; gauges are of the moment.
+A family is one metric with its samples. Names are mpbroker_*, in base units. Counters
+come from shared memory, where they outlive their writers; gauges have the values of the
+moment.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
+from mpbroker.coordinator.group_positions import MAX_POSITIONS
 from mpbroker.exporter.exposition import Family, counter, gauge, histogram, summary
+from mpbroker.exporter.group_numbers import group_families
+from mpbroker.exporter.limits import limit_families, request_memory
 from mpbroker.exporter.partitions import PartitionFigures, Partitions
 from mpbroker.exporter.quota_metrics import quota_families
-from mpbroker.exporter.request_log_counts import error_name
-from mpbroker.exporter.request_memory import request_memory
+from mpbroker.exporter.requests.request_log_counts import error_name
 from mpbroker.exporter.topic_traffic import topic_families
 from mpbroker.inspect.broker_view import BrokerView, api_name
 from mpbroker.ipc.black_box import BlackBox, box_number
@@ -68,17 +71,17 @@ from mpbroker.network.security.encryption import encryption_names
 from mpbroker.supervisor.child import Role
 
 if TYPE_CHECKING:
-    from mpbroker.exporter.group_lag import GroupLag
+    from mpbroker.exporter.group_lag import CommittedOffsets
     from mpbroker.supervisor.memory import BrokerMemory
 
 _NS: Final = 1e9
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _SILENT_NS: Final = 30_000_000_000
 _CONNECTIONS_A_LOOK: Final = 100_000
-# Kafka's limit, of combinations of a cipher suite and a version.
+# The number of combinations of a cipher suite and a version; the limit is Kafka's.
 _ENCRYPTIONS_SHOWN: Final = 100
 # Bounded, as partitions are: a client that may commit can invent any number of groups.
-MAX_POSITIONS_SHOWN: Final = 20_000
+MAX_POSITIONS_SHOWN: Final = MAX_POSITIONS
 CLOSED_REASONS: Final = {
     ProcessorCounter.CLOSED_BY_PEER: "peer",
     ProcessorCounter.CLOSED_BAD_FRAME: "bad_frame",
@@ -98,27 +101,31 @@ _WAITS: Final = {
     ProcessorCounter.WAITS_FOR_EXTENT: "memory",
     ProcessorCounter.WAITS_FOR_RING: "queue",
 }
+PARKED_REQUESTS: Final = "mpbroker_parked_requests"
 STAGES: Final = ("queue", "local", "remote", "response_queue", "send", "total")
 
 
 class Collector:
-    """Makes the families of one broker.
+    """Makes Prometheus metrics of one broker's figures.
 
     Args:
-        describe: returns what the supervisor publishes: children, version, start.
-        listeners: their names, by index.
-        quota_window: how many samples count for a quota, and the length of each, ns.
+        describe: a function that returns the facts that the supervisor publishes:
+            children, version, start.
+        listeners: the names of the broker's listeners, by index.
+        quota_window: the number of samples that count for a quota, and the length of
+            each in ns.
     """
 
     def __init__(
         self,
         memory: BrokerMemory,
         partitions: Partitions,
-        lag: GroupLag,
+        lag: CommittedOffsets,
         describe: Callable[[], dict[str, Any]],
         listeners: Sequence[str],
         quota_window: tuple[int, int] = (11, 1_000_000_000),
     ) -> None:
+        self._memory = memory
         self._words = memory.control.words
         self._table = memory.table
         self._boxes = memory.boxes.words
@@ -135,11 +142,11 @@ class Collector:
         self._quota_window = quota_window
 
     def errors(self) -> dict[tuple[int, int], int]:
-        """Return the answers by API key and error code since the start."""
-        return read_errors(self._words, self._ever())
+        """Return the number of responses since the start by API key and error code."""
+        return read_errors(self._words, self.handlers_ever())
 
     def collect(self) -> list[Family]:
-        """Return all families, as of now."""
+        """Return all metrics as families, with the values that they have now."""
         logs = list(self._partitions)
         return [
             *self._broker(),
@@ -154,8 +161,14 @@ class Collector:
             *self._new_connections(),
             request_memory(self._words, self._arena_layout),
             *self._logs(logs),
-            *topic_families(self._table, self._partitions.registry, self._ever()[:-1]),
+            *topic_families(
+                self._table, self._partitions.registry, self.handlers_ever()[:-1]
+            ),
             *self._groups(logs),
+            *group_families(self._words),
+            *limit_families(
+                self._memory, self._partitions.registry, self.handlers_ever()
+            ),
         ]
 
     # -- the broker ----------------------------------------------------------------
@@ -236,7 +249,7 @@ class Collector:
 
     def _executed(self) -> dict[int, tuple[int, int]]:
         total: dict[int, tuple[int, int]] = {}
-        for number in self._ever():
+        for number in self.handlers_ever():
             role = "coordinator" if number == COORDINATOR else "handler"
             index = 0 if number == COORDINATOR else number
             box = BlackBox(self._boxes, box_number(role, index))
@@ -245,8 +258,12 @@ class Collector:
                 total[key] = (before[0] + count, before[1] + spent)
         return total
 
-    def _ever(self) -> list[int]:
-        """Return the ids of all handlers since the start, and the coordinator's."""
+    def handlers_ever(self) -> list[int]:
+        """Return the ids of all handlers since the start, and the coordinator's.
+
+        The counts of handlers that have ended stay in shared memory, and are added up
+        with the others.
+        """
         last = MAX_HANDLERS
         while last and not self._words[handler_row(last - 1) + HANDLER_INCARNATION]:
             last -= 1
@@ -347,7 +364,10 @@ class Collector:
         return idle, polls, empty, waits, moved, resumed, closed, received, sent
 
     def connections(self) -> Iterable[Family]:
-        """Return open connections by listener, client software and encryption."""
+        """Return metrics with the numbers of open connections, by several labels.
+
+        The labels are listener, client software, and version of TLS with cipher suite.
+        """
         words = self._words
         by_listener = Counter(dict.fromkeys(range(len(self._listeners)), 0))
         by_software: Counter[tuple[str, str]] = Counter()
@@ -378,7 +398,10 @@ class Collector:
         return open_, clients, encrypted
 
     def _authentications(self) -> Iterable[Family]:
-        """Return the results of authentications; nothing before the first one."""
+        """Return the metric of authentications by result.
+
+        Before the first authentication there is none.
+        """
         counts = read_authentications(self._words)
         if not any(counts.values()):
             return ()
@@ -391,7 +414,10 @@ class Collector:
         return (ended,)
 
     def _reauthentications(self) -> Iterable[Family]:
-        """Return how long re-authentications took; nothing before the first one."""
+        """Return the metrics of the time that re-authentications took.
+
+        Before the first re-authentication there are none.
+        """
         latency = read_reauthentication(self._words)
         if not latency.times:
             return ()
@@ -412,10 +438,12 @@ class Collector:
         words = self._words
         idle = counter("mpbroker_handler_idle_seconds_total", "Time without work.")
         parked = gauge("mpbroker_purgatory_size", "Requests that wait, by handler.")
+        kinds = gauge(PARKED_REQUESTS, "Requests that wait, by what for.")
+        waiting = fetches = 0
         syncs = counter(
             "mpbroker_log_syncs_total", "Syncs of logs to disk by handlers."
         )
-        for number in self._ever():
+        for number in self.handlers_ever():
             row = handler_row(number)
             counters = row + HANDLER_COUNTERS
             name = "coordinator" if number == COORDINATOR else number
@@ -424,7 +452,12 @@ class Collector:
             syncs.add(words[counters + HandlerCounter.SYNCS], handler=name)
             if words[row + HANDLER_ACTIVE]:
                 parked.add(words[counters + HandlerCounter.PARKED], handler=name)
-        return idle, parked, syncs
+                waiting += words[counters + HandlerCounter.PARKED]
+                fetches += words[counters + HandlerCounter.PARKED_FETCHES]
+        kinds.add(fetches, api="Fetch")
+        # The two words of a handler are not read at one moment.
+        kinds.add(max(0, waiting - fetches), api="Produce")
+        return idle, parked, kinds, syncs
 
     # -- logs and groups -------------------------------------------------------------
 
@@ -445,7 +478,9 @@ class Collector:
             size.add(each.size_bytes, **labels)
             unflushed.add(each.unflushed_bytes, **labels)
         offline.add(sum(each.is_offline for each in logs))
-        unloaded = gauge("mpbroker_partitions_unloaded", "Not used since the start.")
+        unloaded = gauge(
+            "mpbroker_partitions_unloaded", "Not loaded since the start yet."
+        )
         unloaded.add(self._partitions.unloaded)
         hidden = gauge("mpbroker_partitions_not_shown", "Left out: there are too many.")
         hidden.add(self._partitions.not_shown)
@@ -465,7 +500,7 @@ class Collector:
         hidden = gauge(
             "mpbroker_group_offsets_not_shown", "Left out: there are too many."
         )
-        hidden.add(sum(1 for _ in positions))
+        hidden.add(self._lag.hidden + sum(1 for _ in positions))
         return committed, lag, hidden
 
 
@@ -480,8 +515,8 @@ def process_usage(pid: int) -> tuple[float, int] | None:
     return cpu, int(fields[21]) * os.sysconf("SC_PAGESIZE")
 
 
-def is_ready(words: memoryview, now_ns: int | None = None) -> str:
-    """Return why the broker does not serve; "": it does."""
+def why_not_ready(words: memoryview, now_ns: int | None = None) -> str:
+    """Return why the broker is not ready for clients; "" if it is."""
     now_ns = time.monotonic_ns() if now_ns is None else now_ns
     phase = words[HEADER + HEADER_PHASE]
     if phase != Phase.SERVING:

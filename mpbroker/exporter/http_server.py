@@ -25,15 +25,15 @@ _LOG = get_logger(__name__)
 MAX_CONNECTIONS: Final = 32
 MAX_HEAD_BYTES: Final = 8 * 1024
 TIME_S: Final = 10.0
-# While other clients wait, a connection has so long to send its request and to read the
-# answer. A request comes right behind the last packet of the connection's handshake.
+# While other clients wait, a connection has these times to send its request and to read
+# the response. A request comes right after the last packet of the TCP handshake.
 _SILENT_S: Final = 0.05
 _READING_S: Final = 1.0
 _CHUNK: Final = 64 * 1024
 
 
 class Page(NamedTuple):
-    """An answer."""
+    """An HTTP response."""
 
     status: int
     content_type: str
@@ -41,7 +41,7 @@ class Page(NamedTuple):
 
 
 class HttpError(Exception):
-    """A request that is answered with an error; the text is for the client."""
+    """A request gets an error as its response; the message is for the client."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -55,7 +55,7 @@ def requested_path(head: bytes) -> tuple[str, bool]:
         The path without its query, and whether the body is wanted.
 
     Raises:
-        HttpError: it is not HTTP/1, or neither GET nor HEAD.
+        HttpError: the request is not HTTP/1, or is neither GET nor HEAD.
     """
     line = head.split(b"\r\n", 1)[0].split(b"\n", 1)[0]
     parts = line.split(b" ")
@@ -72,7 +72,7 @@ class _Connection:
         self.sock = sock
         self.came = came
         self.head = bytearray()
-        self.left: memoryview | None = None  # of the answer
+        self.left: memoryview | None = None  # the rest of the response, to be sent
 
 
 class HttpServer:
@@ -80,8 +80,9 @@ class HttpServer:
 
     Args:
         sock: the listening socket.
-        epoll: the loop's; the loop calls ``ready`` with each descriptor it reports.
-        page: makes the page of a path, or raises HttpError.
+        epoll: the epoll object of the caller's loop, which calls ``ready`` with each
+            descriptor that it reports.
+        page: a function that makes the page of a path, or raises HttpError.
     """
 
     def __init__(
@@ -92,7 +93,8 @@ class HttpServer:
         self._epoll = epoll
         self._page = page
         self._connections: dict[int, _Connection] = {}
-        self._is_waiting = False  # for room; no connection is accepted meanwhile
+        # Whether there is no room, and no connection is accepted until there is.
+        self._is_waiting = False
         epoll.register(sock.fileno(), select.EPOLLIN)
 
     @property
@@ -101,11 +103,14 @@ class HttpServer:
 
     @property
     def is_full(self) -> bool:
-        """Whether the next client has to wait; a turn may soon make room."""
+        """Whether the limit of connections is reached: the next client has to wait."""
         return len(self._connections) >= MAX_CONNECTIONS
 
     def ready(self, fd: int) -> None:
-        """Handle a descriptor that can be read or written; ignore one not ours."""
+        """Handle an event of the listening socket or of a connection.
+
+        Ignore descriptors that are neither.
+        """
         if fd == self._sock.fileno():
             self._accept()
         elif fd in self._connections:
@@ -116,13 +121,13 @@ class HttpServer:
                 self._close(connection)
 
     def expire(self, now: float) -> None:
-        """Close the connections that have taken too long."""
+        """Close the HTTP connections that have taken longer than ten seconds."""
         for connection in list(self._connections.values()):
             if connection.came + TIME_S <= now:
                 self._close(connection)
 
     def close(self) -> None:
-        """Close everything but the listening socket."""
+        """Close all connections, but not the listening socket."""
         for connection in list(self._connections.values()):
             self._close(connection)
 
@@ -146,12 +151,16 @@ class HttpServer:
                 return
 
     def _wait_for_room(self) -> None:
-        # New connections wait in the backlog; without this the loop would spin.
+        # New connections wait in the backlog. If epoll went on reporting them, the loop
+        # would spin.
         self._is_waiting = True
         self._epoll.modify(self._sock.fileno(), 0)
 
     def resume(self) -> None:
-        """Accept again if there is room. Call it once in a turn of the loop."""
+        """Accept connections again if there is room for them.
+
+        To be called once in a turn of the caller's loop.
+        """
         if not self._is_waiting:
             return
         if self.is_full:

@@ -1,8 +1,8 @@
-"""The same figures under the names that dashboards for Kafka ask for.
+"""Make mpbroker's figures under the names that dashboards for Kafka ask for.
 
-A table: each row makes samples of one family of theirs out of families of ours. One
-broker is the leader and the only replica of every partition, and its own controller:
-so what dashboards watch of replicas is a constant, and true.
+ROWS is a table: each row makes samples of one such metric out of mpbroker's metrics.
+One broker is the leader and the only replica of every partition, and its own
+controller: so the figures about replicas that dashboards watch are constants, and true.
 
 Source: danielqsj/kafka_exporter (kafka_topic_*, kafka_consumergroup_*); the JMX
 exporter's usual rules for Kafka 2 and later (kafka_server_*, kafka_network_*,
@@ -15,29 +15,43 @@ from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Final, NamedTuple
 
+from mpbroker.exporter.collector import PARKED_REQUESTS
 from mpbroker.exporter.exposition import Family, Labels
-from mpbroker.exporter.request_memory import NAME as REQUEST_MEMORY
+from mpbroker.exporter.group_numbers import (
+    ACKNOWLEDGEMENTS,
+    CLASSIC_GROUPS,
+    CONSUMER_GROUPS,
+    GROUPS,
+    LOCK_TIMEOUTS,
+    SHARE_GROUPS,
+    SHARE_SESSIONS,
+    STREAMS_GROUPS,
+)
+from mpbroker.exporter.idle import BLOCKED_RATIO
+from mpbroker.exporter.limits import REQUEST_MEMORY
 from mpbroker.exporter.topic_traffic import (
     FETCHED,
     PRODUCED,
     TOPIC_FETCHED,
+    TOPIC_PARTITIONS,
     TOPIC_PRODUCED,
 )
 
 
 class Row(NamedTuple):
-    """How samples of ours become samples of theirs.
+    """A rule that makes samples of a Kafka exporter's metric from our metrics.
 
     Attributes:
-        name: of their family. Rows of the same name make one family, and add up.
-        text: what it means.
-        sources: names of our families.
-        labels: our labels that are kept, and what they call them. Samples that differ
-            in other labels alone are added up.
-        where: a label of ours and a pattern: the samples that count; None: all.
-        fixed: further labels of theirs.
-        each: counts for each sample in place of its value.
-        is_mean: the mean of the samples and not their sum.
+        name: the name of the metric that is made. The samples of rows with one name
+            are added up.
+        text: the metric's help text.
+        sources: the names of our metrics.
+        labels: our labels that are kept, with the names that they get. Samples that
+            differ in other labels alone are added up.
+        where: a label of ours and a pattern that it must match; None: take all samples.
+        fixed: further labels with fixed values.
+        each: a number to count for each sample in place of its value; None: the value.
+        is_mean: whether to take the samples' mean and not their sum.
         kind: counter or gauge.
     """
 
@@ -78,6 +92,7 @@ _SERVER: Final = "kafka_server_"
 _NETWORK: Final = "kafka_network_"
 _CONTROLLER: Final = "kafka_controller_kafkacontroller_"
 _REPLICAS: Final = "kafka_server_replicamanager_"
+_GROUP_MANAGER: Final = "kafka_coordinator_group_groupmetadatamanager_"
 _REQUESTS: Final = "kafka_network_requestmetrics_requests_total"
 _BY_VERSION: Final = "Requests by API and version."
 _WHOLE: Final = "A figure of the whole broker."
@@ -103,7 +118,7 @@ ROWS: Final = (
     Row("kafka_topic_partition_under_replicated_partition", "Constant with one broker.",
         _ENDS, _PARTITION, each=0),
     # Topics.
-    Row("kafka_topic_partitions", "Sum over the partitions.", _ENDS, _TOPIC, each=1),
+    Row("kafka_topic_partitions", "Of each topic.", (TOPIC_PARTITIONS,), _TOPIC),
     # Not over all topics: that sum would run backwards when a topic is deleted.
     Row(_SERVER + "brokertopicmetrics_messagesin_total", "Sum over the partitions.",
         _ENDS, _TOPIC, kind="counter"),
@@ -112,6 +127,27 @@ ROWS: Final = (
         (PRODUCED, TOPIC_PRODUCED), _TOPIC, kind="counter"),
     Row(_SERVER + "brokertopicmetrics_bytesout_total", "Over all topics, and by topic.",
         (FETCHED, TOPIC_FETCHED), _TOPIC, kind="counter"),
+    # Tiered storage, where there is one.
+    Row(_SERVER + "brokertopicmetrics_remotecopybytes_total", _WHOLE,
+        ("mpbroker_remote_copied_bytes_total",), _BROKER, kind="counter"),
+    Row(_SERVER + "brokertopicmetrics_remotecopyrequests_total", _WHOLE,
+        ("mpbroker_remote_copied_segments_total",), _BROKER, kind="counter"),
+    Row(_SERVER + "brokertopicmetrics_remotefetchrequests_total", _WHOLE,
+        ("mpbroker_remote_fetched_chunks_total",), _BROKER, kind="counter"),
+    Row(_SERVER + "brokertopicmetrics_remotelogsizebytes", _WHOLE,
+        ("mpbroker_remote_stored_bytes",), _BROKER),
+    Row(_SERVER + "brokertopicmetrics_remotelogmetadatacount", _WHOLE,
+        ("mpbroker_remote_stored_segments",), _BROKER),
+    Row(_SERVER + "brokertopicmetrics_remotecopyerrors_total", _WHOLE,
+        ("mpbroker_remote_copy_errors_total",), _BROKER, kind="counter"),
+    Row(_SERVER + "brokertopicmetrics_remotecopylagbytes", _WHOLE,
+        ("mpbroker_remote_lag_bytes",), _BROKER),
+    Row(_SERVER + "brokertopicmetrics_remotecopylagsegments", _WHOLE,
+        ("mpbroker_remote_lag_segments",), _BROKER),
+    Row(_SERVER + "brokertopicmetrics_remotefetchbytes_total", _WHOLE,
+        ("mpbroker_remote_fetched_bytes_total",), _BROKER, kind="counter"),
+    Row(_SERVER + "brokertopicmetrics_remotefetcherrors_total", _WHOLE,
+        ("mpbroker_remote_fetch_errors_total",), _BROKER, kind="counter"),
     # Groups.
     Row("kafka_consumergroup_current_offset", "Current offset of a group.",
         _COMMITTED, _POSITION),
@@ -119,6 +155,36 @@ ROWS: Final = (
     Row("kafka_consumergroup_current_offset_sum", "Sum over the partitions.",
         _COMMITTED, _GROUP),
     Row("kafka_consumergroup_lag_sum", "Sum over the partitions.", _LAG, _GROUP),
+    Row(_GROUP_MANAGER + "numgroups", _WHOLE,
+        (GROUPS,), _BROKER, where=("type", "classic")),
+    *(Row(_GROUP_MANAGER + "numgroups" + state.lower(), _WHOLE,
+          (CLASSIC_GROUPS,), _BROKER, where=("state", state))
+      for state in ("Empty", "PreparingRebalance", "CompletingRebalance", "Stable",
+                    "Dead")),
+    Row(_SERVER + "group_coordinator_metrics_consumer_group_count", _WHOLE,
+        (CONSUMER_GROUPS,), {"state": "state"}),
+    Row(_SERVER + "group_coordinator_metrics_group_count", _WHOLE,
+        (GROUPS,), {"type": "protocol"}),
+    Row(_SERVER + "group_coordinator_metrics_streams_group_count", _WHOLE,
+        (STREAMS_GROUPS,), {"state": "state"}),
+    # Share groups.
+    Row(_SERVER + "group_coordinator_metrics_share_group_count", _WHOLE,
+        (SHARE_GROUPS,), {"state": "state"}),
+    Row(_SERVER + "sharesessioncache_sharesessionscount", _WHOLE,
+        (SHARE_SESSIONS,), _BROKER),
+    Row(_SERVER + "sharegroupmetrics_recordacknowledgements_total", _WHOLE,
+        (ACKNOWLEDGEMENTS,), {"type": "ackType"}, kind="counter"),
+    Row(_SERVER + "sharepartitionmetrics_acquisitionlocktimeout_total",
+        "Sum over all groups and partitions.",
+        (LOCK_TIMEOUTS,), _BROKER, kind="counter"),
+    Row(_SERVER + "brokertopicmetrics_totalsharefetchrequests_total", _WHOLE,
+        _VERSIONS, _BROKER, where=("api", "ShareFetch"), kind="counter"),
+    Row(_SERVER + "brokertopicmetrics_failedsharefetchrequests_total", _WHOLE,
+        _ERRORS, _BROKER, where=("api", "ShareFetch"), kind="counter"),
+    Row(_SERVER + "brokertopicmetrics_totalshareacknowledgementrequests_total", _WHOLE,
+        _VERSIONS, _BROKER, where=("api", "ShareAcknowledge"), kind="counter"),
+    Row(_SERVER + "brokertopicmetrics_failedshareacknowledgementrequests_total",
+        _WHOLE, _ERRORS, _BROKER, where=("api", "ShareAcknowledge"), kind="counter"),
     # Connections.
     Row(_SERVER + "socket_server_metrics_connections_software",
         "Connections of all processors.",
@@ -133,6 +199,18 @@ ROWS: Final = (
     # Kafka counts a Fetch twice, the second time by its sender: no broker follows us.
     Row(_REQUESTS, _BY_VERSION, _VERSIONS, {"version": "version"},
         where=("api", "Fetch"), fixed=(("request", "FetchConsumer"),), kind="counter"),
+    # Kafka counts partitions of requests here, and gives them by topic as well.
+    *(Row(f"{_SERVER}brokertopicmetrics_{counted}{api.lower()}requests_total",
+          "Requests, and not their partitions.",
+          families, _BROKER, where=("api", api), kind="counter")
+      for api in ("Produce", "Fetch")
+      for counted, families in (("total", _VERSIONS), ("failed", _ERRORS))),
+    Row(_SERVER + "delayedoperationpurgatory_purgatorysize", _WHOLE,
+        (PARKED_REQUESTS,), {"api": "delayedOperation"}),
+    Row(_SERVER + "delayedoperationpurgatory_numdelayedoperations", _WHOLE,
+        (PARKED_REQUESTS,), {"api": "delayedOperation"}),
+    Row(_NETWORK + "acceptor_acceptorblocked_percent", "Share of time, 0 to 1.",
+        (BLOCKED_RATIO,), {"listener": "listener"}),
     Row(_NETWORK + "requestmetrics_errors_total", "Answers with errors.",
         _ERRORS, {"api": "request", "error": "error"}, kind="counter"),
     Row(_NETWORK + "requestchannel_requestqueuesize", _WHOLE,
@@ -165,7 +243,7 @@ ROWS: Final = (
 
 
 def kafka_families(families: Sequence[Family], node_id: int) -> Iterable[Family]:
-    """Return their families, made of ours."""
+    """Make the metrics with Kafka's names from mpbroker's metrics."""
     by_name = {family.name: family for family in families}
     leader = Row(
         "kafka_topic_partition_leader",
@@ -177,6 +255,8 @@ def kafka_families(families: Sequence[Family], node_id: int) -> Iterable[Family]
     made: dict[str, Family] = {}
     sums: dict[str, dict[Labels, float]] = {}
     for row in (*ROWS, leader):
+        if not by_name.keys() >= set(row.sources):
+            continue  # a metric of tiered storage, and there is no remote store
         made.setdefault(row.name, Family(row.name, row.kind, row.text))
         _add(row, by_name, sums.setdefault(row.name, {}))
     for name, family in made.items():
@@ -185,7 +265,13 @@ def kafka_families(families: Sequence[Family], node_id: int) -> Iterable[Family]
 
 
 def _add(row: Row, by_name: Mapping[str, Family], sums: dict[Labels, float]) -> None:
-    """Add what a row makes to the samples of its family."""
+    """Add the samples that one Row of the table makes to the sums of its metric.
+
+    Args:
+        row: the row.
+        by_name: mpbroker's metrics, by name.
+        sums: the sums so far, by the samples' labels; they are changed.
+    """
     samples = [
         (labels, value)
         for source in row.sources

@@ -1,7 +1,7 @@
-"""Open the listening socket for metrics.
+"""Open the listening sockets for metrics and for the console.
 
-The supervisor opens it, so that an unusable address is an error of the start and not a
-log line of a child.
+The supervisor opens them, so that an unusable address is an error of the start and not
+a log line of a child.
 """
 
 from __future__ import annotations
@@ -11,28 +11,47 @@ from typing import Final
 
 from mpbroker.base.config_def import ConfigError
 from mpbroker.config import BrokerConfig
-from mpbroker.config.metrics_settings import parse_metrics_listener
+from mpbroker.config.metrics_settings import HttpListener, parse_http_listener
 from mpbroker.ipc.parts import Parts
 
 _PART: Final = "metrics listener"
+_CONSOLE_PART: Final = "console listener"
 _BACKLOG: Final = 128
 
 
 def open_metrics_listener(config: BrokerConfig, parts: Parts) -> socket.socket | None:
-    """Return the listening socket; None: metrics.listeners is not set.
+    """Return the listening socket for metrics; None: metrics.listeners is not set.
 
-    A program that takes over uses the socket of the program before it.
+    A program that takes over from another one uses that program's socket.
 
     Raises:
         ConfigError: the address cannot be listened on.
     """
-    address = parse_metrics_listener(config.metrics_listeners)
+    address = parse_http_listener("metrics.listeners", config.metrics_listeners)
     if address is None:
         return None
-    return parts.listening(_PART, lambda: _listen(*address))
+    return parts.listening(_PART, lambda: _listen("metrics.listeners", address))
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def open_console_listener(config: BrokerConfig, parts: Parts) -> socket.socket | None:
+    """Return the console's listening socket; None: console.listeners is not set.
+
+    Raises:
+        ConfigError: the address cannot be listened on.
+    """
+    if not config.console_listeners:
+        return None
+    # Imported here: most brokers have no console.
+    from mpbroker.config.console_settings import console_address
+
+    address = console_address(config)
+    assert address is not None
+    return parts.listening(_CONSOLE_PART, lambda: _listen("console.listeners", address))
+
+
+def _listen(key: str, wanted: HttpListener) -> socket.socket:
+    host, port, is_secure = wanted
+    shown = f"{'HTTPS' if is_secure else 'HTTP'}://{host}:{port}"
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             # As bytes: the codec "idna", used for a str, raises its own kind of error.
@@ -51,13 +70,13 @@ def _listen(host: str, port: int) -> socket.socket:
             raise
     except OSError as error:
         raise ConfigError(
-            f"metrics.listeners=HTTP://{host}:{port}: {error.strerror}; choose another"
-            " address or leave it unset"
+            f"{key}={shown}: {error.strerror}; choose another address or leave it unset"
         ) from error
     return sock
 
 
-def metrics_url(sock: socket.socket) -> str:
-    """Return the address of the status page."""
+def url_of(sock: socket.socket, *, is_secure: bool = False) -> str:
+    """Return the URL of the start page that a listening socket serves."""
     host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+    named = f"[{host}]" if ":" in host else host
+    return f"{'https' if is_secure else 'http'}://{named}:{port}/"

@@ -60,7 +60,7 @@ _BOUNDS: Final = tuple(bounds_s())
 
 
 class Target(NamedTuple):
-    """Where metrics are sent, and the attributes of the broker that sends them."""
+    """The OpenTelemetry collector to send metrics to, and the resource attributes."""
 
     endpoint: str
     headers: Mapping[str, str]  # names in lower case
@@ -70,7 +70,7 @@ class Target(NamedTuple):
 
 
 def target_of(config: BrokerConfig, told: Mapping[str, object]) -> Target | None:
-    """Return where to push metrics, by the settings; None: otlp.endpoint is not set.
+    """Return the OTLP collector to push metrics to; None: otlp.endpoint is not set.
 
     Args:
         config: the settings.
@@ -96,7 +96,7 @@ def target_of(config: BrokerConfig, told: Mapping[str, object]) -> Target | None
 
 
 class OtlpPusher:
-    """Pushes families of metrics, one push at a time, in a thread of its own.
+    """Pushes metrics to an OpenTelemetry collector, one push at a time, in a thread.
 
     The thread is a daemon: the end of the process does not wait for it.
     """
@@ -112,7 +112,7 @@ class OtlpPusher:
         self.left = 0  # pushes that were given up, or left out
 
     def family(self) -> Family:
-        """Return how many pushes succeeded and failed in this process."""
+        """Return the metric that counts the pushes of this process, by result."""
         pushes = counter(
             "mpbroker_otlp_pushes_total",
             "Pushes to otlp.endpoint: taken; or failed, or left out behind a slow one.",
@@ -122,7 +122,7 @@ class OtlpPusher:
         return pushes
 
     def push(self, families: Sequence[Family], started_ns: int, now_ns: int) -> None:
-        """Send metrics, unless the previous push is still under way.
+        """Send metrics to the OpenTelemetry collector, unless a push is under way.
 
         Args:
             started_ns: Unix time at which the counters began.
@@ -139,7 +139,7 @@ class OtlpPusher:
     def push_last(
         self, families: Sequence[Family], started_ns: int, now_ns: int
     ) -> None:
-        """Send metrics, and wait a few seconds until they have been sent."""
+        """Send metrics to the collector; wait a few seconds until they are sent."""
         until = time.monotonic() + _LAST_PUSH_S
         self._ending.set()
         self._wait_until(until)
@@ -186,7 +186,7 @@ class OtlpPusher:
         self._say_failure(failure)
 
     def _send(self, body: bytes) -> tuple[int, str, float | None]:
-        """Post once; return status, reason, and the pause that Retry-After asks for.
+        """Post metrics to the collector; return status, reason, and Retry-After (s).
 
         Raises:
             OSError, HTTPException: the collector cannot be reached, does not speak
@@ -229,7 +229,7 @@ class OtlpPusher:
 
 @contextlib.contextmanager
 def _at_most(timeout_s: float, sock: socket.socket) -> Iterator[None]:
-    """Shut a connection down after this time.
+    """Shut a connection down if the ``with`` block takes longer than ``timeout_s``.
 
     The socket's own timeout starts anew with each byte: a collector that sends one now
     and then would hold up all later pushes.
@@ -256,7 +256,7 @@ def _at_most(timeout_s: float, sock: socket.socket) -> Iterator[None]:
         raise TimeoutError("timed out") from error
     finally:
         timer.cancel()
-    if cut.is_set():  # http.client takes half a head for a complete one
+    if cut.is_set():  # http.client takes a head that was cut off for a complete one
         raise TimeoutError("timed out")
 
 
@@ -269,7 +269,7 @@ def _seconds(answer: http.client.HTTPResponse) -> float | None:
 def otlp_metrics(
     families: Iterable[Family], start_ns: int, now_ns: int
 ) -> Iterable[Metric | Distribution]:
-    """Convert the families named mpbroker_*, but not those with Kafka's names."""
+    """Convert families to OTLP's metrics: those named mpbroker_*, not Kafka's names."""
     for family in families:
         if not family.name.startswith(_PREFIX) or not family.samples:
             continue

@@ -1,4 +1,8 @@
-"""Read partitions' figures from shared memory, without loading or locking any."""
+"""Read partitions' figures from shared memory, without loading or locking any.
+
+A partition that was never used has no directory: its log is empty. The housekeeper
+loads the others soon after the start (LogUpkeep.load_logs).
+"""
 
 from __future__ import annotations
 
@@ -44,11 +48,14 @@ class PartitionFigures(NamedTuple):
 
 
 class Partitions:
-    """Reads the table; remembers the sizes of closed segments, which do not change.
+    """Yields the figures of partitions, read from the partition table.
+
+    It remembers the sizes of closed segments, which do not change.
 
     Attributes:
-        unloaded: partitions not touched since the start, in the last iteration.
-        not_shown: partitions left out of it.
+        unloaded: the number of partitions that the last iteration left out because no
+            process has loaded their logs since the start.
+        not_shown: the number that it left out because there are too many partitions.
     """
 
     def __init__(
@@ -63,16 +70,35 @@ class Partitions:
 
     def __iter__(self) -> Iterator[PartitionFigures]:
         self.unloaded = self.not_shown = shown = 0
+        used: set[str] | None = None
         for topic in list(self.registry.topics()):
             for partition, row in enumerate(topic.partitions):
                 status = self._words[row * ROW_WORDS + ROW_STATUS]
-                if status not in (RowStatus.ONLINE, RowStatus.OFFLINE):
-                    self.unloaded += 1
-                elif shown >= MAX_PARTITIONS_SHOWN:
+                is_loaded = status in (RowStatus.ONLINE, RowStatus.OFFLINE)
+                if not is_loaded:
+                    # Listed after the status was read: a log is loaded before its first
+                    # append, so one without a directory then is empty.
+                    used = self._directories() if used is None else used
+                    if directory_name(topic.name, partition) in used:
+                        self.unloaded += 1
+                        continue
+                if shown >= MAX_PARTITIONS_SHOWN:
                     self.not_shown += 1
-                else:
-                    shown += 1
+                    continue
+                shown += 1
+                if is_loaded:
                     yield self._figures(topic.name, partition, row, status)
+                else:
+                    yield PartitionFigures(
+                        topic.name, partition, 0, 0, 0, 0, 0, is_offline=False
+                    )
+
+    def _directories(self) -> set[str]:
+        found: set[str] = set()
+        for parent in self._log_dirs:
+            with contextlib.suppress(OSError):  # a failed disk
+                found.update(os.listdir(parent))
+        return found
 
     def _figures(
         self, topic: str, partition: int, row: int, status: int
@@ -99,7 +125,14 @@ class Partitions:
         )
 
     def _state(self, word: int) -> LogState:
-        """Read the committed copy, without the lock; retried if the version moved."""
+        """Read the committed state of a partition's log without taking its lock.
+
+        It is in the partition's row in shared memory. If the row's version changes
+        meanwhile, it is read again.
+
+        Args:
+            word: the row's first word.
+        """
         words = self._words
         while True:
             version = words[word + ROW_VERSION]

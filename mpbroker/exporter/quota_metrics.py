@@ -22,7 +22,12 @@ _NAMES: Final = {
 
 
 def quota_families(segment: Segment, samples: int, window_ns: int) -> Iterable[Family]:
-    """Return samples of each client with a quota that was seen in the last hour."""
+    """Return the metrics of clients with quotas that were seen in the last hour.
+
+    Args:
+        samples: the number of samples that count for a quota.
+        window_ns: the length of a sample.
+    """
     bytes_rate = gauge(
         "mpbroker_quota_bytes_per_second", "Bytes a second, as a quota counts them."
     )

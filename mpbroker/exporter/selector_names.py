@@ -65,10 +65,10 @@ _Totals = dict[str, int]
 
 
 class SelectorNames:
-    """Makes the families; its owner calls ``look`` every few seconds.
+    """Makes metrics of processors; its owner calls ``look`` every few seconds.
 
     Args:
-        listeners: their names, by index.
+        listeners: the names of the broker's listeners, by index.
     """
 
     def __init__(self, words: memoryview, listeners: Sequence[str]) -> None:
@@ -79,7 +79,7 @@ class SelectorNames:
         self._rates: dict[int, dict[str, float]] = {}
 
     def look(self, now_ns: int) -> None:
-        """Compute what has changed since the last look."""
+        """Read the processors' totals, and compute rates since the last call."""
         now, span_s = self._totals(), (now_ns - self._before_ns) / 1e9
         if self._before and span_s > 0:
             self._rates = {
@@ -90,7 +90,7 @@ class SelectorNames:
         self._before, self._before_ns = now, now_ns
 
     def families(self) -> list[Family]:
-        """Return all of them, by processor."""
+        """Return metrics under the names of Kafka's selectors, for each processor."""
         totals = {name: counter(f"{_PREFIX}{name}_total", _TEXT) for name in _NAMES}
         gauges: dict[str, Family] = {}
         for number, values in self._totals().items():

@@ -1,4 +1,4 @@
-"""Make the document of the status page, from the families that Prometheus gets."""
+"""Make the JSON document of the status page from the Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -6,17 +6,24 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from mpbroker.exporter.exposition import Family
+from mpbroker.exporter.remote_storage_metrics import remote_storage_status
 from mpbroker.exporter.topic_traffic import TOPIC_FETCHED, TOPIC_PRODUCED
 
 # The page is for people: long lists are cut; the largest entries come first.
 _ROWS: Final = 200
+_CLUSTER_FAMILY: Final = "mpbroker_cluster_lease_seconds"
 _TOLD: Final = ("version", "pid", "started", "cluster_id", "listeners", "log_dirs")
 
 
 def status_of(
     families: Sequence[Family], told: dict[str, Any], now: float
 ) -> dict[str, Any]:
-    """Return the document of /api/status."""
+    """Return the document of /api/status, which the status page shows.
+
+    Args:
+        told: the facts that the supervisor publishes: children, version, start.
+        now: the time in seconds since 1970.
+    """
     by_name = {family.name: family for family in families}
 
     def total(name: str) -> float:
@@ -49,7 +56,19 @@ def status_of(
         "apis": _apis(by_name),
         "topics": _topics(rows),
         "groups": _groups(rows),
+        "remote": remote_storage_status(by_name),
+        "cluster": _cluster(by_name),
     }
+
+
+def _cluster(by_name: dict[str, Family]) -> dict[str, float] | None:
+    """Return the figures of the cluster's node; None: the broker is in no cluster."""
+    if _CLUSTER_FAMILY not in by_name:
+        return None
+    # Imported here: most brokers are in no cluster.
+    from mpbroker.exporter.cluster_metrics import cluster_status
+
+    return cluster_status(by_name)
 
 
 def _processes(told: dict[str, Any], rows: Any) -> list[dict[str, Any]]:

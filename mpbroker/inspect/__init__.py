@@ -1,1 +1,1 @@
-"""Read a broker from outside: its shared memory, its dead, its control protocol."""
+"""Read a broker from outside: shared memory, records of deaths, control protocol."""

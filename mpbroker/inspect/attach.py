@@ -1,9 +1,9 @@
-"""Look into a broker that does not answer, by its named segment and its memory.
+"""Read a broker that does not answer: its named segment and its shared memory.
 
 The named segment holds what the broker has published: its identity, its processes, the
-last deaths and their reasons. Its live words are in memory without a name, which Linux
-shows to the same user and to root as the supervisor's descriptors in /proc; they are
-mapped read-only. No process is asked or stopped.
+last deaths and their reasons. Its present counters and states are in shared memory
+without a name, which Linux shows to the same user and to root as the supervisor's
+descriptors in /proc; they are mapped read-only. No process is asked or stopped.
 
 Source: proc(5), /proc/pid/fd; ptrace(2), "Ptrace access mode checking".
 """
@@ -38,7 +38,7 @@ _WANTED: Final = ("control", "partitions", "black-boxes")
 
 
 class FoundBroker(NamedTuple):
-    """A broker on this machine, as its named segment shows it."""
+    """A broker on this machine, as its named segment of shared memory shows it."""
 
     name: str  # of the segment
     pid: int
@@ -46,12 +46,12 @@ class FoundBroker(NamedTuple):
     state: dict[str, Any] | None  # None: not readable for us, or not yet complete
 
     def serves(self, path: str) -> bool:
-        """Whether a directory is one of its data directories."""
+        """Whether a path is one of the broker's data directories."""
         return self.state is not None and path in self.state.get("log_dirs", ())
 
 
 def find_brokers() -> list[FoundBroker]:
-    """Return all brokers that have a named segment: the living, then the dead."""
+    """Return all brokers on this machine with a named segment, living ones first."""
     found = [
         FoundBroker(name, pid, alive, read_telemetry(name))
         for name, pid, alive in broker_names()
@@ -60,10 +60,11 @@ def find_brokers() -> list[FoundBroker]:
 
 
 def attach(pid: int) -> BrokerView | None:
-    """Map a broker's shared memory read-only.
+    """Map a broker's shared memory read-only; return a view of it.
 
     Returns:
-        None if we may not, or the broker has a layout that this version does not know.
+        None if this user may not read it, if the broker is still starting, or if it has
+        a layout that this version does not know.
     """
     found: dict[str, list[memoryview]] = {}
     folder = f"/proc/{pid}/fd"
@@ -87,7 +88,12 @@ def attach(pid: int) -> BrokerView | None:
 
 
 def names_of_rows(view: BrokerView, log_dir: str, broker_id: int = 0) -> NameOfRow:
-    """Return what names partitions' rows, read from the committed metadata log."""
+    """Return a function that names the partition of a row of the partition table.
+
+    A row is a partition's entry in shared memory. The function returns topic and
+    partition, by the committed metadata log. It returns None for a row that no
+    partition has, and for every row if the log cannot be read.
+    """
     from mpbroker.metadata.metadata_log import MetadataLog
     from mpbroker.metadata.topics import TopicRegistry
 
@@ -107,7 +113,11 @@ def names_of_rows(view: BrokerView, log_dir: str, broker_id: int = 0) -> NameOfR
 
 
 class _CommittedEnd:
-    """The metadata log's cell, for a reader that never writes."""
+    """The end of the committed metadata log, for a reader that never writes.
+
+    It takes the place of SharedLogCell, by which the broker's processes find the end
+    and take the log's lock.
+    """
 
     def __init__(self, control: memoryview) -> None:
         self.end = int(control[cell(METADATA_CELL) + CELL_END])

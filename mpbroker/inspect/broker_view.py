@@ -1,8 +1,8 @@
 """BrokerView: a broker's figures, read from its shared memory.
 
 The supervisor answers ``ctl`` with it, and ``ctl`` uses it itself when the supervisor
-does not answer. It only reads and takes no lock. Every figure is one word, so figures
-of one answer may be some microseconds apart.
+does not answer. It only reads and takes no lock. Every figure is one word, and the
+words are read one after another: they may be some microseconds apart.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from mpbroker.ipc.layout import (
     HEADER,
     HEADER_ACTIVE_HANDLERS,
     HEADER_PHASE,
-    MAX_PARTITIONS,
     MAX_PROCESSORS,
     PROCESSOR_COUNTERS,
     PROCESSOR_HANDED,
@@ -59,23 +58,24 @@ from mpbroker.ipc.layout import (
     processor_row,
     response_ring,
 )
-from mpbroker.ipc.robust_mutex import MUTEX_WORDS
+from mpbroker.ipc.tables.partition_table import rows_made
 from mpbroker.network.connection_rows import connection_name, peer_address, progress
 from mpbroker.protocol.api_key import ApiKey
 
-# ``status`` names so many partitions, the worst first.
+# ``status`` names at most this many partitions, the worst first.
 MAX_PARTITIONS_NAMED: Final = 20
 
 NameOfRow = Callable[[int], tuple[str, int] | None]
 
 
 class BrokerView:
-    """Figures of one broker.
+    """Reads the figures of one broker from its shared memory.
 
     Args:
-        control: words of the control segment.
-        partitions: words of the partition segment.
-        boxes: words of the black boxes.
+        control: words of the control segment, with the state of processes and
+            connections.
+        partitions: words of the partition segment, with a row for each partition.
+        boxes: words of the black boxes, the processes' logs of last events.
     """
 
     def __init__(
@@ -86,11 +86,19 @@ class BrokerView:
         self._boxes = boxes
 
     def box(self, role: str, number: int) -> BlackBox:
-        """Return the black box of a process."""
+        """Return the black box (the log of last events) of a process.
+
+        Args:
+            role: the process's role, such as "handler".
+            number: its id within the role.
+        """
         return BlackBox(self._boxes, box_number(role, number))
 
     def figures(self) -> dict[str, Any]:
-        """Return all counts: gauges as they are now, totals since the start."""
+        """Return the figures of all handlers and processors, and of the queues.
+
+        Gauges are as they are now; totals count from the start.
+        """
         words = self.control
         return {
             "at_ns": time.monotonic_ns(),
@@ -153,7 +161,11 @@ class BrokerView:
     # -- connections -------------------------------------------------------------------
 
     def connections(self, first: int, limit: int) -> tuple[list[dict[str, Any]], int]:
-        """Return up to ``limit`` open connections from row ``first`` on.
+        """Return up to ``limit`` open connections, from a place in their table on.
+
+        Args:
+            first: the index of the row to begin with.
+            limit: the largest number of connections.
 
         Returns:
             The connections, and the row to go on from; -1 at the end.
@@ -191,23 +203,24 @@ class BrokerView:
             ),
         }
 
-    # -- what is not on disk yet -----------------------------------------------------
+    # -- records that are not on disk yet --------------------------------------------
 
     def rows_in_use(self) -> int:
-        """Return how many rows have ever been given to partitions.
+        """Return how many rows of the partition table were ever used.
 
-        For a reader without a registry. A row in use has a mutex that was initialised.
-        No row beyond the first unused one is read: that would allocate its page.
+        For a reader without a registry.
         """
-        row = 0
-        while row < MAX_PARTITIONS and any(
-            self._partitions[row * ROW_WORDS : row * ROW_WORDS + MUTEX_WORDS]
-        ):
-            row += 1
-        return row
+        return rows_made(self._partitions)
 
     def unsynced_rows(self, rows: int) -> dict[int, tuple[int, int]]:
-        """Return (durable end, log end) of each row that has records not on disk."""
+        """Return the partitions whose last records are not on disk yet.
+
+        Args:
+            rows: how many rows (partitions' entries) of the partition table are in use.
+
+        Returns:
+            The offset up to which records are on disk, and the log end offset, by row.
+        """
         words, end = self._partitions, rows * ROW_WORDS
         columns = [
             words[first:end:ROW_WORDS].tolist()
@@ -231,7 +244,10 @@ class BrokerView:
         return found
 
     def offline_rows(self, rows: int) -> list[int]:
-        """Return the rows of partitions whose storage has failed."""
+        """Return the partitions whose storage has failed, as table rows.
+
+        A row is the index of a partition's entry in the partition table.
+        """
         statuses = self._partitions[ROW_STATUS : rows * ROW_WORDS : ROW_WORDS].tolist()
         return [
             row for row, status in enumerate(statuses) if status == RowStatus.OFFLINE
@@ -240,15 +256,16 @@ class BrokerView:
     def power_cut(
         self, rows: int, name: NameOfRow, since_ns: dict[int, int] | None
     ) -> dict[str, Any]:
-        """Return which records a power cut would take now, at most.
+        """Return, by partition, the records that a power cut could destroy now.
 
         The kernel may have written some of them. No producer with acks=all has been
         answered for any of them.
 
         Args:
-            rows: how many rows are in use.
+            rows: how many rows (partitions' entries) of the partition table are in use.
             name: returns the topic and partition of a row.
-            since_ns: when each row was first seen unsynced; None: not known.
+            since_ns: by row, when its records were first seen not to be on disk; None:
+                not known.
         """
         now = time.monotonic_ns()
         partitions: list[dict[str, Any]] = []
@@ -275,7 +292,10 @@ class BrokerView:
         }
 
     def _bytes_above(self, row: int, durable: int, log_end: int) -> int:
-        """Estimate the bytes of records above an offset: their share of the segment."""
+        """Estimate the bytes of records from ``durable`` to ``log_end``.
+
+        Each record is assumed to have the average size of the active segment's records.
+        """
         word = row * ROW_WORDS
         copy = self._partitions[word + ROW_VERSION] & 1
         start = word + ROW_COPIES + copy * ROW_COPY_WORDS

@@ -5,8 +5,8 @@
     answer     {"ok": true, "result": ...}
                {"ok": false, "error": one sentence for people}
 
-One answer a request, in order, on a connection that may carry any number. There is
-no state between two requests.
+Each request gets one answer, in order, on a connection that may carry any number of
+requests. There is no state between two requests.
 
 Source: unix(7) for the length of paths, SO_PEERCRED and SO_PEERGROUPS.
 """
@@ -18,20 +18,21 @@ import socket
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgpack
 
 from mpbroker.base.errors import MpbrokerError
+from mpbroker.base.named_tuple import NamedTuple
 
 SOCKET_NAME: Final = "control.sock"
-# A request is a name and some numbers; a sender of more is not our client.
+# A request is a name and some numbers; a longer one does not come from `mpbroker ctl`.
 MAX_REQUEST_BYTES: Final = 64 * 1024
 MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024
 
 _LENGTH: Final = struct.Struct(">I")
 _MAX_PATH_BYTES: Final = 107  # sun_path without its final zero
-# What is left of that behind "/proc/self/fd/NNNNNNN/".
+# The bytes that _MAX_PATH_BYTES leaves behind "/proc/self/fd/NNNNNNN/".
 _MAX_NAME_BYTES: Final = 80
 _CREDENTIALS: Final = struct.Struct("=iII")
 _SO_PEERGROUPS: Final = 59
@@ -59,7 +60,7 @@ def encode_frame(value: object, max_bytes: int = MAX_ANSWER_BYTES) -> bytes:
 
 
 class FrameReader:
-    """Cut a byte stream into maps, wherever its chunks were cut."""
+    """Cuts a byte stream into frames, and returns the map in each frame."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -72,7 +73,7 @@ class FrameReader:
 
     @property
     def has_frame(self) -> bool:
-        """Whether ``next_map`` has something to return, or to raise."""
+        """Whether ``next_map`` would return a map or raise an error."""
         if len(self._bytes) < _LENGTH.size:
             return False
         (length,) = _LENGTH.unpack_from(self._bytes)
@@ -86,8 +87,8 @@ class FrameReader:
         """Return the next frame's map, or None if more bytes are needed first.
 
         Raises:
-            ControlProtocolError: the length is above the limit, or what follows is no
-                map of msgpack; nothing after it can be understood.
+            ControlProtocolError: the length is above the limit, or the bytes after it
+                are no msgpack map. The rest of the stream cannot be read.
         """
         if not self.has_frame:
             return None
@@ -114,7 +115,7 @@ class FrameReader:
 
 
 def default_socket_path(data_dir: str, runtime_directory: str) -> str:
-    """Return where a broker's socket is, unless ``control.socket.path`` is set.
+    """Return the path of a broker's control socket if control.socket.path is not set.
 
     Args:
         data_dir: the broker's first data directory.
@@ -160,7 +161,7 @@ def socket_address(path: str) -> Iterator[str]:
 
 
 class Peer(NamedTuple):
-    """The process at the other end, as the kernel knows it."""
+    """The process at the other end of a socket, as the kernel knows it."""
 
     pid: int
     uid: int
@@ -168,7 +169,7 @@ class Peer(NamedTuple):
 
 
 def peer_of(sock: socket.socket) -> Peer:
-    """Ask the kernel which process connected.
+    """Return the process that connected to a socket, as the kernel knows it.
 
     Raises:
         OSError: the peer has disconnected.
@@ -186,5 +187,12 @@ def peer_of(sock: socket.socket) -> Peer:
 
 
 def may_control(peer: Peer, owner: int, group: int) -> bool:
-    """Whether a peer is root, the broker's own user, or of the socket's group."""
+    """Whether a peer may use the control socket.
+
+    Root may, the broker's own user, and the members of the socket's group.
+
+    Args:
+        owner: the id of the broker's user.
+        group: the id of the socket's group.
+    """
     return peer.uid in (0, owner) or group in peer.groups

@@ -1,9 +1,9 @@
 """DeathRecords: the evidence of every process that died, for ``ctl blackbox``.
 
-A record is made before the repair, which gives away what the dead process held: the
-request that it was executing, its last events, the exception that ended it. The last
-few records are also published in the named segment, which can be read when the broker
-does not answer.
+A record has the request that the dead process was executing, its last events, and the
+exception that ended it. It is made before the supervisor repairs shared memory and
+gives the request to another process. The last few records are also published in the
+named segment, which can be read when the broker does not answer.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from mpbroker.network.connection_rows import connection_name
 
 _KEPT: Final = 64
 _PUBLISHED: Final = 8
-# So that the published ones and all children fit into the named segment.
+# Limits, so that the published records and all children fit into the named segment.
 _PUBLISHED_EVENTS: Final = 8
 _PUBLISHED_TEXT: Final = 1000
 _MAX_CONNECTIONS: Final = 1 << 18
 
 
 class DeathRecords:
-    """The last deaths, oldest first."""
+    """Keeps a record of each of the last 64 deaths, oldest first."""
 
     def __init__(self, view: BrokerView, arena: Segment) -> None:
         self._view = view
@@ -48,7 +48,10 @@ class DeathRecords:
         self.total = 0
 
     def record(self, role: str, number: int, pid: int, reason: str) -> None:
-        """Keep what a dead process left. Call it before its slots are given away."""
+        """Store a dead process's reason, request, last events and exception.
+
+        Call it before the request is given to another process.
+        """
         self.total += 1
         box = self._view.box(role, number)
         self._kept.append(
@@ -68,11 +71,11 @@ class DeathRecords:
             box.set_fault(fault, 0)  # injected into the dead process, not its successor
 
     def kept(self) -> list[dict[str, Any]]:
-        """Return all records that are kept."""
+        """Return all records that are kept, oldest first."""
         return list(self._kept)
 
     def published(self) -> list[dict[str, Any]]:
-        """Return the last few records, shortened."""
+        """Return the last eight records, with fewer events and shorter texts."""
         return [
             death
             | {
@@ -106,7 +109,15 @@ def describe_events(box: BlackBox) -> list[dict[str, Any]]:
 def executed_request(
     words: memoryview, arena: memoryview | None, handler: int
 ) -> dict[str, Any] | None:
-    """Return the request that a handler is, or was, executing; None: it was idle."""
+    """Return a description of the request that a handler executes; None: it is idle.
+
+    Of a dead handler it is the request that it was executing.
+
+    Args:
+        words: the words of the control segment.
+        arena: the bytes of requests; None: the API of the request is left out.
+        handler: the handler's id, or COORDINATOR.
+    """
     row = handler_row(handler)
     slot = words[row + HANDLER_BUSY_SLOT] - 1
     if not 0 <= slot < MAX_SLOTS:

@@ -13,9 +13,10 @@
     |                                 |  is kept for small ones
     +---------------------------------+
 
-A region has one owner, the process with that id, and the allocator of the region is
-private to this process: no allocator state is in shared memory. A successor rebuilds it
-from the slots: all memory is free that no slot refers to. Request and response parts
+A slot is the entry of one request in flight; an extent is a range of bytes for one
+frame. A region has one owner, the process with that id, and the allocator of the region
+is private to this process: no allocator state is in shared memory. A successor rebuilds
+it from the slots: all memory is free that no slot refers to. Request and response parts
 never overlap, since a handler that dies half-way through its answer must leave the
 request intact.
 """
@@ -63,22 +64,36 @@ _MIN_PARTITION_BYTES: Final = 64
 
 
 def progress_offset(extent: int, frame_bytes: int) -> int:
-    """Return the arena offset of the progress words of a frame in an extent."""
+    """Return the arena offset of the progress words behind a frame in an extent.
+
+    An extent is a range of the arena for a frame that is too long for a slot's block. A
+    handler stores one progress word for each partition of the request that is done.
+
+    Args:
+        extent: the arena offset of the extent.
+        frame_bytes: the length of the frame.
+    """
     return (extent + frame_bytes + 7) & ~7
 
 
 def progress_words(frame_bytes: int) -> int:
-    """Return the number of progress words for a frame in an extent."""
+    """Return the number of progress words for a frame that is too long for a block.
+
+    It is the number of partitions that a frame of this length can name at most.
+    """
     return min(frame_bytes // _MIN_PARTITION_BYTES + 1, MAX_PARTITIONS)
 
 
 def extent_bytes(frame_bytes: int) -> int:
-    """Return the length of an extent for a frame and its progress words."""
+    """Return the bytes that a frame too long for a block takes in the arena.
+
+    Its progress words, one for each partition that it may name, are included.
+    """
     return frame_bytes + 8 + progress_words(frame_bytes) * 8
 
 
 class ArenaLayout:
-    """Byte offsets of every region.
+    """Byte offsets of the arena's regions, one for each processor and handler.
 
     Args:
         max_request_bytes: socket.request.max.bytes.
@@ -105,7 +120,7 @@ class ArenaLayout:
         return Segment.create("mpbroker-arena", self.size_bytes)
 
     def block(self, slot: int) -> int:
-        """Return the arena offset of a slot's block."""
+        """Return the arena offset of a slot's block of 16 KiB."""
         processor, local = divmod(slot, SLOTS_PER_PROCESSOR)
         return processor * self.processor_region_bytes + local * BLOCK_BYTES
 
@@ -114,12 +129,19 @@ class ArenaLayout:
         return ExtentAllocator(start, self.extents_bytes, REQUEST_PAGE_BYTES)
 
     def small_frames(self, processor: int) -> int:
-        """Return where the part for small frames begins in a processor's region."""
+        """Return the arena offset from which a processor's memory is for small frames.
+
+        This last part reaches to the end of the processor's region. Small frames here
+        are those just too long for a block; large ones may not take the part from them.
+        """
         start = processor * self.processor_region_bytes + BLOCKS_BYTES
         return start + self._large_bytes
 
     def handler_of(self, offset: int) -> int:
-        """Return the handler whose region has this offset; negative: none has it."""
+        """Return the id of the handler whose answers are at this arena offset.
+
+        The result is negative if the offset is in the memory of a processor.
+        """
         return (offset - self._handlers) // HANDLER_REGION_BYTES
 
     def response_extents(self, handler: int) -> "ExtentAllocator":
@@ -128,7 +150,10 @@ class ArenaLayout:
 
 
 class ExtentAllocator:
-    """Allocate whole pages of a byte range, first fit. Private to one process."""
+    """A first-fit allocator of extents (ranges of whole pages) of the arena.
+
+    Its free list is private to the process that owns this region of the arena.
+    """
 
     def __init__(self, start: int, size_bytes: int, page_bytes: int) -> None:
         self.start = start
@@ -164,13 +189,22 @@ class ExtentAllocator:
         return None
 
     def free(self, start: int, length: int) -> None:
-        """Give an extent back; ``length`` as it was passed to ``allocate``."""
+        """Free bytes that ``allocate`` has returned.
+
+        Args:
+            start: the offset that ``allocate`` returned.
+            length: the length in bytes that was passed to it.
+        """
         size = self.rounded(length)
         insort(self._free, (start, size))
         self._join(self._free.index((start, size)))
 
     def reserve(self, taken: Iterable[tuple[int, int]]) -> None:
-        """Rebuild the free list: all is free except these extents (start, length)."""
+        """Rebuild the free list after a restart: all is free except ``taken``.
+
+        Args:
+            taken: the start (an offset) and the length in bytes of each extent in use.
+        """
         self._free = []
         position = self.start
         for start, length in sorted(taken):

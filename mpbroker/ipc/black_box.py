@@ -26,8 +26,9 @@ from __future__ import annotations
 
 import time
 from enum import IntEnum
-from typing import Final, NamedTuple
+from typing import Final
 
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.ipc.layout import HANDLER_IDS, MAX_PROCESSORS
 from mpbroker.ipc.segment import Segment
 
@@ -54,12 +55,29 @@ _FIRST: Final = {
     "coordinator": MAX_PROCESSORS + HANDLER_IDS - 1,
     "acceptor": MAX_PROCESSORS + HANDLER_IDS,
     "housekeeper": MAX_PROCESSORS + HANDLER_IDS + _MAX_ACCEPTORS,
+    "console": MAX_PROCESSORS + HANDLER_IDS + _MAX_ACCEPTORS + 1,
+    "exporter": MAX_PROCESSORS + HANDLER_IDS + _MAX_ACCEPTORS + 2,
+    "keeper": MAX_PROCESSORS + HANDLER_IDS + _MAX_ACCEPTORS + 7,
+}
+# How many boxes each role has.
+ROLES: Final = {
+    "processor": MAX_PROCESSORS,
+    "handler": HANDLER_IDS - 1,
+    "coordinator": 1,
+    "acceptor": _MAX_ACCEPTORS,
+    "housekeeper": 1,
+    "console": 1,
+    "exporter": 1,
+    "keeper": 1,
 }
 BOXES: Final = MAX_PROCESSORS + HANDLER_IDS + _MAX_ACCEPTORS + 8
 
 
 class EventKind(IntEnum):
-    """The kinds of events. The comments say what the numbers ``a`` and ``b`` mean."""
+    """The kinds of events that are noted in a black box.
+
+    The comments say what the numbers ``a`` and ``b`` of an event mean.
+    """
 
     SPAWNED = 1  # process id
     SERVING = 2  # incarnation
@@ -75,7 +93,10 @@ class EventKind(IntEnum):
 
 
 class Fault(IntEnum):
-    """The words from ``faults`` on; 0: no fault. Only ``--enable-inject`` uses them."""
+    """Faults that can be injected into a process; each has a word in its black box.
+
+    The words begin at ``faults``; 0 is no fault. Only ``--enable-inject`` sets them.
+    """
 
     SLOW_NS = 0  # this handler delays every request by so many ns
     SYNC_ERRNO = 1  # every fdatasync of this process fails with this errno
@@ -83,7 +104,12 @@ class Fault(IntEnum):
 
 
 class Event(NamedTuple):
-    """One thing that a process noted."""
+    """An event in the life of a process, from its black box.
+
+    Attributes:
+        at_ns: the time on the monotonic clock.
+        kind: an EventKind, which says what the numbers ``a`` and ``b`` mean.
+    """
 
     at_ns: int
     kind: int
@@ -93,19 +119,21 @@ class Event(NamedTuple):
 
 def box_number(role: str, number: int) -> int:
     """Return the number of a process's box, by the name of its role and its id."""
-    first = _FIRST.get(role, BOXES - 1)
-    if role == "acceptor":
-        number = min(number, _MAX_ACCEPTORS - 1)
-    return min(first + number, BOXES - 1)
+    if role not in ROLES:  # as another version of mpbroker may name it
+        return BOXES - 2
+    return _FIRST[role] + min(number, ROLES[role] - 1)
 
 
 def create_boxes() -> Segment:
-    """Make the segment, before the first fork."""
+    """Make the segment of all black boxes; to be called before the first fork."""
     return Segment.create("mpbroker-black-boxes", BOXES * BOX_WORDS * 8)
 
 
 class BlackBox:
-    """One box. Only its own process may write it; every process may read it.
+    """The black box of one role and id, which every process may read.
+
+    Its own process writes it, and when this process is dead, the supervisor; only the
+    supervisor writes the faults.
 
     Attributes:
         requests: index of the first word of ``requests`` (see above).
@@ -118,8 +146,13 @@ class BlackBox:
         self.requests = self._base + _REQUESTS
         self.spent = self._base + _SPENT
 
+    @property
+    def noted(self) -> int:
+        """Return the number of events that were ever noted in this black box."""
+        return int(self.words[self._base + _NOTED])
+
     def note(self, kind: EventKind, a: int = 0, b: int = 0) -> None:
-        """Note an event, in place of the oldest one."""
+        """Note an event in the box, in place of the oldest one."""
         words, noted = self.words, self.words[self._base + _NOTED]
         word = self._base + _EVENTS + noted % EVENTS * EVENT_WORDS
         words[word] = time.monotonic_ns()
@@ -129,7 +162,10 @@ class BlackBox:
         words[self._base + _NOTED] = noted + 1
 
     def note_failure(self, error: BaseException) -> None:
-        """Keep an exception's text, or only its end if it is too long."""
+        """Store an exception and its traceback in the box as the last words.
+
+        If the text is too long, only its end is kept.
+        """
         import traceback  # imported here, so that starting a process stays fast
 
         text = "".join(traceback.format_exception(error)).encode(errors="replace")
@@ -150,7 +186,7 @@ class BlackBox:
         return events
 
     def last_words(self) -> str:
-        """Return the exception that ended a process of this id last; "" if none did."""
+        """Return the text of the exception that ended the box's process; "": none."""
         length = min(self.words[self._base + _TEXT_LENGTH], _MAX_TEXT_BYTES)
         if length <= 0:
             return ""
@@ -159,14 +195,14 @@ class BlackBox:
         return bytes(view[start : start + length]).decode(errors="replace")
 
     def forget_last_words(self) -> None:
-        """Delete the last words, once the supervisor has read them.
+        """Delete the text of the last exception, once the supervisor has read it.
 
-        Else they would be taken for the successor's.
+        Otherwise it would be taken for an exception of the successor.
         """
         self.words[self._base + _TEXT_LENGTH] = 0
 
     def totals(self) -> dict[int, tuple[int, int]]:
-        """Return, by API key, the requests executed and the ns spent in them."""
+        """Return, by API key, the number of executed requests and the ns they took."""
         counts = self.words[self.requests : self.requests + API_KEYS].tolist()
         spent = self.words[self.spent : self.spent + API_KEYS].tolist()
         return {
@@ -174,11 +210,14 @@ class BlackBox:
         }
 
     def fault(self, fault: Fault) -> int:
-        """Return the value that was set for a fault; 0: none."""
+        """Return the value that was set for a fault to inject; 0: no fault."""
         return int(self.words[self._base + _FAULTS + fault])
 
     def set_fault(self, fault: Fault, value: int) -> None:
-        """Inject a fault, or end it with 0. Only for the supervisor."""
+        """Inject a fault into the box's process, or end it with 0.
+
+        For the supervisor only.
+        """
         self.words[self._base + _FAULTS + fault] = value
 
 
@@ -188,26 +227,29 @@ _own: BlackBox | None = None
 
 
 def open_own_box(segment: Segment, number: int) -> BlackBox:
-    """Make a box this process's own. To be called right after the fork."""
+    """Make a black box this process's own. To be called right after the fork."""
     global _own
     _own = BlackBox(segment.words, number)
     return _own
 
 
 def own_box() -> BlackBox:
-    """Return this process's box; without one (tools, tests), a box without readers."""
+    """Return this process's black box.
+
+    If it has none (tools, tests), return a new box that no process reads.
+    """
     if _own is not None:
         return _own
     return BlackBox(memoryview(bytearray(BOX_WORDS * 8)).cast("q"), 0)
 
 
 def note(kind: EventKind, a: int = 0, b: int = 0) -> None:
-    """Note an event in this process's box, if it has one."""
+    """Note an event in this process's black box, if it has one."""
     if _own is not None:
         _own.note(kind, a, b)
 
 
 def note_failure(error: BaseException) -> None:
-    """Keep this process's last words, if it has a box."""
+    """Store the exception that ends this process in its black box, if it has one."""
     if _own is not None:
         _own.note_failure(error)

@@ -1,7 +1,8 @@
 """Load the compiled core, if it was built, fits this layout, and is not switched off.
 
-All that it does the Python code can do too: an installation without a compiler is only
-slower. The choice is made once, at import, for the whole process.
+The core is the C extension that executes the most common work. The Python code can do
+all that it does, so an installation without a compiler is only slower. The choice is
+made once, at import, for the whole process.
 """
 
 import os
@@ -19,11 +20,11 @@ except ImportError:  # no compiler where this was installed
 # If this environment variable is set and not empty, the Python twins are used instead.
 PURE_PYTHON_VARIABLE: Final = "MPBROKER_PURE_PYTHON"
 # The version of the core's functions; a core built from other sources has another one.
-_VERSION: Final = 21
+_VERSION: Final = 22
 
 
 def _obstacle() -> str:
-    """Return the reason why the compiled core is not used; "" if it is used."""
+    """Return the reason why the C extension is not used; "" if it is used."""
     if os.environ.get(PURE_PYTHON_VARIABLE):
         return f"pure Python, because {PURE_PYTHON_VARIABLE} is set"
     if _core is None:

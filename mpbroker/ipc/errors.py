@@ -4,7 +4,7 @@ from mpbroker.base.errors import MpbrokerError
 
 
 class IpcError(MpbrokerError):
-    """A shared structure is unusable; the process that finds this ends."""
+    """A structure in shared memory is unusable; the process that finds this ends."""
 
 
 class LayoutError(IpcError):

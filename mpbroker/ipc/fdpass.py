@@ -20,7 +20,7 @@ class FdsDroppedError(OSError):
 
 
 def send_fds(sock: socket.socket, message: bytes, fds: list[int]) -> None:
-    """Send one message with descriptors.
+    """Send one message with file descriptors over a Unix socket.
 
     Raises:
         BlockingIOError: the receiver's queue is full; nothing was sent.
@@ -33,7 +33,10 @@ def send_fds(sock: socket.socket, message: bytes, fds: list[int]) -> None:
 def recv_fds(
     sock: socket.socket, max_message_bytes: int, max_fds: int
 ) -> tuple[bytes, list[int]]:
-    """Receive one message; (b"", []) means that the other end was closed.
+    """Receive one message and its file descriptors from a Unix socket.
+
+    Returns:
+        The message and the descriptors; (b"", []) if the other end was closed.
 
     Raises:
         BlockingIOError: no message is there.
@@ -53,11 +56,12 @@ def recv_fds(
 def recv_fds_in_part(
     sock: socket.socket, max_message_bytes: int, max_fds: int
 ) -> tuple[bytes, list[int], bool]:
-    """Receive one message, as ``recv_fds``, even if the kernel dropped descriptors.
+    """Receive one message, also if the kernel dropped some of its descriptors.
 
     Returns:
-        The message; the descriptors that arrived, which are the first ones of the
-        message and belong to the caller; and whether others were dropped.
+        The message (b"": the other end was closed); the descriptors that arrived, which
+        are the first ones of the message and belong to the caller; and whether other
+        descriptors were dropped.
 
     Raises:
         BlockingIOError: no message is there.

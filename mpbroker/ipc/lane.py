@@ -1,4 +1,4 @@
-"""The coordinator's lane: a ring that takes its requests from the handlers to it.
+"""The coordinator's lane: the ring by which handlers pass requests to the coordinator.
 
 These are the requests about groups and transactions. A handler that finds one of them,
 by the request's header, forwards the slot; in C, if the compiled core is there
@@ -45,7 +45,7 @@ _CLAIMED: Final = (COORDINATOR + 1) << STATE_HANDLER_SHIFT | int(SlotState.CLAIM
 
 
 class CoordinatorLane:
-    """The ring: many handlers forward slots, and the coordinator takes them."""
+    """The ring on which handlers put requests for the coordinator, by their slots."""
 
     def __init__(self, control: Segment, doorbell: Doorbell) -> None:
         self._words = control.words
@@ -70,13 +70,18 @@ class CoordinatorLane:
         return words[COORDINATOR_RING + RING_TAIL] - words[COORDINATOR_RING + RING_HEAD]
 
     def forward(self, slot: int) -> None:
-        """Hand over a slot that the caller has claimed, and must not touch any more."""
+        """Pass a request that the calling handler has taken to the coordinator.
+
+        It is passed as its slot, its entry in the table of requests in flight, which
+        the caller must not touch afterwards.
+        """
         words = self._words
         result = spin_lock(self._mutex)
         if result:
             owner_died(self._mutex, result)
         tail = words[COORDINATOR_RING + RING_TAIL]
         words[COORDINATOR_RING + RING_ENTRIES + (tail & _MASK)] = slot
+        # Last: if the handler is killed before this store, the slot is still its claim.
         words[COORDINATOR_RING + RING_TAIL] = tail + 1
         asleep = words[COORDINATOR_RING + RING_SLEEPERS]
         if asleep:
@@ -86,7 +91,14 @@ class CoordinatorLane:
             self._doorbell.ring()
 
     def take(self, max_slots: int, *, arm: bool) -> list[int]:
-        """Claim waiting slots; if there are none and ``arm``, set the sleep flag."""
+        """Take waiting requests for the coordinator, and return their slots.
+
+        Their slots become CLAIMED by the coordinator.
+
+        Args:
+            max_slots: at most this many.
+            arm: if none waits, set the sleep flag: then ``forward`` wakes the caller.
+        """
         words = self._words
         if (
             not arm
@@ -108,13 +120,18 @@ class CoordinatorLane:
             state = SLOTS + slot * SLOT_WORDS + SLOT_STATE
             words[state] = (words[state] & _GENERATION) | _CLAIMED
             taken.append(slot)
+        # After the states: a coordinator that is killed in between leaves the slots on
+        # the lane, and its successor takes them.
         words[COORDINATOR_RING + RING_HEAD] = end
         words[COORDINATOR_RING + RING_SLEEPERS] = int(arm and not taken)
         pthread_mutex_unlock(self._mutex)
         return taken
 
     def waiting(self) -> list[int]:
-        """Return the slots on the lane. For the supervisor's repair."""
+        """Return the slots that wait on the lane, without taking them.
+
+        The supervisor calls this after a death, to find requests that no process has.
+        """
         words = self._words
         result = spin_lock(self._mutex)
         if result:

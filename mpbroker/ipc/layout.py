@@ -1,4 +1,4 @@
-"""Every offset in shared memory, layout version 7.
+"""Every offset in shared memory, layout version 9.
 
 Segments with a file of their own (session_layout, quota_layout, limits_page...) are the
 exception; no other file holds offsets.
@@ -16,7 +16,8 @@ line (16 words) of its own, so that two writers do not share a cache line.
     +--------------------------+  RESPONSE_RINGS
     | response ring [0..P)     |  many handlers to one processor
     +--------------------------+  NOTIFICATION_RINGS
-    | notification ring [0..H) |  "that partition changed", any to one handler
+    | notification ring [0..H) |  "that partition changed", "that request must end":
+    |                          |  any to one handler
     +--------------------------+  CELLS
     | shared log cells         |  mutex and committed end of the metadata log
     +--------------------------+  PROCESSORS, HANDLERS
@@ -42,19 +43,27 @@ from enum import IntEnum
 from typing import Final
 
 MAGIC: Final = 0x6D70_6272_6F6B_6572  # "mpbroker"
-LAYOUT_VERSION: Final = 8
+LAYOUT_VERSION: Final = 9
 
 FENCE: Final = 0x6D70_2066_656E_6365  # "mp fence"
 
 LINE: Final = 16  # words
 PAGE: Final = 512  # words
 
-MAX_PROCESSORS: Final = 16
-MAX_HANDLERS: Final = 59
+# A set of ids is a mask: a bit for each id, MASK_BITS of them in each of MASK_WORDS
+# words, which stay positive (masks.py).
+MASK_BITS: Final = 60
+MASK_WORDS: Final = 2
+
+# A machine with 64 cores has room for a handler on each of them, and four listeners for
+# 16 processors each. All is sparse: an id that is not used costs a few pages. The
+# number of processors is a power of two, as the capacity of a ring must be.
+MAX_PROCESSORS: Final = 64
+MAX_HANDLERS: Final = MASK_BITS * MASK_WORDS - 1
 # The coordinator is a handler with a ring of its own: it parks, syncs and answers as
 # handlers do, under the id after theirs.
 COORDINATOR: Final = MAX_HANDLERS
-# Each id has a bit in masks of one word, which must stay positive.
+# Each id has a bit in a mask.
 HANDLER_IDS: Final = MAX_HANDLERS + 1
 # The housekeeper is none of them: it has this id only as the owner of syncs.
 HOUSEKEEPER: Final = HANDLER_IDS
@@ -76,6 +85,10 @@ MAX_SLOTS: Final = MAX_PROCESSORS * SLOTS_PER_PROCESSOR
 #   8     keeper           the keeper, at its start: +1 asks for all sockets again
 #   9     TCP counters     the keeper, at its start: 1 exact, -1 not exact
 #   10    control plane    supervisor, at start: its listener + 1; 0: there is none
+#   11    housekeeper      the housekeeper: deletions that it has passed (row_users.py)
+#   12    exporter         the exporter: likewise
+#   13    keeper guard     the keeper: its guard's process id; the guard, and the
+#                          supervisor before it ends the keeper: 0, nothing to wait for
 HEADER_MAGIC: Final = 0
 HEADER_VERSION: Final = 1
 HEADER_BOOT_ID: Final = 2
@@ -87,10 +100,13 @@ HEADER_ACTIVE_HANDLERS: Final = 7
 HEADER_KEEPER: Final = 8
 HEADER_COUNTERS: Final = 9
 HEADER_CONTROL_PLANE: Final = 10
+HEADER_HOUSEKEEPER_PASSED: Final = 11
+HEADER_EXPORTER_PASSED: Final = 12
+HEADER_KEEPER_GUARD: Final = 13
 
 
 class Phase(IntEnum):
-    """The phase of the whole broker."""
+    """The phase of the whole broker, from its start to its stop."""
 
     STARTING = 0
     SERVING = 1
@@ -109,7 +125,8 @@ HEADER_RETIRING: Final = 64
 #   0-15    mutex     its holder                       robust, process-shared
 #   16      head      the consumer, under mutex (*)    total ever taken; never wraps
 #   32      tail      a producer, under mutex          total ever put; never wraps
-#   48      sleepers  both, under mutex                one bit per sleeping consumer
+#   48-49   sleepers  both, under mutex                mask of the sleeping consumers
+#   50      overflow  any, under mutex                 notification rings only
 #   63      fence     supervisor, at start             see canaries.py
 #   64..    entries   a producer, under mutex          slot index
 # (*) a response ring has one consumer, which moves head without the mutex.
@@ -118,7 +135,7 @@ RING_HEAD: Final = 16
 RING_TAIL: Final = 32
 RING_SLEEPERS: Final = 48
 # Notification rings only: entries were dropped, so the handler checks all partitions.
-RING_OVERFLOW: Final = 49
+RING_OVERFLOW: Final = 50
 RING_FENCE: Final = 63
 RING_ENTRIES: Final = 64
 
@@ -146,10 +163,11 @@ CELL_COUNT: Final = 8
 #   1     pid            supervisor
 #   2     incarnation    supervisor: +1 at every respawn
 #   3     ready          the processor: its incarnation, once it serves
-#   4     move order     supervisor: +1 says that 5 and 6 hold a new order
-#   5     move targets   supervisor: one bit per processor that may get connections
+#   4     move order     supervisor: +1 says that 6, 8 and 9 hold a new order
+#   5     (not used)
 #   6     move count     supervisor: connections to give away; -1: all, also new ones
 #   7     serves         supervisor: listener + 1, until another child has the id
+#   8-9   move targets   supervisor: mask of the processors that may get connections
 #   16    handed         the listener's acceptor: connections ever passed to it
 #   32    registered     the processor: connections ever registered
 #   33    slots used     the processor: its slots from this number on were never used
@@ -164,9 +182,9 @@ PROCESSOR_PID: Final = 1
 PROCESSOR_INCARNATION: Final = 2
 PROCESSOR_READY: Final = 3
 PROCESSOR_MOVE_ORDER: Final = 4
-PROCESSOR_MOVE_TARGETS: Final = 5
 PROCESSOR_MOVE_COUNT: Final = 6
 PROCESSOR_SERVES: Final = 7
+PROCESSOR_MOVE_TARGETS: Final = 8
 PROCESSOR_HANDED: Final = 16
 PROCESSOR_REGISTERED: Final = 32
 PROCESSOR_SLOTS_USED: Final = 33
@@ -181,7 +199,10 @@ PROCESSOR_WORDS: Final = 64
 
 
 class ProcessorCounter(IntEnum):
-    """Words from PROCESSOR_COUNTERS on; all except CONNECTIONS only grow."""
+    """The counters of a processor, in its record: words from PROCESSOR_COUNTERS on.
+
+    CONNECTIONS is the number of open connections; all other counters only grow.
+    """
 
     CONNECTIONS = 0
     REQUESTS = 1
@@ -217,12 +238,17 @@ class ProcessorCounter(IntEnum):
 #   18-31 counters       the handler (HandlerCounter)
 #   32    steps          the handler: +1 at each partition that a request makes, opens
 #                        or deletes, so that a request for 100,000 partitions is not
-#                        taken for an endless one; the coordinator: +1 in each turn,
-#                        and for each log that it touches
+#                        taken for an endless one, and at each part of a log that it
+#                        recovers; the coordinator: also +1 in each turn
 #   33    starved        the handler, and the supervisor when the handler has retired:
 #                        ns since when no answer has got room in the handler's
 #                        region though some wait for it; 0: none waits
 #   34    starved bytes  the handler: bytes for which answers wait
+#   35    awaits         the handler: the thread id of the owner of a lock that it
+#                        sleeps for; 0: none
+#   36    passed         the handler, and the supervisor before it is forked and when it
+#                        has retired: see row_users.py
+#   40-62 groups         the coordinator, in its own row alone (GroupFigure)
 # (*) in its own row, the coordinator writes these two itself.
 HANDLER_ACTIVE: Final = 0
 HANDLER_ACTIVE_DATA: Final = 1
@@ -236,16 +262,78 @@ HANDLER_COUNTERS: Final = 18
 HANDLER_STEPS: Final = 32
 HANDLER_STARVED: Final = 33
 HANDLER_STARVED_BYTES: Final = 34
+HANDLER_AWAITS: Final = 35
+HANDLER_PASSED: Final = 36
+HANDLER_GROUPS: Final = 40
 HANDLER_WORDS: Final = 64
 
 
 class HandlerCounter(IntEnum):
-    """Words from HANDLER_COUNTERS on; all except PARKED only grow. 1, 4: unused."""
+    """The counters of a handler, in its record: words from HANDLER_COUNTERS on.
+
+    PARKED and PARKED_FETCHES are numbers of requests that wait now; all other counters
+    only grow. The number 4 is free.
+    """
 
     REQUESTS = 0
+    SESSIONS_REFUSED = 1  # fetches that got no session
     PARKED = 2
     SYNCS = 3
     IDLE_NS = 5
+    PARKED_FETCHES = 6  # of PARKED
+
+
+class GroupFigure(IntEnum):
+    """Numbers about groups, in the coordinator's record: words from HANDLER_GROUPS on.
+
+    Figures that count records of share groups only grow. The others are numbers of
+    groups or share sessions that exist now.
+    """
+
+    CLASSIC = 0  # groups
+    CONSUMER = 1
+    SHARE_EMPTY = 2
+    SHARE_STABLE = 3
+    SHARE_SESSIONS = 4
+    ACCEPTED = 5  # records of share groups
+    RELEASED = 6
+    REJECTED = 7
+    RENEWED = 8
+    LOCKS_ENDED = 9  # records that were not acknowledged in time
+    CLASSIC_EMPTY = 10  # groups by state
+    CLASSIC_PREPARING_REBALANCE = 11
+    CLASSIC_COMPLETING_REBALANCE = 12
+    CLASSIC_STABLE = 13
+    CONSUMER_EMPTY = 14
+    CONSUMER_ASSIGNING = 15
+    CONSUMER_RECONCILING = 16
+    CONSUMER_STABLE = 17
+    STREAMS_EMPTY = 18
+    STREAMS_NOT_READY = 19
+    STREAMS_ASSIGNING = 20
+    STREAMS_RECONCILING = 21
+    STREAMS_STABLE = 22
+
+
+# The figures that are numbers of groups by type and state, in Kafka's words. Dead
+# groups are not kept, so they have no figure.
+GROUP_STATES: Final = {
+    ("classic", "Empty"): GroupFigure.CLASSIC_EMPTY,
+    ("classic", "PreparingRebalance"): GroupFigure.CLASSIC_PREPARING_REBALANCE,
+    ("classic", "CompletingRebalance"): GroupFigure.CLASSIC_COMPLETING_REBALANCE,
+    ("classic", "Stable"): GroupFigure.CLASSIC_STABLE,
+    ("consumer", "Empty"): GroupFigure.CONSUMER_EMPTY,
+    ("consumer", "Assigning"): GroupFigure.CONSUMER_ASSIGNING,
+    ("consumer", "Reconciling"): GroupFigure.CONSUMER_RECONCILING,
+    ("consumer", "Stable"): GroupFigure.CONSUMER_STABLE,
+    ("share", "Empty"): GroupFigure.SHARE_EMPTY,
+    ("share", "Stable"): GroupFigure.SHARE_STABLE,
+    ("streams", "Empty"): GroupFigure.STREAMS_EMPTY,
+    ("streams", "NotReady"): GroupFigure.STREAMS_NOT_READY,
+    ("streams", "Assigning"): GroupFigure.STREAMS_ASSIGNING,
+    ("streams", "Reconciling"): GroupFigure.STREAMS_RECONCILING,
+    ("streams", "Stable"): GroupFigure.STREAMS_STABLE,
+}
 
 
 # --- slots ------------------------------------------------------------------------
@@ -259,6 +347,10 @@ class HandlerCounter(IntEnum):
 #   3     request length    bytes, without the size field
 #   4     received          ns, monotonic
 #   5     block             bytes, in the arena: the slot's own 16 KiB
+#   6     must end          the request of this generation must not wait
+#                           (network/waits.py)
+#   7     error             the handler: the code + 2 of an error in the answer
+#   8     error of          the handler: ``received`` of the request that has it
 #   -- line 2: the handler that has claimed it --
 #   16    intent            (ordinal + 1) << 32 | (partition row + 1); 0: none
 #   17    intent base       base offset of the append under way
@@ -283,6 +375,9 @@ SLOT_REQUEST_OFFSET: Final = 2
 SLOT_REQUEST_LENGTH: Final = 3
 SLOT_RECEIVED: Final = 4
 SLOT_BLOCK: Final = 5
+SLOT_MUST_END: Final = 6
+SLOT_ERROR: Final = 7
+SLOT_ERROR_OF: Final = 8
 SLOT_INTENT: Final = 16
 SLOT_INTENT_BASE: Final = 17
 SLOT_PROGRESS: Final = 18
@@ -308,14 +403,15 @@ GENERATION_SHIFT: Final = 24
 
 
 class SlotState(IntEnum):
-    """The state of a slot's request.
+    """The state of a slot, which holds one request and then its answer.
 
-    The only transitions, and the process that may make each:
+    The only transitions, and the process that may make each (``put`` and ``take`` are
+    methods of the request ring, and the mutex is the ring's):
 
         FREE -> HELD -> READY          its processor; READY in ``put``, under the mutex
         READY -> CLAIMED               a handler, in ``take``, under the mutex
         CLAIMED <-> PARKED             the handler that has claimed it
-        CLAIMED -> RESPONDING          its processor, before it moves the head
+        CLAIMED -> RESPONDING          its processor, before the response ring's head
         RESPONDING -> HELD or FREE     its processor
         CLAIMED, PARKED -> READY       the supervisor, after the handler was reaped;
                                        or the handler itself, when it retires
@@ -331,7 +427,7 @@ class SlotState(IntEnum):
 
 
 class ResponseKind(IntEnum):
-    """The processor's action for an answered slot."""
+    """What the processor is to do when a handler has answered a request."""
 
     NONE = 0  # nothing to send (acks=0): unmute
     BYTES = 1  # send the response extent
@@ -372,6 +468,7 @@ class ResponseKind(IntEnum):
 #   26    muted until      monotonic ns: nothing more is read before then (KIP-219)
 #   27    security         bits 0-7 ConnectionSecurity; above them the end of the
 #                          session, monotonic ms; 0: it has no end (KIP-368)
+#   28    by token         1: the client has authenticated by a delegation token
 #
 # The row does not say how much of the stream has been received, nor how much of an
 # answer has been sent. The kernel counts both (network/moves/tcp_counters.py), and its
@@ -400,6 +497,7 @@ CONNECTION_COOKIE: Final = 24
 CONNECTION_PRINCIPAL: Final = 25
 CONNECTION_MUTED_UNTIL: Final = 26
 CONNECTION_SECURITY: Final = 27
+CONNECTION_BY_TOKEN: Final = 28
 CONNECTION_WORDS: Final = 32
 
 CONNECTION_COPY_SHIFT: Final = 8
@@ -410,7 +508,7 @@ SESSION_SHIFT: Final = 8
 
 
 class ConnectionState(IntEnum):
-    """The state of a connection."""
+    """The state of a client's connection."""
 
     FREE = 0
     READING = 1  # not muted: bytes are read and framed
@@ -419,7 +517,7 @@ class ConnectionState(IntEnum):
 
 
 class ConnectionSecurity(IntEnum):
-    """How a connection has authenticated, and whether it can outlive its processor."""
+    """A connection's authentication, which decides if it can outlive its processor."""
 
     NONE = 0  # its row and the kernel have everything that a successor needs
     # TLS keys, or half an authentication, are in its processor's private memory: the
@@ -439,8 +537,8 @@ class ConnectionSecurity(IntEnum):
 #   0     log above       the exporter: 1 + ns from which a request is logged; 0: none
 #   16-31 starts          the supervisor, one word per role: processes ever started
 #   32-47 deaths          the supervisor, one word per role: unexpected deaths
-#   64-79 blocked         an acceptor, one word per listener: ns without a processor
-#   96-   connections     an acceptor, the words of AcceptorCounter per listener
+#   64-   blocked         an acceptor, one word per listener: ns without a processor
+#   128-  connections     an acceptor, the words of AcceptorCounter per listener
 #   512.. API rows        a processor: API_ROWS of API_ROW_WORDS each
 #   then  request logs    a processor: LOG_ENTRIES of LOG_ENTRY_WORDS, and their number
 #   then  errors          a handler: one word per API key and error code
@@ -451,7 +549,7 @@ METRICS_LOG_ABOVE: Final = 0
 METRICS_STARTS: Final = 16
 METRICS_DEATHS: Final = 32
 METRICS_BLOCKED: Final = 64
-METRICS_CONNECTIONS: Final = 96
+METRICS_CONNECTIONS: Final = METRICS_BLOCKED + MAX_PROCESSORS
 ACCEPTOR_COUNTERS: Final = 4
 METRICS_HEADER_WORDS: Final = PAGE
 API_ROWS: Final = 128
@@ -476,12 +574,20 @@ SOFTWARE_ENTRIES: Final = 64
 SOFTWARE_ENTRY_WORDS: Final = 16
 AUTHENTICATION_WORDS: Final = 32
 SOFTWARE_SHIFT: Final = 13  # handler and entry in the bits below it, cookie above
+assert HANDLER_IDS * SOFTWARE_ENTRIES < 1 << SOFTWARE_SHIFT
+assert METRICS_CONNECTIONS + MAX_PROCESSORS * ACCEPTOR_COUNTERS <= METRICS_HEADER_WORDS
 
 # --- the control segment's blocks --------------------------------------------------
 
 
 def _pages(words: int) -> int:
-    """Return the length of ``words`` and a fence, rounded up to whole pages."""
+    """Return the length of a block of shared memory, rounded up to whole pages.
+
+    The last word of each block is a fence, which no process writes (see `fences`).
+
+    Args:
+        words: the length of the block in words, without the fence.
+    """
     return -(-(words + 1) // PAGE) * PAGE
 
 
@@ -517,9 +623,11 @@ CONTROL_WORDS: Final = METRICS + _pages(
 
 
 def fences() -> list[int]:
-    """Return the fences: words that no process writes after the start.
+    """Return the offsets of the fences: words that no process writes after the start.
 
-    These are the last word of every block, and the word before the entries of a ring.
+    These are the last word of every part of the control segment, and the word before
+    the entries of a ring. A fence that has changed shows that a process wrote outside
+    its words (canaries.py).
     """
     rings = [
         REQUEST_RING,
@@ -562,11 +670,14 @@ def processor_row(processor: int) -> int:
 
 
 def starved_handlers(words: memoryview, since_ns: int) -> dict[int, int]:
-    """Return the bytes that answers wait for, by handler, if none got room lately.
+    """Return, by handler id, the bytes of answers that wait for shared memory.
+
+    They wait for room in the handler's part of the arena. Handlers are left out if one
+    of their answers has found room since ``since_ns``.
 
     Args:
-        words: the control segment's.
-        since_ns: none of a handler's answers has got room since then.
+        words: the words of the control segment.
+        since_ns: a time on the monotonic clock.
     """
     first, end = HANDLERS, HANDLERS + HANDLER_IDS * HANDLER_WORDS
     starved = words[first + HANDLER_STARVED : end : HANDLER_WORDS].tolist()
@@ -590,7 +701,10 @@ def connection_row(connection: int) -> int:
 
 
 def slots_in_use(words: memoryview, processor: int) -> range:
-    """Return the slots of a processor that were ever used; the others are FREE."""
+    """Return those slots of a processor that were ever used.
+
+    A slot is the entry of one request in flight. The processor's other slots are FREE.
+    """
     first = processor * SLOTS_PER_PROCESSOR
     used = words[processor_row(processor) + PROCESSOR_SLOTS_USED]
     return range(first, first + used)
@@ -607,9 +721,15 @@ def slots_in_use(words: memoryview, processor: int) -> range:
 #   19     log start offset
 #   20     structure         +1 whenever the list of segments changes
 #   21     durable end       all offsets below are on disk (fdatasync)
-#   22     waiters           one bit per handler with a parked fetch on this partition
-#   23     sync owner        id + 1 of the process that syncs now; 0: none
-#   24     sync waiters      one bit per handler to be notified of the next sync
+#   22-23  waiters           mask of the handlers with a parked fetch on this partition
+#   24-25  sync waiters      mask of the handlers to be notified of the next sync
+#   26     sync owner        id + 1 of the process that syncs now; 0: none
+#   27     bytes in before   LogState.bytes_in when the row became this partition's
+#   28     bytes out before  the same of the bytes fetched
+#   29     sync in doubt     1: an owner of a sync was killed, and may have been told
+#                            of an error that no process is told of again
+#   30     index sync        1: the housekeeper forces indexes to disk; or it was killed
+#                            meanwhile, and may have been told of an error, likewise
 #   32-47  copy 0            LogState, one word for each field
 #   48-63  copy 1
 ROW_MUTEX: Final = 0
@@ -620,19 +740,23 @@ ROW_LOG_START_OFFSET: Final = 19
 ROW_STRUCTURE: Final = 20
 ROW_DURABLE_END: Final = 21
 ROW_WAITERS: Final = 22
-ROW_SYNC_OWNER: Final = 23
 ROW_SYNC_WAITERS: Final = 24
+ROW_SYNC_OWNER: Final = 26
+ROW_BYTES_IN_BEFORE: Final = 27
+ROW_BYTES_OUT_BEFORE: Final = 28
+ROW_SYNC_IN_DOUBT: Final = 29
+ROW_INDEX_SYNC: Final = 30
 ROW_COPIES: Final = 32
 ROW_COPY_WORDS: Final = 16
 ROW_WORDS: Final = 64
 
-MAX_PARTITIONS: Final = 131072  # 64 MiB of rows, 60 of fetched_bytes.py
+MAX_PARTITIONS: Final = 131072  # 64 MiB of rows, 120 of fetched_bytes.py
 
 
 class RowStatus(IntEnum):
-    """The status of a partition."""
+    """The status of a partition, in its record in shared memory."""
 
     UNLOADED = 0  # the first process that uses it loads its log, under the mutex
     ONLINE = 1
     OFFLINE = 2  # its storage failed; nothing is appended any more
-    DELETED = 3
+    DELETED = 3  # until the row is another partition's (row_users.py)

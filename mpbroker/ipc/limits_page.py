@@ -8,14 +8,14 @@ compares one word, and reads a copy only if the version has changed.
     word     field       written by
     0        version     supervisor: +1 commits the copy it points to (version & 1)
     512..    copy 0      supervisor, while copy 1 is valid
-    5120..   copy 1      supervisor, while copy 0 is valid
+    5632..   copy 1      supervisor, while copy 0 is valid
 
     word of a copy
     0-7      BrokerLimits, one word for each field
     8        how many AddressLimits there are
     15       how many ListenerLimits there are
     16..     ListenerLimits, _LISTENER_WORDS for each listener, by its number
-    144..    AddressLimits, _ADDRESS_WORDS for each address
+    528..    AddressLimits, _ADDRESS_WORDS for each address
 
 The ledger that acceptors share lies behind it: see network/connection_ledger.py.
 """
@@ -23,8 +23,9 @@ The ledger that acceptors share lies behind it: see network/connection_ledger.py
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.ipc.layout import MAX_PROCESSORS
 from mpbroker.ipc.segment import Segment
 
@@ -34,7 +35,7 @@ MAX_ADDRESSES: Final = 1024
 
 _VERSION: Final = 0
 _COPIES: Final = 512
-_COPY_WORDS: Final = 4608
+_COPY_WORDS: Final = 5120
 _LISTENERS: Final = 16
 _LISTENER_WORDS: Final = 8
 _ADDRESSES: Final = _LISTENERS + MAX_PROCESSORS * _LISTENER_WORDS
@@ -70,14 +71,14 @@ class ListenerLimits(NamedTuple):
 
 
 class AddressLimits(NamedTuple):
-    """The limits of one address, where they differ from those of all addresses."""
+    """The limits of one client address; UNSET: the limit of all addresses applies."""
 
     max_connections: int = UNSET
     creation_rate: int = UNSET
 
 
 class Limits(NamedTuple):
-    """All limits."""
+    """The limits of connections: of the broker, its listeners, and some addresses."""
 
     broker: BrokerLimits = BrokerLimits()
     listeners: Sequence[ListenerLimits] = ()
@@ -103,7 +104,10 @@ class Limits(NamedTuple):
         return own.creation_rate
 
     def are_none(self, listener: int) -> bool:
-        """Return whether a listener's connections have no limit at all."""
+        """Return whether new connections to a listener are limited in no way.
+
+        There is no limit on their number or rate.
+        """
         broker, own = self.broker, self.of_listener(listener)
         return (
             broker.max_connections
@@ -118,7 +122,7 @@ class Limits(NamedTuple):
 
 
 class LimitsPage:
-    """The page, as one process sees it."""
+    """The limits of connections in shared memory, as one process sees them."""
 
     def __init__(self, segment: Segment) -> None:
         self._words = segment.words
@@ -130,7 +134,7 @@ class LimitsPage:
         return Segment.create("mpbroker-limits", _SEGMENT_WORDS * 8)
 
     def publish(self, limits: Limits) -> None:
-        """Publish other limits for all processes. Only for the supervisor.
+        """Publish new limits of connections to all processes. Only for the supervisor.
 
         If there are more than MAX_ADDRESSES addresses, only the first ones have limits
         of their own.
@@ -149,10 +153,11 @@ class LimitsPage:
             at = copy + _ADDRESSES + index * _ADDRESS_WORDS
             for word, number in enumerate((*address, *own)):
                 words[at + word] = number
+        # Last, as one aligned store: until then readers use the other copy.
         words[_VERSION] = version
 
     def read(self) -> Limits:
-        """Return the limits now: the same object as long as nothing has changed."""
+        """Return the present limits: the same object until they change."""
         while self._words[_VERSION] != self._seen:
             version = self._words[_VERSION]
             limits = self._read(_copy(version))

@@ -37,7 +37,7 @@ _MAX_TEXT_BYTES: Final = (_COPY_WORDS - 1) * 8  # room for 700 loggers; there ar
 
 
 class LogLevels:
-    """The page, as one process sees it."""
+    """The page of log levels in shared memory, as one process sees it."""
 
     def __init__(self, segment: Segment) -> None:
         self._words = segment.words
@@ -52,11 +52,11 @@ class LogLevels:
 
     @property
     def version(self) -> int:
-        """The version, which grows with each change."""
+        """A number that grows with each change of a level, for a cheap comparison."""
         return self._words[_VERSION]
 
     def read(self) -> dict[str, int]:
-        """Return the levels that were set, by logger.
+        """Return the log levels that were set, by the logger's name.
 
         Never fails on damaged memory: a process that reports the damage must be able to
         log.
@@ -64,7 +64,10 @@ class LogLevels:
         return _read(self._words, self._view)
 
     def change(self, put: Mapping[str, int | None]) -> None:
-        """Set levels; None removes a logger's level. All changes are made, or none.
+        """Set the levels of loggers. All changes are made, or none.
+
+        Args:
+            put: the level of each logger, by its name; None removes the level.
 
         Raises:
             ValueError: the page has no room for them; nothing has changed.
@@ -91,7 +94,14 @@ class LogLevels:
 
 
 def levels_left_in(fd: int) -> dict[str, int]:
-    """Read the page of the program before this one; {} if it is too short."""
+    """Return the log levels set in the program that this one replaces in an upgrade.
+
+    Args:
+        fd: the segment of that program's log levels.
+
+    Returns:
+        The levels by the logger's name; {} if the segment is too short.
+    """
     data = memoryview(os.pread(fd, _SEGMENT_WORDS * 8, 0))
     if len(data) < _SEGMENT_WORDS * 8:
         return {}

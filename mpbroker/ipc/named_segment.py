@@ -27,63 +27,68 @@ import time
 from typing import Any, Final
 
 import msgpack
-import posix_ipc
 
+from mpbroker.ipc import posix_memory
 from mpbroker.ipc.errors import IpcError
 from mpbroker.ipc.layout import MAGIC
+from mpbroker.ipc.posix_memory import DIRECTORY
 
 _VERSION: Final = 1
 _PREFIX: Final = "mpbroker-"
 _SIZE_BYTES: Final = 64 * 1024
 _TEXT: Final = 32  # bytes
-_SHM: Final = "/dev/shm"
 _DEAD: Final = (b"Z", b"X")  # states in /proc/PID/stat
 _ATTEMPTS: Final = 100
 _PAUSE_S: Final = 0.001
 
 
 class Telemetry:
-    """The segment as its broker's supervisor writes it."""
+    """The named segment of a broker, in which its supervisor publishes its state."""
 
     def __init__(self) -> None:
-        """Make the segment; replace that of an earlier program in this process."""
+        """Make the segment.
+
+        It takes the place of one that an earlier program of this process has made.
+        """
         self.name = f"/{_PREFIX}{os.getpid()}-{start_time(os.getpid())}"
         self.close()
         try:
-            shared = posix_ipc.SharedMemory(
-                self.name, posix_ipc.O_CREX, mode=0o640, size=0
-            )
-        except posix_ipc.PermissionsError as error:  # this class is no OSError
+            fd = posix_memory.create(self.name)
+        except PermissionError as error:
             raise IpcError(
-                f"cannot make {_SHM}{self.name}: {error};"
-                f" all users must be able to write in {_SHM} (mode 1777)"
+                f"cannot make {DIRECTORY}{self.name}: {error.strerror};"
+                f" all users must be able to write in {DIRECTORY} (mode 1777)"
             ) from error
         except OSError as error:
             raise IpcError(
-                f"cannot make {_SHM}{self.name}: {error.strerror}"
+                f"cannot make {DIRECTORY}{self.name}: {error.strerror}"
             ) from error
         try:
             # The lock lasts as long as the mapping, which keeps a duplicate of this
             # descriptor.
-            fcntl.flock(shared.fd, fcntl.LOCK_EX)
+            fcntl.flock(fd, fcntl.LOCK_EX)
             # If /dev/shm is full, this fails; with ftruncate alone, the first store
             # would kill us.
-            os.posix_fallocate(shared.fd, 0, _SIZE_BYTES)
-            self._map = mmap.mmap(shared.fd, _SIZE_BYTES)
+            os.posix_fallocate(fd, 0, _SIZE_BYTES)
+            self._map = mmap.mmap(fd, _SIZE_BYTES)
         except OSError as error:
-            posix_ipc.unlink_shared_memory(self.name)
+            remove_name(self.name)
             raise IpcError(
                 f"/dev/shm has no room for {_SIZE_BYTES} bytes: {error.strerror};"
                 " free some space there, or give it more (mount -o remount,size=)"
             ) from error
         finally:
-            shared.close_fd()
+            os.close(fd)
         self._words = memoryview(self._map).cast("q")
         self._words[1] = _VERSION
         self._words[0] = MAGIC
 
     def publish(self, state: dict[str, Any]) -> None:
-        """Replace the state that readers see."""
+        """Replace the broker's state that tools read in the segment.
+
+        Raises:
+            IpcError: the state is too long for the segment.
+        """
         text = msgpack.packb(state)
         if len(text) > _SIZE_BYTES - _TEXT:
             raise IpcError(f"{len(text)} bytes of state in {_SIZE_BYTES - _TEXT}")
@@ -94,28 +99,40 @@ class Telemetry:
         words[2] += 1
 
     def unmap(self) -> None:
-        """Unmap the segment in a child, and close the mapping's descriptor."""
+        """Unmap the segment in a child process, and close the mapping's descriptor.
+
+        Otherwise the lock on the file would outlive the supervisor in the child.
+        """
         self._words.release()
         self._map.close()
 
     def close(self) -> None:
-        """Remove the name."""
-        with contextlib.suppress(posix_ipc.ExistentialError):
-            posix_ipc.unlink_shared_memory(self.name)
+        """Remove the segment's name from /dev/shm."""
+        remove_name(self.name)
+
+
+def remove_name(name: str) -> None:
+    """Remove a segment's name, if it is there."""
+    with contextlib.suppress(FileNotFoundError):
+        posix_memory.remove(name)
 
 
 def read_telemetry(name: str) -> dict[str, Any] | None:
-    """Read a broker's state; None if the segment is gone or not (yet) readable."""
+    """Return the state that a broker has published in its named segment.
+
+    Returns:
+        None if the segment is gone or not (yet) readable.
+    """
     try:
-        shared = posix_ipc.SharedMemory(name, read_only=True)
-    except (posix_ipc.ExistentialError, posix_ipc.PermissionsError):
+        fd = posix_memory.attach(name)
+    except OSError:  # it is gone, or not ours to read, or a link that somebody made
         return None
     try:
-        if os.fstat(shared.fd).st_size < _SIZE_BYTES:
+        if os.fstat(fd).st_size < _SIZE_BYTES:
             return None
-        attached = mmap.mmap(shared.fd, _SIZE_BYTES, prot=mmap.PROT_READ)
+        attached = mmap.mmap(fd, _SIZE_BYTES, prot=mmap.PROT_READ)
     finally:
-        shared.close_fd()
+        os.close(fd)
     with attached, memoryview(attached) as view, view.cast("q") as words:
         if words[0] != MAGIC or words[1] != _VERSION:
             return None
@@ -147,7 +164,11 @@ def _state_and_start(pid: int) -> tuple[bytes, int]:
 
 
 def broker_names() -> list[tuple[str, int, bool]]:
-    """Return all segments: name, broker's process id, and whether the broker lives."""
+    """Return all named segments, also those of dead brokers.
+
+    Returns:
+        For each the name, the broker's process id, and whether the broker is alive.
+    """
     return [(name, int(name.split("-")[1]), alive) for name, alive in _names()]
 
 
@@ -161,31 +182,30 @@ def remove_leftovers() -> list[str]:
     removed = []
     for name, alive in _names():
         if not alive:
-            with contextlib.suppress(
-                posix_ipc.ExistentialError, posix_ipc.PermissionsError
-            ):
+            # It is gone, or not ours, or a link: no reason not to start.
+            with contextlib.suppress(OSError):
                 if _is_held(name):
                     continue  # its broker lives, in another PID namespace
-                posix_ipc.unlink_shared_memory(name)
+                posix_memory.remove(name)
                 removed.append(name)
     return removed
 
 
 def _is_held(name: str) -> bool:
-    shared = posix_ipc.SharedMemory(name, read_only=True)
+    fd = posix_memory.attach(name)
     try:
-        fcntl.flock(shared.fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     else:
         return False
     finally:
-        shared.close_fd()
+        os.close(fd)
 
 
 def _names() -> list[tuple[str, bool]]:
     found = []
-    for entry in os.listdir(_SHM):
+    for entry in os.listdir(DIRECTORY):
         pid, _, started = entry.removeprefix(_PREFIX).partition("-")
         if entry.startswith(_PREFIX) and pid.isdigit() and started.isdigit():
             state, since = _state_and_start(int(pid))

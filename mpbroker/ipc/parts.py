@@ -23,10 +23,10 @@ class Parts:
     """Make segments, doorbells and socket pairs, or return the inherited ones.
 
     Args:
-        inherited: the descriptors of the program before us, by name; None: there are
-            none.
-        listeners: the listening sockets of the program before us, by name, if they are
-            all that is inherited, because the layout of memory is another one.
+        inherited: the descriptors that the program before the exec left open, by name;
+            None: there are none.
+        listeners: the listening sockets of that program, by name, if they are all that
+            is inherited, because the layout of memory is another one.
 
     Attributes:
         fds: the descriptors of everything asked for so far, by name.
@@ -55,7 +55,7 @@ class Parts:
         return segment
 
     def listening(self, name: str, make: Callable[[], socket.socket]) -> socket.socket:
-        """Return a listening socket: the inherited one, or a new one."""
+        """Return the listening socket with a name: the inherited one, or a new one."""
         found = self._listeners.get(name, ())
         sock = socket.socket(fileno=found[0]) if found else make()
         self.fds[name] = [sock.fileno()]
@@ -75,7 +75,11 @@ class Parts:
         return self.pairs(name, 1)[0]
 
     def pairs(self, name: str, count: int) -> list[tuple[socket.socket, socket.socket]]:
-        """Return pairs of Unix sockets: the sender's end, and the receiver's end."""
+        """Return pairs of Unix sockets, inherited or new ones.
+
+        Returns:
+            ``count`` pairs: the sender's end, and the receiver's end.
+        """
         found = self._take(name, 2 * count)
         if found is None:
             pairs = [_make_pair() for _ in range(count)]

@@ -1,8 +1,8 @@
 """Every offset in the segment of clients' rates, in words. See quota_table.py.
 
-The segment has a header, then rows. A row and its mutex are made when they are first
-needed, so unused rows cost no memory. Only the holder of a mutex writes the words that
-it guards.
+The segment has a header, then rows: a row counts the rate of one client for one kind of
+quota. A row and its mutex are made when they are first needed, so unused rows cost no
+memory. Only the holder of a mutex writes the words that it guards.
 
     word    field             notes
     0-15    mutex             held while a row is given to a client

@@ -1,7 +1,8 @@
 """The parts of an answer that is not one run of bytes, as fetch responses are.
 
-A handler writes the list of parts into its extent; the processor that sends the answer
-reads it.
+A fetch response has headers in shared memory and records in log files. A handler writes
+the list of such parts into shared memory (its extent); the processor that sends the
+answer reads it.
 
     word 0        number of parts
     then for each part PART_WORDS words:
@@ -14,8 +15,9 @@ reads it.
 """
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.ipc.errors import DamagedSegmentError
 from mpbroker.ipc.segment import Segment
 
@@ -34,14 +36,14 @@ class FilePart(NamedTuple):
 
 
 class BytesPart(NamedTuple):
-    """A range of the arena."""
+    """A range of bytes in the arena, the shared memory that has the answers."""
 
     offset: int
     length: int
 
 
 def parts_size_bytes(parts: Sequence[bytes | FilePart]) -> int:
-    """Return the length of the extent that ``write_parts`` needs."""
+    """Return the bytes of the arena that ``write_parts`` needs for these parts."""
     table = 8 * (1 + PART_WORDS * len(parts))
     return table + sum(
         len(part.path.encode()) if isinstance(part, FilePart) else len(part)
@@ -52,10 +54,15 @@ def parts_size_bytes(parts: Sequence[bytes | FilePart]) -> int:
 def write_parts(
     arena: Segment, offset: int, parts: Sequence[bytes | FilePart]
 ) -> tuple[int, int]:
-    """Write table and bytes at an 8-byte aligned arena offset.
+    """Write the table of an answer's parts, and their bytes, into the arena.
+
+    Args:
+        arena: the arena.
+        offset: an arena offset that is a multiple of 8.
+        parts: the parts of the answer, in order.
 
     Returns:
-        The table's offset, and the bytes the client will receive.
+        The table's offset, and the number of bytes that the client will receive.
     """
     words, view = arena.words, arena.view
     word = offset >> 3
@@ -82,7 +89,7 @@ def write_parts(
 
 
 def read_parts(arena: Segment, offset: int) -> list[BytesPart | FilePart]:
-    """Read a table that ``write_parts`` wrote.
+    """Return the parts of an answer, from a table that ``write_parts`` wrote.
 
     Raises:
         DamagedSegmentError: the number of parts is impossible.

@@ -25,6 +25,7 @@ from typing import Final
 from mpbroker.ipc.compiled import core
 from mpbroker.ipc.doorbell import Doorbell
 from mpbroker.ipc.layout import (
+    MASK_BITS,
     NOTIFICATION_RING_CAPACITY,
     REQUEST_RING,
     REQUEST_RING_CAPACITY,
@@ -43,6 +44,7 @@ from mpbroker.ipc.layout import (
     notification_ring,
     response_ring,
 )
+from mpbroker.ipc.masks import lowest_of, read_mask, write_mask
 from mpbroker.ipc.robust_mutex import (
     RobustMutex,
     owner_died,
@@ -61,7 +63,10 @@ _RESPONDING: Final = int(SlotState.RESPONDING)
 
 
 class RequestRing:
-    """The request queue: many processors put, many handlers take.
+    """The request queue: processors put published requests, and handlers take them.
+
+    A request is passed as its slot: the number of its entry in the table of requests in
+    flight.
 
     Args:
         control: the control segment.
@@ -104,9 +109,10 @@ class RequestRing:
         return len(self) < self._limit
 
     def put(self, slots: Sequence[int]) -> int:
-        """Publish slots in order, as many as fit; return their number.
+        """Publish requests in order, as many as fit into the ring; return their number.
 
-        The others stay with the processor: this is backpressure, not an error.
+        They are given as slots. The others stay with the processor: this is
+        backpressure, not an error.
         """
         words, base = self._words, self._base
         result = spin_lock(self._mutex)
@@ -122,12 +128,12 @@ class RequestRing:
         self._write_entries(tail, slots)
         # Last, as one aligned store: before it no handler sees the entries.
         words[base + RING_TAIL] = tail + len(slots)
-        sleepers = words[base + RING_SLEEPERS]
+        sleepers = read_mask(words, base + RING_SLEEPERS)
         if sleepers:
-            words[base + RING_SLEEPERS] = sleepers & (sleepers - 1)
+            write_mask(words, base + RING_SLEEPERS, sleepers & (sleepers - 1))
         pthread_mutex_unlock(self._mutex)
         if sleepers:
-            self._doorbells[(sleepers & -sleepers).bit_length() - 1].ring()
+            self._doorbells[lowest_of(sleepers)].ring()
         return len(slots)
 
     def _write_entries(self, tail: int, slots: Sequence[int]) -> None:
@@ -135,13 +141,15 @@ class RequestRing:
         for slot in slots:
             words[base + RING_ENTRIES + (tail & _REQUEST_MASK)] = slot
             state = SLOTS + slot * SLOT_WORDS + SLOT_STATE
+            # Before the commit, while the slot is still the processor's. If the
+            # processor is killed before the commit, retract() undoes this store.
             words[state] = (words[state] & _GENERATION) | _READY
             tail += 1
 
     def take(
         self, max_slots: int, handler: int, handlers: int, *, arm: bool
     ) -> list[int]:
-        """Claim up to a fair share of the waiting slots for a handler.
+        """Claim up to a fair share of the waiting requests for a handler, as slots.
 
         Args:
             max_slots: at most this many.
@@ -160,7 +168,8 @@ class RequestRing:
         queued = tail - head
         if queued <= 0:
             if arm:
-                words[base + RING_SLEEPERS] |= 1 << handler
+                word = base + RING_SLEEPERS + handler // MASK_BITS
+                words[word] |= 1 << handler % MASK_BITS
             pthread_mutex_unlock(self._mutex)
             return []
         count = -(-queued // handlers)
@@ -172,8 +181,10 @@ class RequestRing:
             state = SLOTS + slot * SLOT_WORDS + SLOT_STATE
             words[state] = (words[state] & _GENERATION) | claimed
             taken.append(slot)
+        # After the states: if the handler is killed in between, its claims are still on
+        # the ring, where reclaim() finds them.
         words[base + RING_HEAD] = head + count
-        sleepers = words[base + RING_SLEEPERS]
+        sleepers = read_mask(words, base + RING_SLEEPERS)
         woken = 0
         if sleepers:
             # Another event may have woken the caller. Its flag is cleared, or the next
@@ -181,22 +192,23 @@ class RequestRing:
             sleepers &= ~(1 << handler)
             if queued > count:
                 woken = sleepers & -sleepers
-            words[base + RING_SLEEPERS] = sleepers ^ woken
+            write_mask(words, base + RING_SLEEPERS, sleepers ^ woken)
         pthread_mutex_unlock(self._mutex)
         if woken:
-            self._doorbells[woken.bit_length() - 1].ring()
+            self._doorbells[lowest_of(woken)].ring()
         return taken
 
     def put_back(self, slots: Sequence[int], *, wake_all: bool = True) -> None:
-        """Redeliver claimed slots, without the limit.
+        """Put slots that were claimed on the ring again, even beyond the limit.
 
         They go to the tail, although they have waited before: at the head, a request
         that kills handlers would delay all others again and again.
 
         Args:
-            wake_all: the slots were claimed by a handler that has died or retires: a
-                wake-up may have been lost with it, or sent to it in vain. Otherwise it
-                is enough to wake one sleeper.
+            slots: the claimed slots.
+            wake_all: wake all handlers, because the slots were claimed by a handler
+                that has died or retires: a wake-up may have been lost with it, or sent
+                to it in vain. Otherwise one sleeping handler is woken.
         """
         words, base = self._words, self._base
         result = spin_lock(self._mutex)
@@ -213,17 +225,18 @@ class RequestRing:
         for slot in slots:
             state = SLOTS + slot * SLOT_WORDS + SLOT_STATE
             words[state] = (words[state] & _GENERATION) | _READY
-        sleepers = words[base + RING_SLEEPERS]
-        words[base + RING_SLEEPERS] = 0 if wake_all else sleepers & (sleepers - 1)
+        sleepers = read_mask(words, base + RING_SLEEPERS)
+        left = 0 if wake_all or not sleepers else sleepers & (sleepers - 1)
+        write_mask(words, base + RING_SLEEPERS, left)
         pthread_mutex_unlock(self._mutex)
         if wake_all:
             for doorbell in self._doorbells:
                 doorbell.ring()
         elif sleepers:
-            self._doorbells[(sleepers & -sleepers).bit_length() - 1].ring()
+            self._doorbells[lowest_of(sleepers)].ring()
 
     def retract(self, slots: Iterable[int]) -> list[int]:
-        """Undo a put that a dead processor did not commit.
+        """Undo a ``put`` that was not complete when its processor died.
 
         Args:
             slots: the slots of the dead processor.
@@ -250,9 +263,10 @@ class RequestRing:
         return retracted
 
     def reclaim(self, handler: int) -> None:
-        """Undo a take that a dead handler did not commit.
+        """Undo a ``take`` that was not complete when its handler died.
 
-        The mutex is needed because live handlers may take these slots meanwhile.
+        The slots that it had claimed, but that are still on the ring, become READY. The
+        mutex is needed because live handlers may take these slots meanwhile.
         """
         words, base = self._words, self._base
         claimed = (handler + 1) << STATE_HANDLER_SHIFT | _CLAIMED
@@ -268,7 +282,10 @@ class RequestRing:
         pthread_mutex_unlock(self._mutex)
 
     def waiting(self) -> list[int]:
-        """The slots on the ring. For the supervisor's repair."""
+        """Return the slots of requests that wait on the ring, without taking them.
+
+        The supervisor calls this after the death of a process.
+        """
         words, base = self._words, self._base
         result = spin_lock(self._mutex)
         if result:
@@ -282,16 +299,22 @@ class RequestRing:
         return slots
 
     def forget_sleepers(self) -> None:
-        """Clear all sleep flags. The caller must then ring every doorbell."""
+        """Clear the sleep flags of all handlers.
+
+        The caller must then ring every handler's doorbell.
+        """
         result = spin_lock(self._mutex)
         if result:
             owner_died(self._mutex, result)
-        self._words[self._base + RING_SLEEPERS] = 0
+        write_mask(self._words, self._base + RING_SLEEPERS, 0)
         pthread_mutex_unlock(self._mutex)
 
 
 class ResponseRing:
-    """One processor's response queue: all handlers push, the processor pops."""
+    """One processor's queue of answered requests: handlers push, the processor pops.
+
+    A request is passed as its slot, the number of its entry in shared memory.
+    """
 
     def __init__(self, control: Segment, processor: int, doorbell: Doorbell) -> None:
         self.processor = processor
@@ -317,7 +340,10 @@ class ResponseRing:
         return words[base + RING_TAIL] - words[base + RING_HEAD]
 
     def push(self, slots: Sequence[int]) -> None:
-        """Hand answered slots to the processor. The ring has room for every slot."""
+        """Pass slots with answered requests to the processor, which they belong to.
+
+        The ring has room for all slots of this processor.
+        """
         words, base = self._words, self._base
         result = spin_lock(self._mutex)
         if result:
@@ -327,6 +353,7 @@ class ResponseRing:
         for slot in slots:
             words[base + RING_ENTRIES + (position & _RESPONSE_MASK)] = slot
             position += 1
+        # Last, as one aligned store: before it the processor does not see the entries.
         words[base + RING_TAIL] = position
         asleep = words[base + RING_SLEEPERS]
         if asleep:
@@ -336,7 +363,12 @@ class ResponseRing:
             self._doorbell.ring()
 
     def pop(self, *, arm: bool = False) -> list[int]:
-        """Take all entries; if there are none and ``arm``, set the sleep flag."""
+        """Take all answered requests from the ring, and return their slots.
+
+        Args:
+            arm: if there are no slots, set the sleep flag: then ``push`` rings the
+                processor's doorbell.
+        """
         words, base = self._words, self._base
         head, tail = words[base + RING_HEAD], words[base + RING_TAIL]
         if head == tail:
@@ -363,7 +395,10 @@ class ResponseRing:
         return taken
 
     def waiting(self) -> list[int]:
-        """The slots on the ring. For the supervisor's repair."""
+        """Return the slots of answers that wait on the ring, without taking them.
+
+        The supervisor calls this after the death of a process.
+        """
         words, base = self._words, self._base
         result = spin_lock(self._mutex)
         if result:
@@ -377,9 +412,12 @@ class ResponseRing:
 
 
 class NotificationRing:
-    """One handler's notices "this partition has changed", put by any process.
+    """One handler's queue of notices, which any process may put.
 
-    If the ring is full, a flag is set, and the handler checks everything it waits for.
+    A notice is the row of a partition that has changed; or, as a negative number, the
+    slot of a request that must not wait any longer (``slot_notice``). If there is no
+    room for a row, a flag is set, and the handler checks all requests that it has
+    parked.
     """
 
     def __init__(self, control: Segment, handler: int, doorbell: Doorbell) -> None:
@@ -393,7 +431,7 @@ class NotificationRing:
         RobustMutex.initialise(control, notification_ring(handler) + RING_MUTEX)
 
     def put(self, row: int) -> None:
-        """Tell the handler that a partition's row has changed, and wake it."""
+        """Tell the handler that the partition of a row has changed, and wake it."""
         words, base = self._words, self._base
         result = spin_lock(self._mutex)
         if result:
@@ -407,8 +445,31 @@ class NotificationRing:
         pthread_mutex_unlock(self._mutex)
         self._doorbell.ring()
 
+    def try_put_slot(self, slot: int) -> bool:
+        """Tell the handler that a parked request must not wait any longer.
+
+        Returns:
+            Whether there was room for the notice; if False, try again later.
+        """
+        words, base = self._words, self._base
+        result = spin_lock(self._mutex)
+        if result:
+            owner_died(self._mutex, result)
+        tail = words[base + RING_TAIL]
+        has_room = tail - words[base + RING_HEAD] < NOTIFICATION_RING_CAPACITY
+        if has_room:
+            place = base + RING_ENTRIES + tail % NOTIFICATION_RING_CAPACITY
+            words[place] = slot_notice(slot)
+            words[base + RING_TAIL] = tail + 1
+        pthread_mutex_unlock(self._mutex)
+        self._doorbell.ring()
+        return has_room
+
     def overflow(self) -> None:
-        """Make the handler check everything: after a death, notices may be lost."""
+        """Make the handler check all requests that it has parked.
+
+        To be called after the death of a process, with which notices may be lost.
+        """
         # Under the mutex, or a take at the same time could clear the flag unseen.
         result = spin_lock(self._mutex)
         if result:
@@ -424,7 +485,12 @@ class NotificationRing:
         )
 
     def take(self) -> tuple[list[int], bool]:
-        """Take all notices: the partition rows, and whether to check everything."""
+        """Take all notices.
+
+        Returns:
+            The notices, and whether the handler must check all its parked requests,
+            because there was no room for some notices.
+        """
         words, base = self._words, self._base
         if self.is_empty():
             return [], False
@@ -441,3 +507,8 @@ class NotificationRing:
         words[base + RING_HEAD] = tail
         pthread_mutex_unlock(self._mutex)
         return rows, bool(overflow)
+
+
+def slot_notice(slot: int) -> int:
+    """Convert a slot's number to its notice, a negative number, or back."""
+    return ~slot

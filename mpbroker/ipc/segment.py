@@ -21,7 +21,7 @@ _fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int6
 
 
 class Segment:
-    """A sealed memfd and its one mapping.
+    """A segment of anonymous shared memory: a sealed memfd and its one mapping.
 
     It is sparse: a page costs memory once it has been touched. It has no name, so no
     death leaves anything behind, and the size of /dev/shm does not matter.
@@ -61,7 +61,12 @@ class Segment:
             raise
 
     def give_back(self, offset: int, length: int) -> None:
-        """Return the whole pages in a range to the kernel; then they read as zeros."""
+        """Return the whole pages in a range to the kernel; then they read as zeros.
+
+        Args:
+            offset: where the range begins, in bytes.
+            length: bytes.
+        """
         start = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
         end = (offset + length) // mmap.PAGESIZE * mmap.PAGESIZE
         if end > start:

@@ -1,1 +1,1 @@
-"""The metadata log and its image: topics, configs, ACLs, quotas, SCRAM users."""
+"""The metadata log (as in KRaft), and the state it gives: topics, configs, ACLs..."""

@@ -21,8 +21,8 @@ from mpbroker.protocol.acl import (
     ResourceType,
 )
 
-# How many of the latest removing requests are known. A request is executed again, after
-# its process was killed, within seconds.
+# The number of the latest removing requests that are known. A request is executed again
+# within seconds after its process was killed.
 _REQUESTS_KNOWN: Final = 16
 
 ENTRY_RECORD: Final = "AccessControlEntryRecord"
@@ -53,7 +53,8 @@ def remove_access_control_entry_record(
 
     Args:
         acl_id: the entry's id.
-        request_id: the request that removes it; see delete_acls(). A field of our own.
+        request_id: 16 bytes that identify the request which removes the entry; see
+            delete_acls(). Kafka's record has no such field.
     """
     record: AclRecord = {"type": REMOVAL_RECORD, "id": uuid_to_text(acl_id)}
     if request_id is not None:
@@ -62,10 +63,10 @@ def remove_access_control_entry_record(
 
 
 class AclImage:
-    """The entries after the records that were replayed so far.
+    """The access control entries, after the records that were replayed so far.
 
     Attributes:
-        version: the number of records of entries replayed; it changes with the entries.
+        version: the number of records replayed; it changes when the entries change.
     """
 
     def __init__(self) -> None:
@@ -78,7 +79,7 @@ class AclImage:
         return len(self._by_id)
 
     def __iter__(self) -> Iterator[AclBinding]:
-        """Iterate over all entries, oldest first."""
+        """Iterate over all access control entries, oldest first."""
         return iter(self._by_id.values())
 
     def __contains__(self, acl: AclBinding) -> bool:
@@ -89,11 +90,11 @@ class AclImage:
         return self._ids[acl]
 
     def removed_by(self, request_id: bytes) -> list[AclBinding]:
-        """Return the entries that a request, one of the latest 16, has removed."""
+        """Return the ACL entries that a request, one of the latest 16, has removed."""
         return self._removed.get(uuid_to_text(request_id), [])
 
     def replay_entry(self, record: AclRecord) -> None:
-        """Apply an AccessControlEntryRecord.
+        """Apply an AccessControlEntryRecord, which adds an entry.
 
         Raises:
             KeyError, TypeError, ValueError: a field is missing or malformed, or there
@@ -127,7 +128,7 @@ class AclImage:
                 del self._removed[next(iter(self._removed))]
 
     def records(self) -> list[AclRecord]:
-        """Return records that replay to this image."""
+        """Return records that, replayed alone, give all of these entries."""
         return [
             access_control_entry_record(acl_id, acl)
             for acl_id, acl in self._by_id.items()
@@ -135,16 +136,19 @@ class AclImage:
 
 
 class HasAcls(Protocol):
-    """The part of a MetadataImage that is needed here."""
+    """An object with the broker's ACL entries, such as a MetadataImage."""
 
     @property
     def acls(self) -> AclImage:
-        """The access control entries."""
+        """The broker's access control entries."""
         ...
 
 
 class Metadata(Protocol):
-    """The part of the TopicRegistry that is needed here."""
+    """The broker's metadata: its present state, and a way to commit changes of it.
+
+    A TopicRegistry, one process's view of the metadata log, is such an object.
+    """
 
     @property
     def image(self) -> HasAcls: ...
@@ -153,7 +157,7 @@ class Metadata(Protocol):
 
 
 def create_acls(metadata: Metadata, acls: Iterable[AclBinding]) -> None:
-    """Add entries with one write to disk; skip those that exist already.
+    """Add access control entries with one write to disk; skip existing ones.
 
     Raises:
         ApiError: KAFKA_STORAGE_ERROR; nothing was added.
@@ -171,10 +175,10 @@ def create_acls(metadata: Metadata, acls: Iterable[AclBinding]) -> None:
 def delete_acls(
     metadata: Metadata, filters: Sequence[AclFilter], request_id: bytes | None = None
 ) -> list[list[AclBinding]]:
-    """Remove, with one write to disk, the entries that match any of the filters.
+    """Remove, with one write to disk, the ACL entries that match any of the filters.
 
     Args:
-        metadata: the registry.
+        metadata: the broker's metadata, such as a TopicRegistry.
         filters: the filters.
         request_id: 16 bytes that identify the request. If a process is killed after the
             write, the request is executed again: the second call with the same id
@@ -207,7 +211,7 @@ def delete_acls(
 
 
 class MetadataAcls:
-    """The entries of the metadata log, read and changed through the registry."""
+    """The ACL entries in the metadata log: to iterate over, to add to and to remove."""
 
     def __init__(self, metadata: Metadata) -> None:
         self._metadata = metadata
@@ -220,11 +224,11 @@ class MetadataAcls:
         return iter(self._metadata.image.acls)
 
     def create(self, acls: Iterable[AclBinding]) -> None:
-        """See create_acls()."""
+        """Add access control entries, as create_acls() does."""
         create_acls(self._metadata, acls)
 
     def delete(
         self, filters: Sequence[AclFilter], request_id: bytes | None = None
     ) -> list[list[AclBinding]]:
-        """See delete_acls()."""
+        """Remove the entries that match the filters, as delete_acls() does."""
         return delete_acls(self._metadata, filters, request_id)

@@ -13,6 +13,13 @@ from mpbroker.protocol.errors import ApiError
 _DEFAULTS: Final = {key.name: key.default for key in LOG_CONFIG_DEF}
 _ATTRIBUTES: Final = {key.name: key.attribute for key in LOG_CONFIG_DEF}
 
+# Two of the broker's settings. They are among the defaults of topics only if the first
+# is true, and the second is set.
+REMOTE_SYSTEM: Final = "remote.log.storage.system.enable"
+CLUSTER_DATABASE: Final = "cluster.database.url"
+DISKLESS: Final = "diskless.enable"
+_AS_A_WHOLE: Final = -2  # this value of local.retention.* means that of retention.*
+
 
 class LogConfig:
     """The settings of one topic; immutable.
@@ -29,10 +36,14 @@ class LogConfig:
     cleanup_policy: tuple[str, ...]
     compression_type: str
     delete_retention_ms: int
+    diskless_enable: bool
     file_delete_delay_ms: int
+    flush_acks_all: bool
     flush_messages: int
     flush_ms: int
     index_interval_bytes: int
+    local_retention_bytes: int
+    local_retention_ms: int
     max_compaction_lag_ms: int
     max_message_bytes: int
     message_timestamp_after_max_ms: int
@@ -40,7 +51,11 @@ class LogConfig:
     message_timestamp_type: str
     min_cleanable_dirty_ratio: float
     min_compaction_lag_ms: int
+    mirror_source: str
     preallocate: bool
+    remote_log_copy_disable: bool
+    remote_log_delete_on_disable: bool
+    remote_storage_enable: bool
     retention_bytes: int
     retention_ms: int
     segment_bytes: int
@@ -53,9 +68,10 @@ class LogConfig:
         values: Mapping[str, ConfigValue] | None = None,
         overrides: Mapping[str, str] | None = None,
     ) -> None:
-        """Take parsed values by topic key; a key without one has Kafka's default.
+        """Set all attributes from parsed values.
 
         Args:
+            values: values by topic key; a key without a value gets Kafka's default.
             overrides: the texts that were set for the topic itself, by key.
         """
         merged = {**_DEFAULTS, **(values or {})}
@@ -83,7 +99,7 @@ class LogConfig:
         return f"LogConfig({dict(self.overrides)!r})"
 
     def value(self, name: str) -> ConfigValue:
-        """Return the value of a topic key.
+        """Return the topic's value of a key, such as retention.ms.
 
         Raises:
             KeyError: there is no such key.
@@ -101,15 +117,16 @@ class LogConfig:
         broker_defaults: Mapping[str, ConfigValue],
         overrides: Mapping[str, str],
     ) -> LogConfig:
-        """Resolve the settings of a topic.
+        """Return the settings of a topic, after checking its own ones.
 
         Args:
             broker_defaults: values by topic key, from defaults_of_broker().
             overrides: by topic key, the texts that were set for the topic itself.
 
         Raises:
-            ApiError: INVALID_CONFIG; an unknown key, a value outside its limits, or a
-                value above one that it must not exceed.
+            ApiError: INVALID_CONFIG: an unknown key; a value outside its limits, or
+                above another one that it must not exceed; or remote.storage.enable or
+                diskless.enable where the broker or another setting does not allow it.
         """
         values = dict(broker_defaults)
         try:
@@ -117,6 +134,10 @@ class LogConfig:
                 values[name] = LOG_CONFIG_DEF.key(name).parse(text)
             config = cls(values, overrides)
             LOG_CONFIG_DEF.check_order(config.value)
+            if config.remote_storage_enable:
+                _check_remote(config)
+            if config.diskless_enable:
+                _check_diskless(config)
         except ConfigError as error:
             raise ApiError(ErrorCode.INVALID_CONFIG, str(error)) from None
         return config
@@ -127,10 +148,14 @@ class LogConfig:
         broker_defaults: Mapping[str, ConfigValue],
         overrides: Mapping[str, str],
     ) -> LogConfig:
-        """Resolve settings that were accepted earlier; this never fails.
+        """Return the settings of a topic whose own settings were accepted earlier.
 
-        Another release may have accepted more. An override that is not accepted now
-        stays among the overrides, and has no effect.
+        This never fails. Another release may have accepted more settings. A text that
+        this release does not accept stays among the overrides, and has no effect.
+
+        Args:
+            broker_defaults: values by topic key, from defaults_of_broker().
+            overrides: by topic key, the texts that were set for the topic itself.
         """
         values = dict(broker_defaults)
         for name, text in overrides.items():
@@ -139,6 +164,28 @@ class LogConfig:
             except ConfigError:
                 continue
         return cls(values, overrides)
+
+
+def check_alteration(before: LogConfig, after: LogConfig) -> None:
+    """Refuse to switch a topic's remote storage off while its objects would be left.
+
+    Raises:
+        ApiError: INVALID_CONFIG.
+
+    Source: Kafka's LogConfig.validateTurningOffRemoteStorageWithDelete (KIP-950).
+    """
+    if (
+        before.remote_storage_enable
+        and not after.remote_storage_enable
+        and not after.remote_log_delete_on_disable
+    ):
+        raise ApiError(
+            ErrorCode.INVALID_CONFIG,
+            "remote.storage.enable=false: what is in the remote store would be left"
+            " there; set remote.log.delete.on.disable=true, too, to delete it, or keep"
+            " remote.storage.enable=true and set remote.log.copy.disable=true to read"
+            " it without copying more",
+        )
 
 
 def defaults_of_broker(
@@ -158,7 +205,81 @@ def defaults_of_broker(
             if value is not None:
                 inherited[topic_name] = _in_topic_unit(value, synonym.factor)
                 break
+    if broker_values.get(REMOTE_SYSTEM) is True:
+        inherited[REMOTE_SYSTEM] = True
+    if broker_values.get(CLUSTER_DATABASE):
+        inherited[CLUSTER_DATABASE] = True
     return inherited
+
+
+def check_still_shared(before: LogConfig, after: LogConfig) -> None:
+    """Refuse to change a topic's diskless.enable: a topic stays shared, or local.
+
+    A shared topic (diskless.enable=true) is served by all nodes of a cluster.
+
+    Raises:
+        ApiError: INVALID_CONFIG.
+    """
+    if before.diskless_enable != after.diskless_enable:
+        raise ApiError(
+            ErrorCode.INVALID_CONFIG,
+            f"{DISKLESS} is {str(before.diskless_enable).lower()} for as long as the"
+            " topic exists; create another topic, and copy its records",
+        )
+
+
+def _check_diskless(config: LogConfig) -> None:
+    """Raise ConfigError if a topic cannot have diskless.enable=true."""
+    if not config._mapping.get(CLUSTER_DATABASE):
+        raise ConfigError(
+            f"{DISKLESS}=true: the broker is in no cluster; set {CLUSTER_DATABASE} and"
+            " diskless.storage.url, and start the broker again"
+        )
+    if "compact" in config.cleanup_policy:
+        raise ConfigError(
+            f"{DISKLESS}=true: cleanup.policy must be delete, since shared topics are"
+            " not compacted"
+        )
+    if config.remote_storage_enable:
+        raise ConfigError(
+            f"{DISKLESS}=true: remote.storage.enable must be false, since all records"
+            " of a shared topic are in the cluster's store"
+        )
+    if config.mirror_source:
+        raise ConfigError(
+            f"{DISKLESS}=true: mirror.source cannot be set, since the offsets of a"
+            " shared topic are given by the cluster's database"
+        )
+
+
+def _check_remote(config: LogConfig) -> None:
+    """Raise ConfigError if a topic cannot have remote.storage.enable=true.
+
+    Source: Kafka's LogConfig.validateRemoteStorageOnlyIfSystemEnabled and its siblings.
+    """
+    if not config._mapping.get(REMOTE_SYSTEM):
+        raise ConfigError(
+            f"remote.storage.enable=true: the broker has {REMOTE_SYSTEM}=false; set it"
+            " to true, with remote.storage.url, and start the broker again"
+        )
+    if "compact" in config.cleanup_policy:
+        raise ConfigError(
+            "remote.storage.enable=true: cleanup.policy must be delete, since compacted"
+            " segments do not stay as they were copied"
+        )
+    for name in ("retention.bytes", "retention.ms"):
+        local, whole = config.value(f"local.{name}"), config.value(name)
+        assert isinstance(local, int) and isinstance(whole, int)
+        if local != _AS_A_WHOLE and whole != -1 and not 0 <= local <= whole:
+            raise ConfigError(
+                f"local.{name}={local}: above {name}={whole}, which limits the whole"
+                " log; lower it"
+            )
+        if config.remote_log_copy_disable and local not in (_AS_A_WHOLE, whole):
+            raise ConfigError(
+                f"remote.log.copy.disable=true: local.{name}={local} has to be -2, or"
+                f" {name}={whole}, because no more segments are copied"
+            )
 
 
 def _in_topic_unit(value: ConfigValue, factor: int) -> ConfigValue:

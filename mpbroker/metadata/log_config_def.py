@@ -11,7 +11,7 @@ Source: "Topic-Level Configs" of the Apache Kafka 4.x documentation.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Final, Unpack
 
 from mpbroker.base.config_def import (
     LONG_MAX,
@@ -28,12 +28,13 @@ from mpbroker.base.config_def import (
     minus_one_or,
     one_of,
 )
+from mpbroker.base.named_tuple import NamedTuple
 
 if TYPE_CHECKING:
     from mpbroker.base.config_def import Columns
 
     class TopicColumns(Columns, total=False):
-        """The columns that a row may leave out; TopicKey has their meanings."""
+        """The arguments that a TopicKey may leave out; TopicKey has their meanings."""
 
         synonyms: tuple[BrokerSynonym, ...]
 
@@ -48,9 +49,10 @@ class BrokerSynonym(NamedTuple):
     """A broker key that supplies the default of a topic key.
 
     Attributes:
-        factor: turns a value of the broker's key into the topic's unit, such as hours
-            into milliseconds.
-        validator: limits of the broker's key; None: those of the topic key.
+        name: the broker key.
+        factor: the number by which a value of the broker key is multiplied to get the
+            unit of the topic key, such as from hours to milliseconds.
+        validator: the limits of the broker key; None: those of the topic key.
     """
 
     name: str
@@ -59,10 +61,12 @@ class BrokerSynonym(NamedTuple):
 
 
 class TopicKey(ConfigKey):
-    """One setting of topics. Its column beside ConfigKey's:
+    """One setting of topics.
 
-    synonyms: the broker's keys that supply its default. The first that has a value
-        counts, and the last has Kafka's default.
+    Attributes:
+        synonyms: the broker keys that supply the setting's default. The first one that
+            has a value counts, and the last one has Kafka's default. The other
+            attributes are those of ConfigKey.
     """
 
     synonyms: tuple[BrokerSynonym, ...] = ()
@@ -136,6 +140,13 @@ _KEYS: Final = [
         synonyms=(BrokerSynonym("log.cleaner.delete.retention.ms"),),
     ),
     TopicKey(
+        "diskless.enable",
+        _BOOLEAN,
+        False,
+        "Whether the topic is shared by the nodes of a cluster: its records are in the"
+        " cluster's store. Fixed when the topic is created. Not a setting of Kafka.",
+    ),
+    TopicKey(
         "file.delete.delay.ms",
         _LONG,
         60_000,
@@ -143,6 +154,17 @@ _KEYS: Final = [
         " read them.",
         validator=at_least(0),
         synonyms=(BrokerSynonym("log.segment.delete.delay.ms"),),
+    ),
+    # Kafka's acks=all means all replicas, and with one replica the page cache.
+    TopicKey(
+        "flush.acks.all",
+        _BOOLEAN,
+        True,
+        "Whether acks=all, and with it a transaction or a committed offset, waits for"
+        " the disk. If not, it is answered when the records are in the page cache, as"
+        " Kafka does: a power cut may lose them, a death of processes does not. For"
+        " tests and development. Not a setting of Kafka.",
+        synonyms=(BrokerSynonym("log.flush.acks.all"),),
     ),
     TopicKey(
         "flush.messages",
@@ -192,17 +214,19 @@ _KEYS: Final = [
         "local.retention.bytes",
         _LONG,
         -2,
-        "There is no remote storage: retention.bytes decides.",
+        "With remote storage: size in bytes above which the oldest copied segments of a"
+        " partition leave this machine; -1 is no limit, -2 that of retention.bytes.",
         validator=at_least(-2),
-        has_effect=False,
+        synonyms=(BrokerSynonym("log.local.retention.bytes"),),
     ),
     TopicKey(
         "local.retention.ms",
         _LONG,
         -2,
-        "There is no remote storage: retention.ms decides.",
+        "With remote storage: age after which copied segments leave this machine; -1 is"
+        " no limit, -2 that of retention.ms.",
         validator=at_least(-2),
-        has_effect=False,
+        synonyms=(BrokerSynonym("log.local.retention.ms"),),
     ),
     TopicKey(
         "max.compaction.lag.ms",
@@ -276,6 +300,14 @@ _KEYS: Final = [
         synonyms=(BrokerSynonym("min.insync.replicas"),),
     ),
     TopicKey(
+        "mirror.source",
+        _STRING,
+        "",
+        "Brokers from which `mpbroker mirror` copies the topic. As long as it is set,"
+        " records keep the offsets that they have there, and other producers are"
+        " refused. Not a setting of Kafka.",
+    ),
+    TopicKey(
         "preallocate",
         _BOOLEAN,
         False,
@@ -286,23 +318,23 @@ _KEYS: Final = [
         "remote.log.copy.disable",
         _BOOLEAN,
         False,
-        "There is no remote storage.",
-        has_effect=False,
+        "Whether no more segments are copied to the remote store. What is there can be"
+        " read, and is deleted by retention.",
     ),
     TopicKey(
         "remote.log.delete.on.disable",
         _BOOLEAN,
         False,
-        "There is no remote storage.",
-        has_effect=False,
+        "Whether remote.storage.enable may be set to false, which deletes all segments"
+        " of the topic in the remote store; its first record is then the first that is"
+        " local.",
     ),
     TopicKey(
         "remote.storage.enable",
         _BOOLEAN,
         False,
-        "There is no remote storage: only false is accepted.",
-        validator=Validator("false", lambda value: value is False),
-        has_effect=False,
+        "Whether closed segments are copied to the remote store. The broker must have"
+        " remote.log.storage.system.enable=true, and cleanup.policy must be delete.",
     ),
     TopicKey(
         "retention.bytes",
@@ -436,11 +468,15 @@ BROKER_LOG_DEF: Final = ConfigDef("setting", _broker_log_keys())
 
 
 def broker_log_value(name: str, text: str) -> ConfigValue:
-    """Parse a broker's setting that supplies a default of topics.
+    """Parse the text of a broker setting that supplies a default of topics.
+
+    Args:
+        name: the broker key.
+        text: its value, as text.
 
     Returns:
-        None if it is another setting, or if the text is not accepted: a text that a
-        later release wrote must not keep this release from starting.
+        The value; None if it is another setting, or if the text is not accepted: a text
+        that a later release wrote must not keep this release from starting.
     """
     key = BROKER_LOG_DEF.get(name)
     if key is None:

@@ -16,12 +16,19 @@ import errno
 import os
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from functools import lru_cache
+from typing import Final
 
+from mpbroker.base.directories import sync_directory
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.base.storage_errors import LogDirectoryError
 
 FILE_NAME: Final = "meta.properties"
 _VERSION: Final = "1"
+# In the place of the version while `mpbroker restore` fills a directory. Neither a
+# broker of ours nor an Apache Kafka starts there.
+UNFINISHED: Final = "unfinished-restore"
+_FEW: Final = 128
 
 
 class MetaProperties(NamedTuple):
@@ -33,9 +40,9 @@ class MetaProperties(NamedTuple):
 
 
 def random_uuid() -> bytes:
-    """Return 16 random bytes, as an id.
+    """Return a new id of 16 random bytes.
 
-    It is none of the ids that Kafka reserves (0 and 1), and its text does not begin
+    It is neither of the ids that Kafka reserves (0 and 1), and its text does not begin
     with "-".
 
     Source: org.apache.kafka.common.Uuid.randomUuid.
@@ -47,13 +54,16 @@ def random_uuid() -> bytes:
             return uuid
 
 
+# Records of partitions that follow each other name the same topic and directory.
+@lru_cache(maxsize=_FEW)
 def uuid_to_text(uuid: bytes) -> str:
-    """Return Kafka's text of a 16-byte id: 22 characters of URL-safe base64."""
+    """Return Kafka's text form of a 16-byte id: 22 characters of URL-safe base64."""
     return urlsafe_b64encode(uuid)[:22].decode("ascii")
 
 
+@lru_cache(maxsize=_FEW)
 def uuid_of_text(text: str) -> bytes:
-    """Return the 16 bytes of a text that uuid_to_text() made.
+    """Return the 16-byte id of a text that uuid_to_text() has made.
 
     Raises:
         ValueError: the text is not 22 characters of URL-safe base64.
@@ -124,6 +134,11 @@ def read_meta_properties(directory: str) -> MetaProperties | None:
         if equals and not line.startswith("#"):
             values[name.strip()] = value.strip()
     version = values.get("version")
+    if version == UNFINISHED:
+        raise LogDirectoryError(
+            f"log.dirs: {directory} is incomplete: `mpbroker restore` did not end"
+            " there; run it again"
+        )
     if version != _VERSION:
         raise LogDirectoryError(
             f"log.dirs: {path} has version={version}; this release knows version 1"
@@ -138,6 +153,15 @@ def read_meta_properties(directory: str) -> MetaProperties | None:
         raise LogDirectoryError(
             f"log.dirs: {path}: cluster.id or node.id is missing or malformed ({error})"
         ) from None
+
+
+def is_unfinished(directory: str) -> bool:
+    """Return whether a restore began in a directory and did not end; raises OSError."""
+    try:
+        with open(os.path.join(directory, FILE_NAME), encoding="utf-8") as file:
+            return f"version={UNFINISHED}" in file.read().splitlines()
+    except FileNotFoundError:
+        return False
 
 
 def write_meta_properties(directory: str, properties: MetaProperties) -> None:
@@ -158,7 +182,8 @@ def write_meta_properties(directory: str, properties: MetaProperties) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        # Killed before the rename, the directory still has no identity, or the old one.
+        # If this process is killed before the rename, the directory has its old
+        # identity, or still none.
         os.replace(path + ".tmp", path)
         sync_directory(directory)
     except OSError as error:
@@ -168,12 +193,3 @@ def write_meta_properties(directory: str, properties: MetaProperties) -> None:
             f"log.dirs: cannot write to {directory}: {error.strerror}; {fix}, or use"
             " another directory"
         ) from None
-
-
-def sync_directory(directory: str) -> None:
-    """Force a directory's entries (creations, renames) to disk."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

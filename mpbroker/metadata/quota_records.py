@@ -1,7 +1,8 @@
-"""ClientQuotasImage: client quotas, from one record for each value of an entity.
+"""ClientQuotasImage: the client quotas that the records of the metadata log set.
 
-An entity is a user, a client id, a user with a client id, or an IP address. None in the
-place of a name is the default for all that have no quota of their own.
+An entity is a user, a client id, a user with a client id, or an IP address. Each record
+sets one value of an entity. An entity with None in the place of a name is the default
+for all names that have no quota of their own.
 
 Source: Apache Kafka, ClientQuotaRecord.json; KIP-546.
 """
@@ -20,14 +21,20 @@ QuotaEntity = tuple[tuple[str, str | None], ...]
 
 
 def quota_entity(parts: Mapping[str, str | None]) -> QuotaEntity:
-    """Return an entity from its names by type; None is the name of the default."""
+    """Return the key of an entity (user, client id, IP), given its names by type.
+
+    A name of None is the default entity of the type.
+    """
     return tuple(sorted(parts.items()))
 
 
 def client_quota_record(
     entity: QuotaEntity, key: str, value: float | None
 ) -> dict[str, Any]:
-    """Make the record that sets one quota of an entity; None removes the quota."""
+    """Make the record that sets one quota of an entity (user, client id or IP).
+
+    A value of None removes the quota.
+    """
     return {
         "type": "ClientQuotaRecord",
         "entity": [{"entityType": kind, "entityName": name} for kind, name in entity],
@@ -38,10 +45,10 @@ def client_quota_record(
 
 
 class ClientQuotasImage:
-    """All quotas that are set.
+    """All client quotas that are set.
 
     Attributes:
-        entities: values by key, by entity; only entities that have quotas.
+        entities: by entity, its values by key; only entities that have quotas.
         changes: the number of records replayed, so that caches see a change.
     """
 
@@ -50,20 +57,23 @@ class ClientQuotasImage:
         self.changes = 0
 
     def __len__(self) -> int:
-        """Return the number of values of all entities."""
+        """Return how many quotas of users, client ids and IP addresses are set."""
         return sum(len(values) for values in self.entities.values())
 
     def values(self, parts: Mapping[str, str | None]) -> Mapping[str, float]:
-        """Return the values by key that are set on exactly this entity."""
+        """Return the quotas that are set on exactly this entity, by their keys."""
         return self.entities.get(quota_entity(parts), {})
 
     def by_name(self, kind: str, key: str) -> dict[str | None, float]:
-        """Return one key's values by name, for entities of this type alone.
+        """Return the values of one quota, by name, of all entities of one type.
 
         Args:
             kind: the type, such as "user". An entity of a user and a client id is left
                 out.
             key: the quota's key, such as "producer_byte_rate".
+
+        Returns:
+            The value by the entity's name; the name None is the default.
         """
         return {
             entity[0][1]: values[key]
@@ -72,7 +82,7 @@ class ClientQuotasImage:
         }
 
     def replay(self, record: Mapping[str, Any]) -> None:
-        """Apply one record.
+        """Apply one ClientQuotaRecord of the metadata log.
 
         Raises:
             KeyError, TypeError, ValueError: a field is missing or malformed.
@@ -96,7 +106,7 @@ class ClientQuotasImage:
             self.entities.pop(entity, None)
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Yield records that replay to this image."""
+        """Yield records that, replayed alone, set all of these quotas."""
         for entity, values in self.entities.items():
             for key, value in values.items():
                 yield client_quota_record(entity, key, value)

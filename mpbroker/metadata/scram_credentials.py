@@ -12,7 +12,10 @@ from __future__ import annotations
 from binascii import a2b_base64, b2a_base64
 from collections.abc import Callable, Iterable, Iterator
 from enum import IntEnum
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
+
+from mpbroker.base.named_tuple import NamedTuple
+from mpbroker.base.storage_errors import LogReplacedError
 
 # Kafka's limits of the iterations that a client may set.
 MIN_ITERATIONS: Final = 4096
@@ -20,6 +23,8 @@ MAX_ITERATIONS: Final = 16384
 
 _PUT: Final = "UserScramCredentialRecord"
 _REMOVE: Final = "RemoveUserScramCredentialRecord"
+_TOKEN: Final = "DelegationTokenRecord"
+_REMOVE_TOKEN: Final = "RemoveDelegationTokenRecord"
 
 
 class ScramMechanism(IntEnum):
@@ -30,28 +35,28 @@ class ScramMechanism(IntEnum):
 
     @property
     def mechanism_name(self) -> str:
-        """The name in SASL, such as SCRAM-SHA-256."""
+        """The mechanism's name in SASL, such as SCRAM-SHA-256."""
         return self.name.replace("_", "-")
 
     @property
     def hash_name(self) -> str:
-        """The name of its hash in hashlib, such as sha256."""
+        """The name of the mechanism's hash in hashlib, such as sha256."""
         return "sha256" if self is ScramMechanism.SCRAM_SHA_256 else "sha512"
 
     @property
     def key_bytes(self) -> int:
-        """The length of its keys in bytes."""
+        """The length of the mechanism's keys in bytes."""
         return 32 if self is ScramMechanism.SCRAM_SHA_256 else 64
 
 
 class ScramCredential(NamedTuple):
-    """The values by which a server checks a password, and proves that it knows it.
+    """The values by which a server checks a password, and proves that it has them.
 
     Attributes:
         salt: random bytes.
-        stored_key: the hash of the client key; key_bytes long.
-        server_key: key_bytes long.
-        iterations: how often the password is hashed.
+        stored_key: the hash of the client key (RFC 5802); ``key_bytes`` long.
+        server_key: the server key (RFC 5802); ``key_bytes`` long.
+        iterations: the number of times that the password is hashed.
     """
 
     salt: bytes
@@ -69,7 +74,7 @@ def credential_of_salted_password(
         mechanism: the mechanism.
         salted: the salted password, which the client has computed.
         salt: the salt.
-        iterations: how often the client has hashed the password.
+        iterations: the number of times that the client has hashed the password.
     """
     # Imported here: only brokers with SCRAM users need OpenSSL's hashes.
     import hashlib
@@ -107,30 +112,30 @@ def remove_scram_credential_record(
 
 
 class ScramCredentials:
-    """The credentials after the records that were replayed so far."""
+    """The SCRAM credentials of users, after the records that were replayed so far."""
 
     def __init__(self) -> None:
         self._by_user: dict[str, dict[ScramMechanism, ScramCredential]] = {}
 
     def of(self, name: str) -> dict[ScramMechanism, ScramCredential]:
-        """Return a user's credentials by mechanism; empty: there is no such user."""
+        """Return a user's credentials by SCRAM mechanism; empty: no such user."""
         return self._by_user.get(name, {})
 
     def users(self) -> list[str]:
-        """Return the names of all users."""
+        """Return the names of all users with credentials."""
         return list(self._by_user)
 
     def __len__(self) -> int:
         return sum(map(len, self._by_user.values()))
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Yield records that replay to these credentials."""
+        """Yield the metadata records that set all of these credentials."""
         for name, credentials in self._by_user.items():
             for mechanism, credential in credentials.items():
                 yield scram_credential_record(name, mechanism, credential)
 
     def replay(self, record: dict[str, Any]) -> None:
-        """Apply a record of either type.
+        """Apply a record that sets or removes a credential.
 
         Raises:
             KeyError, TypeError, ValueError: a field is missing or malformed.
@@ -138,7 +143,7 @@ class ScramCredentials:
         REPLAY[record["type"]](self, record)
 
     def put(self, record: dict[str, Any]) -> None:
-        """Replay a UserScramCredentialRecord."""
+        """Apply a UserScramCredentialRecord, which sets a user's credential."""
         mechanism = ScramMechanism(record["mechanism"])
         self._by_user.setdefault(str(record["name"]), {})[mechanism] = ScramCredential(
             _bytes(record["salt"]),
@@ -148,7 +153,7 @@ class ScramCredentials:
         )
 
     def remove(self, record: dict[str, Any]) -> None:
-        """Replay a RemoveUserScramCredentialRecord."""
+        """Apply a RemoveUserScramCredentialRecord, which removes a credential."""
         name = str(record["name"])
         credentials = self._by_user.get(name, {})
         credentials.pop(ScramMechanism(record["mechanism"]), None)
@@ -161,17 +166,27 @@ REPLAY: Final = {_PUT: ScramCredentials.put, _REMOVE: ScramCredentials.remove}
 
 
 class RecordReader(Protocol):
-    """The part of MetadataLog that a reader of credentials needs."""
+    """Reads the metadata log's records, from the first on; a MetadataLog is one."""
 
     def read_new(self) -> Iterable[dict[str, Any]]:
-        """Return the committed records that were not returned before."""
+        """Return the committed records that were not returned before.
+
+        Raises:
+            LogReplacedError: a snapshot has replaced records that were not read yet;
+                the caller opens the log again.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close the metadata log."""
         ...
 
 
 class ScramCredentialReader:
-    """The credentials as a processor reads them; it ignores all other records.
+    """Reads SCRAM credentials and delegation tokens for a processor.
 
-    The log is opened at the first login, so a processor without SCRAM never reads it.
+    A processor is a process that serves connections. All other records are ignored. The
+    log is opened at the first login, so a processor without SCRAM never reads it.
 
     Args:
         open_log: opens the metadata log for this process.
@@ -181,11 +196,12 @@ class ScramCredentialReader:
         self._open_log = open_log
         self._log: RecordReader | None = None
         self._credentials = ScramCredentials()
+        self._tokens: dict[str, dict[str, Any]] = {}
 
     def credential(
         self, name: str, mechanism: ScramMechanism
     ) -> ScramCredential | None:
-        """Return a user's committed credential.
+        """Return a user's committed SCRAM credential for a mechanism.
 
         Returns:
             None if there is no such user, or no credential for this mechanism.
@@ -193,13 +209,41 @@ class ScramCredentialReader:
         Raises:
             CorruptLogError: the log is damaged.
         """
-        if self._log is None:
-            self._log = self._open_log()
-        for record in self._log.read_new():
+        self._catch_up()
+        return self._credentials.of(name).get(mechanism)
+
+    def _catch_up(self) -> None:
+        for record in self._read_new():
             replay = REPLAY.get(record.get("type", ""))
             if replay is not None:
                 replay(self._credentials, record)
-        return self._credentials.of(name).get(mechanism)
+            elif record.get("type") == _TOKEN:
+                self._tokens[record["tokenId"]] = record
+            elif record.get("type") == _REMOVE_TOKEN:
+                self._tokens.pop(record["tokenId"], None)
+
+    def token(self, token_id: str) -> dict[str, Any] | None:
+        """Return the committed record of a delegation token; None: there is none.
+
+        Raises:
+            CorruptLogError: the log is damaged.
+        """
+        self._catch_up()
+        return self._tokens.get(token_id)
+
+    def _read_new(self) -> Iterable[dict[str, Any]]:
+        if self._log is None:
+            self._log = self._open_log()
+        try:
+            return self._log.read_new()
+        except LogReplacedError:
+            # There was no login for a long time, and a snapshot has replaced the
+            # records.
+            self._log.close()
+            self._log = self._open_log()
+            self._credentials = ScramCredentials()
+            self._tokens = {}
+            return self._log.read_new()
 
 
 def _text(data: bytes) -> str:

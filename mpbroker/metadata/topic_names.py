@@ -1,4 +1,4 @@
-"""Define topic and partition names: the legal and the internal ones.
+"""Define names of topics: the rules for legal names, and the internal topics.
 
 Source: org.apache.kafka.common.internals.Topic, for rules and messages.
 """
@@ -17,7 +17,10 @@ MAX_NAME_LENGTH: Final = 249
 CLUSTER_METADATA_TOPIC: Final = "__cluster_metadata"
 OFFSETS_TOPIC: Final = "__consumer_offsets"
 TRANSACTION_TOPIC: Final = "__transaction_state"
-INTERNAL_TOPICS: Final = frozenset((OFFSETS_TOPIC, TRANSACTION_TOPIC))
+SHARE_STATE_TOPIC: Final = "__share_group_state"
+INTERNAL_TOPICS: Final = frozenset(
+    (OFFSETS_TOPIC, TRANSACTION_TOPIC, SHARE_STATE_TOPIC)
+)
 
 _LEGAL: Final = frozenset(
     "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-"
@@ -25,7 +28,7 @@ _LEGAL: Final = frozenset(
 
 
 def check_topic_name(name: str) -> None:
-    """Check that a topic may have a name.
+    """Check that a name is legal for a topic.
 
     Raises:
         ApiError: INVALID_TOPIC_EXCEPTION, with Kafka's message.
@@ -38,14 +41,14 @@ def check_topic_name(name: str) -> None:
 
 
 def is_legal_topic_name(name: str) -> bool:
-    """Return whether a topic may have a name."""
+    """Return whether a name is legal for a topic."""
     return _complaint(name) is None
 
 
 def collision_key(name: str) -> str:
     """Return a key that is equal for names that would collide in Kafka's metrics.
 
-    Names of metrics have "_" in the place of ".".
+    Kafka's names of metrics have "_" in the place of ".".
     """
     return name.replace(".", "_")
 

@@ -12,8 +12,9 @@
 #include "server/handler_end.h"
 #include "server/handler_execute.h"
 
-/* Of what is offered here; ipc/compiled.py takes no other. */
-#define CORE_VERSION 21
+/* The version of the functions below; ipc/compiled.py uses a core of its own version
+ * only. */
+#define CORE_VERSION 22
 
 static PyObject *
 py_crc32c(PyObject *module, PyObject *data)
@@ -33,6 +34,8 @@ static PyMethodDef methods[] = {
     {"unlock", unlock_address, METH_O, "pthread_mutex_unlock."},
     {"mark_consistent", mark_consistent, METH_O, "pthread_mutex_consistent."},
     {"on_repair", on_repair, METH_O, "Call this whenever a lock's owner had died."},
+    {"on_wait", on_wait, METH_O, "Call this with the owner of a lock we sleep for."},
+    {"show_waits_at", show_waits_at, METH_O, "Store the owner of such a lock there."},
     {"crc32c", py_crc32c, METH_O, "CRC-32C of bytes, for tests."},
     {"die_at_step", die_at_step, METH_O, "Be killed at the n-th step from now on."},
     {"steps_done", get_steps_done, METH_NOARGS,
@@ -53,7 +56,7 @@ static PyTypeObject *const types[] = {
     &ProcessorEnd_Type, &CoordinatorEnd_Type,
 };
 
-/* Python reads these, and has no copy of them. */
+/* Constants that Python reads from this module, and of which it has no copy. */
 static const struct {
     const char *name;
     long value;

@@ -1,1 +1,1 @@
-"""Sockets: acceptors, processors, framing, and the channel of requests."""
+"""Move bytes between clients and handlers: sockets, framing, RequestChannel."""

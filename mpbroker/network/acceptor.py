@@ -7,8 +7,9 @@ AcceptorBlockedPercent counts this time.
 
 The acceptor also waits if a quota of the broker or the listener is used up: it does not
 poll the listening socket until there is room (connection_quotas.py). If an address
-makes connections too fast, its new connections are held, unread, and each is closed
-when its own time is over (Kafka holds them as long as the last of them).
+makes connections too fast, its new connections are held: they stay open, and no byte is
+read from them. Each is closed when its own time is over. (Kafka holds all of them until
+the time of the last is over.)
 
 Source: Kafka SocketServer.Acceptor.
 """
@@ -80,17 +81,20 @@ _NO_MEMORY: Final = {errno.ENOBUFS, errno.ENOMEM}
 
 
 class Acceptor:
-    """Accept on one listener's socket and hand the connections over.
+    """Accepts the connections of one listener and hands them to its processors.
 
     Args:
-        listener: its index; the processors' rows say which of them serve it.
+        listener: the listener's index. Each processor's row in the control segment says
+            which listener the processor serves.
         sock: the listening socket; the supervisor has it too, so its backlog outlives
             this process.
+        control: the shared memory with the state of all processes.
         handovers: the sending ends of every processor's Unix socket, by id.
-        keeper: gets a duplicate of each connection, before its processor does.
+        keeper: the way to the keeper, the process with a duplicate of every client's
+            socket. It gets each connection before the processor does.
         doorbell: rung when the broker's phase changes.
         quotas: limits for connections, and the sizes of sockets' buffers.
-        entitle_guard: called in the guard; sets its process title.
+        entitle_guard: called in the guard (acceptor_guard.py) to set its process title.
     """
 
     def __init__(
@@ -124,12 +128,19 @@ class Acceptor:
         self._lack_said_ns = 0
         self._epoll = select.epoll(flags=select.EPOLL_CLOEXEC)
         self._epoll.register(sock.fileno(), select.EPOLLIN)
+        # Accepted sockets inherit it. Urgent bytes would be counted by the kernel, and
+        # never read: a successor would begin each of the client's frames too late.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)
         self._epoll.register(doorbell.fd, select.EPOLLIN | select.EPOLLET)
         self._guard = AcceptorGuard(sock, self._rescue, entitle_guard)
         self._guard_pidfd = -1
 
     def run(self) -> None:
-        """Accept until the broker drains, or another acceptor takes our place."""
+        """Accept until the broker drains, or another acceptor replaces this one.
+
+        At the end close the connections that are held unread because their clients
+        connect too fast.
+        """
         while not self._must_stop():
             if self._guard_pidfd < 0:
                 self._post_guard()
@@ -144,7 +155,11 @@ class Acceptor:
             self._epoll.register(self._guard_pidfd, select.EPOLLIN)
 
     def _rescue(self, socks: list[socket.socket]) -> None:
-        """Leave a dead acceptor's connections with the keeper. Runs in the guard."""
+        """Send the keeper a dead acceptor's connections, for it to pass to processors.
+
+        This runs in the acceptor's guard. If the broker is draining for its end, send
+        none.
+        """
         if self._words[HEADER + HEADER_PHASE] >= Phase.DRAINING:
             return
         alive = []
@@ -156,7 +171,11 @@ class Acceptor:
             self._keeper.keep_rescued(alive, self._listener)
 
     def turn(self, patience_s: float) -> None:
-        """Wait for connections, until something else is due at most; accept them."""
+        """Wait until clients connect or a timer is due; accept all waiting connections.
+
+        Args:
+            patience_s: the longest wait, in seconds.
+        """
         now = time.monotonic_ns()
         due = [now + int(patience_s * 1e9)]
         if self._blocked_since:
@@ -177,7 +196,7 @@ class Acceptor:
             self.accept_all()
 
     def close_held(self, now_ns: int) -> None:
-        """Close held connections whose time is over."""
+        """Close the connections, held because they came too fast, that are due."""
         while self._held and self._held[0][0] <= now_ns:
             heapq.heappop(self._held)[2].close()
 
@@ -194,18 +213,23 @@ class Acceptor:
         )
 
     def accept_all(self) -> None:
-        """Accept until no connection waits, or none may be accepted."""
+        """Accept until no connection waits, or none may be accepted now."""
         while not self._must_stop():
             if self._must_wait():
                 return
             accepted = self._accept_one()
             if not accepted:
-                self._quotas.withdraw(time.monotonic_ns())
+                self._quotas.withdraw()
             if accepted is None:
                 return
 
     def _accept_one(self) -> bool | None:
-        """Accept a connection; False: it was lost or refused, None: none waits."""
+        """Accept a connection and hand it to a processor.
+
+        Returns:
+            True if it was handed over, False if it was lost or refused. None if no
+            connection waits, or none can be accepted now.
+        """
         processor = self._next_processor()
         if processor is None:
             return None
@@ -228,7 +252,7 @@ class Acceptor:
             self._turn_away(sock, name, judgement, now)
             return False
         self._words[self._counters + AcceptorCounter.ACCEPTED] += 1
-        # Not before: a look that finds no connection must not skip a processor.
+        # Not before accept(): a call that finds no connection must skip no processor.
         self._next = processor + 1
         with sock:
             return self._hand_over(sock, processor)
@@ -242,7 +266,11 @@ class Acceptor:
         time.sleep(_BLOCKED_S)
 
     def _must_wait(self) -> bool:
-        """Return whether a quota makes all connections wait now."""
+        """Return whether a quota of the broker or the listener makes connections wait.
+
+        If no quota does, count the next connection already, by reserving a place.
+        Otherwise stop polling the listening socket, and note when to try again.
+        """
         now = time.monotonic_ns()
         wait_ns = self._quotas.reserve(now)
         if self._blocked_since:
@@ -259,7 +287,11 @@ class Acceptor:
     def _turn_away(
         self, sock: socket.socket, name: object, judgement: Judgement, now_ns: int
     ) -> None:
-        """Close a connection above its address's limit, or hold it above its rate."""
+        """Refuse a connection, because of the limits of its client's address.
+
+        Close it at once if the address has too many connections. Hold it unread, and
+        close it later, if the address makes connections too fast.
+        """
         host = name[0] if isinstance(name, tuple) else "?"
         if judgement.verdict is Verdict.TOO_MANY:
             self._words[self._counters + AcceptorCounter.TOO_MANY_OF_ADDRESS] += 1
@@ -290,7 +322,11 @@ class Acceptor:
         self._words[METRICS + METRICS_BLOCKED + self._listener] += blocked_ns
 
     def _next_processor(self) -> int | None:
-        """Return the next processor with credit; wait if none has credit now."""
+        """Return the next processor, in round robin, that may get a new connection.
+
+        That is one with fewer than NEW_CONNECTIONS which it has not registered yet. If
+        there is none, wait until there is one. Return None if this acceptor must stop.
+        """
         blocked_since = 0
         while True:
             for step in range(MAX_PROCESSORS):
@@ -316,7 +352,11 @@ class Acceptor:
         return on_their_way < NEW_CONNECTIONS
 
     def _hand_over(self, sock: socket.socket, processor: int) -> bool:
-        """Pass a connection on; False: the client closed it, or it is lost."""
+        """Send a connection to the keeper, which keeps a duplicate, and to a processor.
+
+        Return False if the client has closed the connection already. Return True in all
+        other cases, also if the message to the processor could not be sent.
+        """
         self._sequence += 1
         # First: if we or the processor die, the keeper delivers the connection.
         kept = self._keeper.keep_new(sock, processor, self._listener, self._sequence)
@@ -351,11 +391,13 @@ class Acceptor:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, own.send_buffer_bytes)
 
     def _refuse_one(self, error: OSError) -> bool:
-        """Close one waiting connection when no descriptor is left, or we would spin.
+        """Accept and close one connection when the process has no descriptor left.
+
+        If it stayed in the backlog, the poll would return again and again.
 
         Returns:
-            False if no connection waited: the kernel reports missing descriptors even
-            then.
+            True if a connection was closed. False if none was waiting; the kernel
+            reports the lack of descriptors even then.
         """
         os.close(self._spare_fd)
         try:

@@ -1,14 +1,16 @@
 """Channel: one client connection as its processor sees it.
 
-The connection's row has everything that a successor needs (ipc.layout); this object is
-the processor's handle on the row. Two facts are independent:
+The connection's row, its record in shared memory, has everything that a processor needs
+to continue the connection after this one (ipc.layout). This object is the processor's
+handle on the row. It has two facts that change independently:
 
     readable   the kernel has reported bytes (edge-triggered), and not all are read yet
-    state      READING -> IN_FLIGHT -> SENDING -> READING, below
+    state      READING -> IN_FLIGHT -> SENDING -> READING: see TRANSITIONS
 
 A connection has one request in flight: it is muted from the moment its frame is
 complete until the last byte of the answer is sent, so answers are in order. Bytes that
-a client pipelined behind that frame wait in the same block, or in the kernel.
+a client pipelined behind that frame wait in the same block of shared memory, or in the
+kernel.
 
 Source: kafka-clients KafkaChannel, Selector.
 """
@@ -24,11 +26,11 @@ from mpbroker.ipc.response_parts import BytesPart, FilePart
 
 
 class IllegalTransitionError(MpbrokerError):
-    """An event that cannot happen in a connection's state: a bug of the broker."""
+    """An event came that cannot happen in a connection's state: a broker's bug."""
 
 
 class ChannelEvent(IntEnum):
-    """What happens to a connection."""
+    """Names the events that change the state of a connection."""
 
     REQUEST_PUBLISHED = 0
     RESPONSE_TAKEN = 1
@@ -50,10 +52,10 @@ _NEXT: Final = [[TRANSITIONS.get((state, event)) for event in E] for state in S]
 
 
 def next_state(state: S, event: ChannelEvent) -> S:
-    """Return the next state.
+    """Return the state of a connection after an event.
 
     Raises:
-        IllegalTransitionError: the transition is not in the table.
+        IllegalTransitionError: the event cannot happen in ``state``.
     """
     following = _NEXT[state][event]
     if following is None:
@@ -62,7 +64,11 @@ def next_state(state: S, event: ChannelEvent) -> S:
 
 
 class Channel:
-    """One connection. Offsets are bytes in the arena unless said otherwise."""
+    """Holds a processor's view of one connection.
+
+    Offsets are in bytes from the start of the arena, the shared memory that has all
+    requests and answers, unless said otherwise.
+    """
 
     __slots__ = (
         "active_ns",
@@ -113,7 +119,7 @@ class Channel:
         self.extent_have = 0
         self.extent_ns = 0  # since when it has the extent
         self.wanted = 0  # length of the frame for which it waits for an extent
-        self.spilled = b""  # a partial frame kept privately, because slots ran short
+        self.spilled = b""  # bytes kept privately, because slots ran short
         self.outgoing: list[BytesPart | FilePart] = []  # parts not yet sent, last first
         self.part_sent = 0  # bytes of outgoing[-1] already sent
         self.sent = 0  # bytes of all answers, the one under way included

@@ -1,4 +1,4 @@
-"""ChannelSelector: the only code that polls, receives and sends.
+"""ChannelSelector: the only Python code that polls, receives and sends for clients.
 
 Each socket is registered once, for reading, writing and hang-up, edge-triggered. So a
 connection is muted by a Python flag, without a system call. In return a reader must
@@ -17,10 +17,14 @@ from typing import Final
 from mpbroker.ipc.doorbell import Doorbell
 from mpbroker.network.channel import Channel
 
+# TCP urgent data. Reads stop short before it, which would look as if the socket were
+# drained, and no Kafka client sends any: a connection that does is ended. Accepted
+# sockets have SO_OOBINLINE, so that until then the kernel's counters are right.
+URGENT: Final = select.EPOLLPRI
 _CHANNEL_EVENTS: Final = (
-    select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
+    select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | URGENT | select.EPOLLET
 )
-HANG_UP: Final = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
+HANG_UP: Final = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR | URGENT
 READABLE: Final = select.EPOLLIN | HANG_UP
 WRITABLE: Final = select.EPOLLOUT | select.EPOLLHUP | select.EPOLLERR
 _MAX_EVENTS: Final = 256
@@ -29,14 +33,14 @@ CLOSED: Final = -1
 
 
 def end_connection(sock: socket.socket) -> None:
-    """End a connection although others have duplicates; close our descriptor."""
+    """Shut a connection down for all processes that share it; close this descriptor."""
     with contextlib.suppress(OSError):  # the client has closed it already
         sock.shutdown(socket.SHUT_RDWR)
     sock.close()
 
 
 class ChannelSelector:
-    """One processor's epoll set, and the system calls on its sockets.
+    """Polls, receives and sends for the sockets of one processor.
 
     Attributes:
         last_poll: the number of events of any kind that the last poll returned, and its
@@ -51,7 +55,10 @@ class ChannelSelector:
         self.last_poll = (0, 0.0)
 
     def watch(self, fd: int) -> None:
-        """Watch a descriptor that is no channel, level-triggered."""
+        """Watch a descriptor that is no client's socket.
+
+        It is watched for reading, level-triggered.
+        """
         self._epoll.register(fd, select.EPOLLIN)
 
     def watch_doorbell(self, doorbell: Doorbell) -> None:
@@ -62,27 +69,42 @@ class ChannelSelector:
         self._epoll.register(channel.fd, _CHANNEL_EVENTS)
 
     def close(self, channel: Channel) -> None:
-        """End the connection for everyone, and close our descriptor."""
+        """End a connection for all processes that share it; close this descriptor."""
         self._epoll.unregister(channel.fd)
         end_connection(channel.sock)
+
+    def end_reading(self, channel: Channel) -> None:
+        """Shut the receiving direction down: bytes that have come can still be read.
+
+        The next poll then reports the end of the connection.
+        """
+        with contextlib.suppress(OSError):  # the client has closed it already
+            channel.sock.shutdown(socket.SHUT_RD)
 
     def unregister(self, channel: Channel) -> None:
         """Stop the events of a connection that moves to another process.
 
-        To be called before our descriptor is closed. Otherwise the open file, which
-        other processes share, would live on after the close, and events would come for
-        a descriptor that is no longer ours.
+        To be called before this process closes its descriptor. Otherwise the open file,
+        which other processes share, would live on after the close, and events would
+        come for a descriptor that this process no longer has.
         """
         self._epoll.unregister(channel.fd)
 
     def poll(self, timeout_s: float) -> list[tuple[int, int]]:
-        """Return (fd, events), at most a few hundred; the others with the next poll."""
+        """Wait for events; return at most _MAX_EVENTS pairs (fd, events).
+
+        Further events are returned by the next poll.
+        """
         events = self._epoll.poll(timeout_s, _MAX_EVENTS)
         self.last_poll = (len(events), timeout_s)
         return events
 
     def receive(self, channel: Channel, into: memoryview) -> int:
-        """Receive once; 0: there are no bytes, CLOSED: the connection has ended."""
+        """Call recv once for a connection; return the number of bytes received.
+
+        Return 0 if no bytes have come, CLOSED if the connection has ended. Set
+        ``channel.readable`` to False if the socket is drained.
+        """
         try:
             count = channel.sock.recv_into(into)
         except BlockingIOError:
@@ -99,7 +121,15 @@ class ChannelSelector:
         return count
 
     def send(self, channel: Channel, data: memoryview, *, more: bool = False) -> int:
-        """Send once; 0: the socket is full, CLOSED: the connection has ended."""
+        """Call send once; return the number of bytes sent.
+
+        Return 0 if the socket is full, CLOSED if the connection has ended.
+
+        Args:
+            channel: the connection.
+            data: the bytes to send.
+            more: whether more bytes follow at once (MSG_MORE).
+        """
         try:
             return channel.sock.send(data, _MSG_MORE if more else 0)
         except BlockingIOError:
@@ -108,10 +138,12 @@ class ChannelSelector:
             return CLOSED
 
     def send_file(self, channel: Channel, file: int, position: int, length: int) -> int:
-        """Send a range of a file once, with the results of ``send``.
+        """Call sendfile once for a range of a file; return the number of bytes sent.
+
+        Return 0 if the socket is full, CLOSED if the connection has ended.
 
         Raises:
-            EOFError: the file ends before ``position``.
+            EOFError: the file ends at or before ``position``.
         """
         try:
             count = os.sendfile(channel.fd, file, position, length)

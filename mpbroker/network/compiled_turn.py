@@ -1,8 +1,9 @@
-"""Make a processor's compiled turn, if the compiled core is there.
+"""Make a processor's compiled turn, if the compiled core (the C extension) is there.
 
-The turn waits, receives, publishes and answers in one call
-(native/network/processor_turn.c), and uses the objects of the Python processor. It
-leaves everything that is not plain to the Python code.
+A turn is one round of a processor's loop. The compiled one waits, receives, publishes
+and answers in one call (native/network/processor_turn.c), and uses the objects of the
+Python processor. It leaves to the Python code all events and requests that it does not
+handle itself.
 """
 
 from __future__ import annotations
@@ -39,10 +40,11 @@ def compiled_turn(
     connections: Connections,
     requests: ProcessorEnd,
 ) -> _core.ProcessorEnd | None:
-    """Return the turn; None if there is no compiled core, or it must not be used.
+    """Return the compiled turn of a processor, or None if only Python may serve it.
 
-    It must not be used if max_request_bytes is less than a block can hold, since the
-    core accepts every request that fits a block.
+    None is returned if the C extension is not there. It is also returned if
+    max_request_bytes is less than a block can hold (the shared memory for one small
+    request), since the C code accepts every request that fits a block.
     """
     if core is None or requests.compiled is None:
         return None

@@ -1,17 +1,17 @@
-"""The connection ledger: arriving connections and their rates, shared by acceptors.
+"""Keep the connection ledger: arriving connections and rates, for all acceptors.
 
-Connections are counted from their rows, which outlive every process. A connection whose
-processor has not registered it yet has no row; its acceptor notes it here, before
-another acceptor may count. The ledger is read and written under one robust mutex. If a
-process dies while holding the mutex, at most one note is too many, which is removed by
-its age, or one sample is wrong by one.
+Connections are counted from their rows (records in shared memory), which outlive every
+process. A connection whose processor has not registered it yet has no row; its acceptor
+notes it in the ledger, before an acceptor counts again. The ledger is used under one
+robust mutex. If a process dies while holding the mutex, at most one note is too many,
+which is removed by its age, or one sample is wrong by one.
 
     word       field      notes
     0-15       mutex      robust, process-shared
     16         admitted   connections ever admitted: an upper bound between two counts
     512..      arrivals   ARRIVALS of 8 words:
                             0-1 address, 2 port, 3 listener + 1 (0: free),
-                            4 processor + 1, 5 its handed word, 6 ns; 7: -
+                            4 processor + 1, 5 its number there, 6 ns; 7: -
     4608..     rates      rows of 64 words:
                             0-1 address, 2 last used, ns, 4.. samples: the number of
                             the window, and the connections in it
@@ -24,8 +24,9 @@ Source: Kafka's ConnectionQuotas; SampledStat and Rate for how a rate is measure
 from __future__ import annotations
 
 from collections import Counter
-from typing import Final, NamedTuple
+from typing import Final
 
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.ipc.layout import (
     CONNECTION_LISTENER,
     CONNECTION_PEER_ADDRESS,
@@ -62,12 +63,12 @@ _FIRST_ADDRESS: Final = MAX_PROCESSORS + 1
 # After its processor has taken a connection from the hand-over socket, microseconds
 # later there is a row, or the client has closed the connection.
 _REGISTERED_NS: Final = 200_000_000
-# After so long, the acceptor or all processes that knew the connection have died.
+# After this time, the acceptor or all processes that knew the connection have died.
 _FORGOTTEN_NS: Final = 10_000_000_000
 
 
 class Counts(NamedTuple):
-    """The numbers of connections, including those without a row yet."""
+    """Holds the numbers of connections, with those that are not registered yet."""
 
     total: int
     by_listener: Counter[int]
@@ -76,7 +77,10 @@ class Counts(NamedTuple):
 
 
 class ConnectionLedger:
-    """The ledger, as one acceptor sees it. Its methods are used under the mutex."""
+    """Counts connections and their rates, in memory that all acceptors share.
+
+    Hold ``mutex`` while using any method.
+    """
 
     def __init__(self, limits: Segment, control: Segment) -> None:
         self._words = limits.words
@@ -91,11 +95,15 @@ class ConnectionLedger:
 
     @property
     def admitted(self) -> int:
-        """Connections ever admitted."""
+        """The number of connections for which an entry was ever reserved."""
         return self._words[LEDGER + _ADMITTED]
 
     def arrive(self, listener: int, now_ns: int) -> int | None:
-        """Note a connection before it is accepted; return its place, None: no room."""
+        """Reserve an entry in the table of arriving connections, before accept(2).
+
+        Returns:
+            The index of the entry; None if all ARRIVALS entries are used.
+        """
         words = self._words
         for place in range(ARRIVALS):
             at = _arrival(place)
@@ -109,25 +117,45 @@ class ConnectionLedger:
         return None
 
     def name(self, place: int, address: Address, port: int) -> None:
-        """Note the client's address and port."""
+        """Note the client's address and port in an entry of the arriving connections.
+
+        Args:
+            place: the index of the entry, as `arrive` returned it.
+            address: the client's address, as two words.
+            port: the client's port.
+        """
         at = _arrival(place)
         self._words[at], self._words[at + 1] = address
         self._words[at + 2] = port
 
     def handed(self, place: int, processor: int, number: int) -> None:
-        """Note its processor, and the processor's count of handed connections."""
+        """Note the processor of a connection in its entry of the arriving connections.
+
+        Args:
+            place: the index of the entry, as `arrive` returned it.
+            processor: the processor's id.
+            number: how many connections this processor was handed, with this one.
+        """
         at = _arrival(place)
         self._words[at + 5] = number
         self._words[at + 4] = processor + 1
 
     def leave(self, place: int) -> None:
-        """Free a place: the connection does not come."""
+        """Free an arrival's entry, because the connection was refused or did not come.
+
+        Args:
+            place: the index of the entry, as `arrive` returned it.
+        """
         self._words[_arrival(place) + 3] = 0
 
     # -- counting --------------------------------------------------------------------
 
     def count(self, now_ns: int) -> Counts:
-        """Count connections: those with rows, and those that will get one."""
+        """Count all connections: those with a row, and those that will get one.
+
+        A row is a connection's record in shared memory, which its processor makes. Free
+        the entries of arriving connections that have a row now or will never get one.
+        """
         by_listener: Counter[int] = Counter()
         by_address: Counter[Address] = Counter()
         known: set[tuple[int, Address, int]] = set()
@@ -153,7 +181,11 @@ class ConnectionLedger:
         return Counts(total, by_listener, by_address, self.admitted)
 
     def _rows(self) -> list[tuple[int, int, int, int]]:
-        """Return listener, address and port of every connection that has a row."""
+        """Return listener and client's address and port of every registered connection.
+
+        The address is two words. All are read from the connections' rows in shared
+        memory.
+        """
         words = self._control
         found = []
         for processor in range(MAX_PROCESSORS):
@@ -182,7 +214,12 @@ class ConnectionLedger:
         return found
 
     def _has_gone(self, at: int, now_ns: int) -> bool:
-        """Return whether a connection without a row will not get one any more."""
+        """Return whether no processor will ever register the connection of an entry.
+
+        Args:
+            at: the first word of the entry of an arriving connection.
+            now_ns: the time (CLOCK_MONOTONIC).
+        """
         words = self._words
         age = now_ns - words[at + 6]
         processor = words[at + 4] - 1
@@ -201,7 +238,11 @@ class ConnectionLedger:
         return Rate(self._words, _rate(_BROKER_RATE))
 
     def address_rate(self, address: Address, now_ns: int) -> Rate:
-        """Return an address's rate; a new one replaces the least recently used."""
+        """Return the counter for the rate at which a client's address connects.
+
+        The addresses with one hash share eight counters. If this address has none of
+        them, it gets the one that was unused for longest, which is cleared.
+        """
         words = self._words
         bucket = hash(address) % _BUCKETS
         first = _FIRST_ADDRESS + bucket * _WAYS
@@ -219,28 +260,43 @@ class ConnectionLedger:
 
 
 class Rate:
-    """The rate of events over the last windows, in shared memory."""
+    """Measures the rate of events over the last windows, in shared memory.
+
+    Its methods take ``samples``, the number of windows (MAX_SAMPLES at most), and
+    ``window_ns``, the length of one.
+    """
 
     def __init__(self, words: memoryview, at: int) -> None:
         self._words = words
         self._at = at + _FIRST_SAMPLE
 
-    def record(self, now_ns: int, samples: int, window_ns: int, count: int = 1) -> None:
-        """Count an event; -1: take one back."""
-        samples = min(samples, MAX_SAMPLES)
+    def record(self, now_ns: int, samples: int, window_ns: int) -> None:
+        """Count an event, such as a new connection, in the time window of now."""
         window = now_ns // window_ns
-        at = self._at + 2 * (window % samples)
+        at = self._at + 2 * (window % min(samples, MAX_SAMPLES))
         if self._words[at] != window:
             self._words[at + 1] = 0
             self._words[at] = window
-        self._words[at + 1] = max(0, self._words[at + 1] + count)
+        self._words[at + 1] += 1
+
+    def take_back(self, recorded_ns: int, samples: int, window_ns: int) -> None:
+        """Forget an event that `record` counted at ``recorded_ns``.
+
+        It was counted in the window of that time, which may be over by now. If that
+        window has been overwritten by a newer one, do nothing.
+        """
+        window = recorded_ns // window_ns
+        at = self._at + 2 * (window % min(samples, MAX_SAMPLES))
+        if self._words[at] == window and self._words[at + 1]:
+            self._words[at + 1] -= 1
 
     def throttle_ns(self, bound: int, now_ns: int, samples: int, window_ns: int) -> int:
-        """Return how long to wait until one more is within ``bound``; at most 1 s.
+        """Return how many ns to wait until one more event is within ``bound`` a second.
 
-        This is (observed - bound) / bound * the time observed. The time is at least
-        that of all windows but one, so the first second may have as many events as are
-        allowed in all these windows.
+        The result is (observed - bound) / bound * the time observed, at most one
+        window. It is 0 if the event may happen now. The time observed is at least that
+        of all windows but one, so the first second may have as many events as are
+        allowed in that time.
         """
         samples = min(samples, MAX_SAMPLES)
         window = now_ns // window_ns

@@ -1,14 +1,15 @@
 """ConnectionQuotas: decide whether a connection may come, and which ones must close.
 
 Above a limit of the broker or the listener, connections wait in the kernel's backlog:
-the acceptor accepts none until there is room. Above a limit of its address, a
-connection is accepted and refused. If the address has too many connections, it is
-closed at once. If the address makes too many a second, it is kept open and unread for a
-while, which slows a client in a loop down, and then closed.
+the acceptor accepts none until there is room. Above a limit of its client's address, a
+connection is accepted and refused. If the address has too many connections, the new one
+is closed at once. If the address makes too many connections a second, the new one is
+kept open and unread for a while, and closed after that. This slows down a client that
+connects in a loop.
 
     reserve     before accept: check the limits of the broker and the listener
     admit       after accept, when the address is known: check the address's limits
-    handed      the processor has the connection, and will give it a row
+    handed      the connection is being sent to a processor, which will give it a row
     withdraw    no connection came, or it was refused
 
 All counts are in shared memory: see connection_ledger.py.
@@ -20,8 +21,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import Enum, IntEnum, auto
-from typing import Final, NamedTuple
+from typing import Final
 
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.ipc.layout import (
     CONNECTION_ACTIVE,
     CONNECTION_LISTENER,
@@ -50,7 +52,10 @@ _MS: Final = 1_000_000
 
 
 class AcceptorCounter(IntEnum):
-    """The fates of a listener's new connections; words of METRICS_CONNECTIONS."""
+    """Names the counters of a listener's accepted and refused connections.
+
+    They are words of shared memory, from METRICS_CONNECTIONS on.
+    """
 
     ACCEPTED = 0
     TOO_MANY_OF_ADDRESS = 1
@@ -59,7 +64,7 @@ class AcceptorCounter(IntEnum):
 
 
 class Verdict(Enum):
-    """The decision about a connection that was accepted."""
+    """Names the decisions about an accepted connection; see the module."""
 
     ADMITTED = auto()
     TOO_MANY = auto()  # its address has too many connections
@@ -67,7 +72,7 @@ class Verdict(Enum):
 
 
 class Judgement(NamedTuple):
-    """A verdict, and its reason for a log line."""
+    """Holds a verdict, and the limit that was exceeded, for a log line."""
 
     verdict: Verdict
     until_ns: int = 0  # when a throttled connection is to be closed
@@ -78,7 +83,7 @@ _ADMITTED: Final = Judgement(Verdict.ADMITTED)
 
 
 class ConnectionQuotas:
-    """The quotas, as one listener's acceptor applies them."""
+    """Applies the limits of connections in the acceptor of one listener."""
 
     def __init__(self, listener: int, segment: Segment, control: Segment) -> None:
         self._listener = listener
@@ -87,14 +92,20 @@ class ConnectionQuotas:
         self._counts: Counts | None = None
         # The place in the ledger of the connection that is being accepted.
         self._place: int | None = None
+        self._reserved_ns = 0
 
     @property
     def limits(self) -> Limits:
-        """The limits now."""
+        """The limits that are valid now, read from shared memory."""
         return self._page.read()
 
     def reserve(self, now_ns: int) -> int:
-        """Reserve a place for a connection; return 0, or the ns to accept none."""
+        """Reserve a place in the counts of connections for one to be accepted.
+
+        Returns:
+            0 if a connection may be accepted now. Otherwise no place is reserved, and
+            the result is how many ns to wait before the next attempt.
+        """
         limits = self.limits
         if limits.are_none(self._listener):
             return 0
@@ -112,12 +123,16 @@ class ConnectionQuotas:
             if self._place is None:
                 self._counts = self._ledger.count(now_ns)  # this frees stale places
                 return _LOOK_NS
+            self._reserved_ns = now_ns
             for rate, _ in self._rates(limits):
                 rate.record(now_ns, *_samples(limits))
         return 0
 
     def admit(self, address: Address, port: int, now_ns: int) -> Judgement:
-        """Judge the connection that came. If it is refused, its place is freed."""
+        """Decide about an accepted connection by the limits of its client's address.
+
+        If the connection is refused, free the place that `reserve` took.
+        """
         if self._place is None:
             return _ADMITTED
         limits = self.limits
@@ -125,7 +140,7 @@ class ConnectionQuotas:
             self._ledger.name(self._place, address, port)
             judgement = self._judge(limits, address, now_ns)
             if judgement.verdict is not Verdict.ADMITTED:
-                self._withdraw(limits, now_ns)
+                self._withdraw(limits)
         return judgement
 
     def _judge(self, limits: Limits, address: Address, now_ns: int) -> Judgement:
@@ -146,26 +161,34 @@ class ConnectionQuotas:
         return _ADMITTED
 
     def handed(self, processor: int, number: int) -> None:
-        """Note that the admitted connection is the ``number``-th of its processor."""
+        """Note which processor gets the connection for which `reserve` took a place.
+
+        Args:
+            processor: the processor's id.
+            number: how many connections this processor was handed, with this one.
+        """
         if self._place is not None:
             with self._ledger.mutex:
                 self._ledger.handed(self._place, processor, number)
             self._place = None
 
-    def withdraw(self, now_ns: int) -> None:
-        """Free the reserved place: no connection came."""
+    def withdraw(self) -> None:
+        """Free the place that `reserve` took, if any, because no connection came."""
         if self._place is not None:
             limits = self.limits
             with self._ledger.mutex:
-                self._withdraw(limits, now_ns)
+                self._withdraw(limits)
 
-    def _withdraw(self, limits: Limits, now_ns: int) -> None:
-        """Undo a reservation: a refused connection does not count for any rate."""
+    def _withdraw(self, limits: Limits) -> None:
+        """Free the place that `reserve` took, and undo what it counted.
+
+        The connection is taken out of the rates of the listener and of the broker.
+        """
         assert self._place is not None
         self._ledger.leave(self._place)
         self._place = None
         for rate, _ in self._rates(limits):
-            rate.record(now_ns, *_samples(limits), count=-1)
+            rate.take_back(self._reserved_ns, *_samples(limits))
 
     def _rates(self, limits: Limits) -> Iterator[tuple[Rate, int]]:
         yield (
@@ -204,10 +227,12 @@ class ConnectionQuotas:
 
 
 def excess_connections(words: memoryview, limits: Limits) -> list[int]:
-    """Return the rows of connections that must close, those silent for longest.
+    """Return the connections to close when max.connections is exceeded, by row index.
 
-    A connection with a request in flight is never among them, nor one of the protected
-    listener. All processors find the same rows; each closes its own.
+    These are the connections that have been silent for longest. A connection with a
+    request in flight is never among them, nor a connection of the listener for brokers.
+    All processors compute the same list from shared memory; each closes its own
+    connections.
     """
     most = limits.broker.max_connections
     if most == NO_LIMIT:
@@ -217,7 +242,7 @@ def excess_connections(words: memoryview, limits: Limits) -> list[int]:
         for number in range(MAX_PROCESSORS)
     )
     if about <= most:
-        return []  # almost always, and this is known at no cost
+        return []  # almost always; these counters cost less than to read all rows
     rows = list(live_rows(words))
     excess = len(rows) - most
     if excess <= 0:

@@ -1,19 +1,22 @@
-"""The shared rows of one processor's connections, and their printable names.
+"""Take, write and free the shared rows of one processor's connections.
 
-A connection keeps its row from its first byte to its last, although its processor may
-change. A processor takes rows for new connections from its own range of the table, may
-be given rows from the ranges of other processors, and gives rows away. So a row names
-its owner. When a row becomes free, the processor with its range finds it again.
+A row is a connection's record in shared memory. A connection keeps its row from its
+first byte to its last, although its processor may change. A processor takes rows for
+new connections from its own range of the table, may be given rows from the ranges of
+other processors, and gives rows away. So a row names its owner. When a row becomes
+free, the processor with its range finds it again.
 """
 
 import socket
 import struct
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Final
 
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.ipc.layout import (
     CONNECTION_ACCEPT_SEQUENCE,
     CONNECTION_ACTIVE,
+    CONNECTION_BY_TOKEN,
     CONNECTION_COOKIE,
     CONNECTION_COPY_SHIFT,
     CONNECTION_ENCRYPTION,
@@ -43,11 +46,13 @@ from mpbroker.ipc.layout import (
     PROCESSOR_ROWS_USED,
     SECURITY_MASK,
     SESSION_SHIFT,
+    SLOT_STATE,
     STATE_MASK,
     ConnectionSecurity,
     ConnectionState,
     connection_row,
     processor_row,
+    slot_row,
 )
 from mpbroker.ipc.segment import Segment
 
@@ -66,7 +71,11 @@ _NOBODY: Final = -1
 
 
 class Progress(NamedTuple):
-    """The progress of a connection when its last request was finished."""
+    """Counts a connection's bytes up to the end of its last answered request.
+
+    They are read from the connection's record in shared memory, so that another process
+    can continue the connection.
+    """
 
     base: int  # bytes of the client's stream in front of the block
     start: int  # bytes from the block's start: first byte not yet consumed
@@ -74,7 +83,7 @@ class Progress(NamedTuple):
 
 
 class ConnectionRows:
-    """The rows that one processor takes, writes and gives back."""
+    """Takes, writes and frees the records (rows) of one processor's connections."""
 
     def __init__(self, processor: int, control: Segment) -> None:
         self._words = control.words
@@ -105,14 +114,20 @@ class ConnectionRows:
         self._free = free
 
     def owned(self) -> Iterator[int]:
-        """Yield the rows in use that this processor owns, in any range of the table."""
+        """Yield the indexes of the connections' records that this processor owns.
+
+        They may be in any processor's range of the table.
+        """
         mine = self._processor + 1
         for row in live_rows(self._words):
             if self._words[connection_row(row) + CONNECTION_OWNER] == mine:
                 yield row
 
     def take(self) -> int | None:
-        """Return a free row's index, or None when all are in use."""
+        """Take a free record of this processor's range for a connection.
+
+        Return its index, or None if all records of the range are in use.
+        """
         if not self._free:
             if not self._given_away:
                 return None
@@ -137,7 +152,9 @@ class ConnectionRows:
         now_ns: int,
         security: ConnectionSecurity = ConnectionSecurity.NONE,
     ) -> None:
-        """Fill in a taken row; its state comes last.
+        """Fill in the record of a new connection, and set its state to READING.
+
+        The state is written last, and makes the record valid.
 
         Raises:
             OSError: the client has closed the connection.
@@ -165,6 +182,7 @@ class ConnectionRows:
         words[word + CONNECTION_PRINCIPAL] = 0
         words[word + CONNECTION_MUTED_UNTIL] = 0
         words[word + CONNECTION_ENCRYPTION] = 0
+        words[word + CONNECTION_BY_TOKEN] = 0
         words[word + CONNECTION_SECURITY] = security
         words[word + CONNECTION_OWNER] = self._processor + 1
         words[word + CONNECTION_HOLDER] = self._holder
@@ -178,32 +196,61 @@ class ConnectionRows:
         principal: int,
         security: ConnectionSecurity,
         session_ends_ms: int,
+        *,
+        by_token: bool = False,
     ) -> None:
-        """Note the client's principal and the end of its session, and nothing else.
+        """Note who the client is, how it has authenticated, and when its session ends.
+
+        From the last store of this method on, another process may continue the
+        connection if this one dies, unless it is PRIVATE. The caller has stored its
+        byte counts before (``begin``).
 
         Args:
-            principal: number in the principals table.
-            security: PRIVATE, or the mechanism.
+            connection: the index of the connection's row (its record).
+            principal: the number of its principal in the table of principals.
+            security: PRIVATE, or the SASL mechanism.
             session_ends_ms: end of the session, monotonic; 0: it has no end.
+            by_token: whether the client has authenticated by a delegation token.
         """
         words, word = self._words, connection_row(connection)
         words[word + CONNECTION_PRINCIPAL] = principal
+        words[word + CONNECTION_BY_TOKEN] = by_token
         # Last: from here on a successor may continue the connection.
         words[word + CONNECTION_SECURITY] = session_ends_ms << SESSION_SHIFT | security
 
     def encrypted(self, connection: int, encryption: int) -> None:
-        """Note the version of TLS and the cipher suite: see encryption.py."""
+        """Note a connection's version of TLS and cipher suite.
+
+        Args:
+            connection: the index of the connection's row (its record).
+            encryption: both as one number: see encryption.py.
+        """
         self._words[connection_row(connection) + CONNECTION_ENCRYPTION] = encryption
 
     def begin(self, word: int, base: int, sent: int) -> None:
-        """Store the progress of both streams of a connection that is still PRIVATE."""
+        """Store how many bytes a connection received and sent up to its authentication.
+
+        Until then it was PRIVATE; from here on another process can continue it.
+
+        Args:
+            word: the first word of the connection's row, its record in shared memory.
+            base: the bytes received.
+            sent: the bytes sent.
+        """
         words = self._words
         copy = word + (words[word + CONNECTION_STATE] >> CONNECTION_COPY_SHIFT & 1)
         words[copy + CONNECTION_POSITION] = base << POSITION_SHIFT
         words[copy + CONNECTION_SENT] = sent
 
     def hold(self, connection: int, fd: int) -> None:
-        """Note that its socket has arrived, so that it is not sent again."""
+        """Note that this process has a connection's socket.
+
+        So the keeper, which has a duplicate of every socket, need not send it.
+
+        Args:
+            connection: the index of the connection's row.
+            fd: this process's descriptor of the socket.
+        """
         word = connection_row(connection)
         self._words[word + CONNECTION_FD] = fd
         self._words[word + CONNECTION_HOLDER] = self._holder
@@ -216,7 +263,18 @@ class ConnectionRows:
         )
 
     def finish(self, word: int, base: int, start: int, sent: int, now_ns: int) -> None:
-        """Commit an answered request: the progress of both streams, state READING."""
+        """Store a connection's progress after an answered request; set it to READING.
+
+        The store of the state is the commit.
+
+        Args:
+            word: the first word of the connection's row.
+            base: bytes of the client's stream in front of those in the block, the
+                buffer of its slot in shared memory.
+            start: bytes from the block's start to the first byte not yet consumed.
+            sent: bytes of all answers so far.
+            now_ns: the time (CLOCK_MONOTONIC).
+        """
         words = self._words
         state = words[word + CONNECTION_STATE] ^ _OTHER_COPY
         copy = word + (state >> CONNECTION_COPY_SHIFT & 1)
@@ -228,7 +286,10 @@ class ConnectionRows:
         words[word + CONNECTION_STATE] = state & _KEEP_ALL_BUT_STATE | _READING
 
     def release(self, connection: int) -> None:
-        """Free a row. Its socket must be shut down already: see keeper.py."""
+        """Free a connection's record.
+
+        The socket must be shut down already: see keeper.py.
+        """
         words, word = self._words, connection_row(connection)
         if words[word + CONNECTION_SLOT] > 0:
             words[word + CONNECTION_SLOT] = 0
@@ -238,7 +299,7 @@ class ConnectionRows:
             self._free.append(connection)
 
     def give_away(self, connection: int, processor: int) -> None:
-        """Give the row to another processor, with one store; the socket follows."""
+        """Make another processor a connection's owner; the caller sends the socket."""
         self._given_away = True
         # No process has its socket until the new owner says so. That may be ourselves.
         self._words[connection_row(connection) + CONNECTION_HOLDER] = _NOBODY
@@ -250,11 +311,17 @@ class ConnectionRows:
         return bool(state & STATE_MASK == _READING)
 
     def await_socket(self, connection: int) -> None:
-        """Note that no process has a row's socket, so that the keeper sends it."""
+        """Note that no process has a connection's socket, so that the keeper sends it.
+
+        The keeper is the process with a duplicate of every client's socket.
+        """
         self._words[connection_row(connection) + CONNECTION_HOLDER] = _NOBODY
 
     def is_on_its_way(self, connection: int) -> bool:
-        """Return whether a giver sends, or has sent, the socket of a row of ours."""
+        """Return whether this processor owns a connection but still lacks its socket.
+
+        Then no process but the keeper has the socket.
+        """
         words, word = self._words, connection_row(connection)
         return bool(
             words[word + CONNECTION_STATE] & STATE_MASK
@@ -263,12 +330,22 @@ class ConnectionRows:
         )
 
     def name(self, connection: int) -> str:
-        """Return a connection's id in Kafka's form: local-peer-index."""
+        """Return a connection's id in Kafka's form: local-peer-index.
+
+        Local and peer are address and port; the index is that of the connection's
+        record.
+        """
         return connection_name(self._words, connection)
 
 
 def live_rows(words: memoryview, *ranges: int) -> Iterator[int]:
-    """Yield the rows of all connections, or those in the ranges of some processors."""
+    """Yield the indexes of the connections' records in shared memory that are in use.
+
+    Args:
+        words: the words of the control segment, which has the table of these rows.
+        ranges: ids of processors: yield only rows from their ranges of the table.
+            Without any, yield all rows.
+    """
     for processor in ranges or range(MAX_PROCESSORS):
         first = processor * CONNECTIONS_PER_PROCESSOR
         used = words[processor_row(processor) + PROCESSOR_ROWS_USED]
@@ -277,11 +354,38 @@ def live_rows(words: memoryview, *ranges: int) -> Iterator[int]:
                 yield row
 
 
-def has_cookie(words: memoryview, cookie: int) -> bool:
-    """Return whether a row in use has the socket with this cookie.
+def principals_in_use(words: memoryview) -> set[int]:
+    """Return the numbers of the principals of connections and of executed requests.
 
-    It reads the table by columns. To read ten thousand rows one by one took
-    milliseconds, for each new connection.
+    A principal is a client's user, and rows (records of connections) have its number.
+    If a connection closes while its request is executed, its row keeps the principal
+    until another connection takes the row, and the request's slot as a negative number.
+    Such a principal counts as long as the slot is in use.
+    """
+    found: set[int] = set()
+    for processor in range(MAX_PROCESSORS):
+        used = words[processor_row(processor) + PROCESSOR_ROWS_USED]
+        first = connection_row(processor * CONNECTIONS_PER_PROCESSOR)
+        end = first + used * CONNECTION_WORDS
+        states, principals, slots = (
+            words[first + word : end : CONNECTION_WORDS].tolist()
+            for word in (CONNECTION_STATE, CONNECTION_PRINCIPAL, CONNECTION_SLOT)
+        )
+        found.update(
+            principal
+            for state, principal, slot in zip(states, principals, slots, strict=True)
+            if state & STATE_MASK
+            or (slot < 0 and words[slot_row(-slot - 1) + SLOT_STATE] & STATE_MASK)
+        )
+    return found
+
+
+def has_cookie(words: memoryview, cookie: int) -> bool:
+    """Return whether an open connection has the socket with this cookie.
+
+    The cookie is the kernel's number of the socket. The table of the connections'
+    records is read by columns. To read ten thousand records one by one took
+    milliseconds for each new connection.
     """
     for processor in range(MAX_PROCESSORS):
         used = words[processor_row(processor) + PROCESSOR_ROWS_USED]
@@ -297,7 +401,10 @@ def has_cookie(words: memoryview, cookie: int) -> bool:
 
 
 def is_open(words: memoryview, connection: int, cookie: int) -> bool:
-    """Return whether a row still belongs to the connection with this cookie."""
+    """Return whether a record is still that of the connection with this cookie.
+
+    The cookie is the kernel's number of a socket; the records are in shared memory.
+    """
     word = connection_row(connection)
     return (
         words[word + CONNECTION_COOKIE] == cookie
@@ -306,7 +413,11 @@ def is_open(words: memoryview, connection: int, cookie: int) -> bool:
 
 
 def is_held(words: memoryview, connection: int) -> bool:
-    """Return whether the owner's current process has the connection's socket."""
+    """Return whether the processor that owns a connection has its socket.
+
+    False if the socket was with a process of this processor that has died since, or is
+    on the way to another owner.
+    """
     word = connection_row(connection)
     owner = words[word + CONNECTION_OWNER] - 1
     incarnation = words[processor_row(owner) + PROCESSOR_INCARNATION]
@@ -315,24 +426,36 @@ def is_held(words: memoryview, connection: int) -> bool:
 
 
 def security_of(words: memoryview, connection: int) -> ConnectionSecurity:
-    """Return how a connection has authenticated, and whether others can continue it."""
+    """Return a connection's SASL mechanism, or NONE, or PRIVATE.
+
+    PRIVATE means that no other process can continue the connection, for example because
+    of TLS.
+    """
     word = words[connection_row(connection) + CONNECTION_SECURITY]
     return ConnectionSecurity(word & SECURITY_MASK)
 
 
+def is_by_token(words: memoryview, connection: int) -> bool:
+    """Return whether a connection's client authenticated by a delegation token."""
+    return bool(words[connection_row(connection) + CONNECTION_BY_TOKEN])
+
+
 def session_end_ms(words: memoryview, connection: int) -> int:
-    """Return the end of its session, monotonic ms; 0: it has no end."""
+    """Return when a connection's SASL session ends, in monotonic ms; 0: never."""
     return int(words[connection_row(connection) + CONNECTION_SECURITY] >> SESSION_SHIFT)
 
 
 def is_private(words: memoryview, connection: int) -> bool:
-    """Return whether a connection ends with its processor's process."""
+    """Return whether a connection ends with the process that serves it.
+
+    Such a connection is over TLS or a Unix socket, or has not authenticated yet.
+    """
     word = words[connection_row(connection) + CONNECTION_SECURITY]
     return bool(word & SECURITY_MASK == _PRIVATE)
 
 
 def progress(words: memoryview, connection: int) -> Progress:
-    """Return where the current request and its answer begin in their streams."""
+    """Return the bytes received and sent before the current request and its answer."""
     word = connection_row(connection)
     copy = word + (words[word + CONNECTION_STATE] >> CONNECTION_COPY_SHIFT & 1)
     position = words[copy + CONNECTION_POSITION]
@@ -344,7 +467,7 @@ def progress(words: memoryview, connection: int) -> Progress:
 
 
 def connection_name(words: memoryview, connection: int) -> str:
-    """Return ``local:port-peer:port-row``."""
+    """Return a connection's name: ``local:port-peer:port-row``."""
     local, peer = local_address(words, connection), peer_address(words, connection)
     return f"{local[0]}:{local[1]}-{peer[0]}:{peer[1]}-{connection}"
 
@@ -364,7 +487,14 @@ def listener_index(words: memoryview, connection: int) -> int:
 
 
 def address_words(family: int, name: object) -> tuple[tuple[int, int], int]:
-    """Return a socket's address as two words of its IPv6 form, and its port."""
+    """Return a socket's address as two words of its IPv6 form, and its port.
+
+    The address and the port of a Unix socket are all 0.
+
+    Args:
+        family: AF_INET, AF_INET6 or AF_UNIX.
+        name: what getsockname() or getpeername() has returned.
+    """
     packed, port = _pack_address(family, name)
     high, low = _ADDRESS.unpack(packed)
     return (high, low), port

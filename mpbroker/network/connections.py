@@ -1,18 +1,21 @@
-"""The connections of one processor: their beginning and their end here.
+"""Begin and end the connections of one processor.
 
-A connection begins here when it is new, or when another processor's connection is
-continued. It ends when one side closes it, when it is given away, or when no processor
-can continue it. The Processor does everything in between.
+A connection begins in a processor's process when it is new, or when the process
+continues the connection of another processor. It ends there when one side closes it,
+when it is given away, or when no processor can continue it. The Processor does
+everything in between.
 """
 
 import contextlib
 import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from mpbroker.base.logger import DEBUG, get_logger
 from mpbroker.ipc.arena import ArenaLayout
 from mpbroker.ipc.layout import (
+    CONNECTIONS_PER_PROCESSOR,
     PROCESSOR_COUNTERS,
     SLOT_COMPLETED,
     SLOT_EXTENT,
@@ -37,6 +40,7 @@ from mpbroker.network.connection_rows import (
     is_private,
     progress,
 )
+from mpbroker.network.fair_queue import client_of
 from mpbroker.network.moves.arrivals import NewConnection
 from mpbroker.network.moves.succession import Resumption, restore
 from mpbroker.network.moves.tcp_counters import (
@@ -48,6 +52,7 @@ from mpbroker.network.moves.tcp_counters import (
 from mpbroker.network.request_channel import ProcessorEnd
 from mpbroker.network.request_reader import RequestReader
 from mpbroker.network.slow_clients import PATIENCE_NS, Transfer, slowest
+from mpbroker.network.waits import fair_level
 
 _LOG = get_logger(__name__)
 
@@ -57,19 +62,23 @@ _SENDING: Final = ConnectionState.SENDING
 # A processor that gives a connection away sends its socket at once; if it dies before,
 # the keeper sends it.
 _ON_ITS_WAY_NS: Final = 3_000_000_000
+_COMPLAINT_NS: Final = 10_000_000_000
 # Made at import, since there may be no descriptor when a connection is lost.
 _NO_SOCKET: Final = socket.socket()
 _NO_SOCKET.close()
 
 
 class Connections:
-    """The connections of one processor.
+    """Opens, continues and ends the connections of one processor.
 
     Attributes:
-        by_fd: the connections that may send requests.
-        unready: the connections that have not authenticated; see unready_channels.py.
-        security: goes into the rows of new connections; PRIVATE: they begin unready.
-        opened: called with each new connection.
+        by_fd: the connections that may send requests, by descriptor.
+        unready: the connections that have not authenticated, by descriptor; see
+            unready_channels.py.
+        security: goes into the rows (records in shared memory) of new connections. If
+            it is PRIVATE, they must authenticate first.
+        opened: called with each new connection; None: nothing is called.
+        left_behind: called with the slot of a request in flight whose connection ends.
         max_request_bytes: socket.request.max.bytes.
         in_flight: the connection of each request in flight, by slot of this processor.
     """
@@ -94,34 +103,53 @@ class Connections:
         self.max_request_bytes = reader.max_request_bytes
         self._first_slot = processor * SLOTS_PER_PROCESSOR
         self._cookies: set[int] = set()  # of their sockets
+        self._next_complaint_ns = 0
         self.by_fd: dict[int, Channel] = {}
         self.unready: dict[int, Channel] = {}
         self.security = ConnectionSecurity.NONE
         self.opened: Callable[[Channel], None] | None = None
+        self.left_behind: Callable[[int], None] = lambda slot: None
         self.in_flight: list[Channel | None] = [None] * SLOTS_PER_PROCESSOR
         self._words[self._counters] = 0  # the predecessor's number of connections
         self._expected: dict[int, int] = {}  # by row: until when its socket must come
 
     def is_here(self, channel: Channel) -> bool:
-        """Return whether a connection is neither closed nor given away."""
+        """Return whether this processor serves a connection, and reads its requests.
+
+        Return False if it was closed or given away, or has not authenticated yet.
+        """
         return self.by_fd.get(channel.fd) is channel
 
     def unread(self, reading: Iterable[Channel]) -> Iterator[Channel]:
-        """Yield READING connections that are still here and may have bytes to read."""
+        """Yield those connections that are still here and may have bytes to read.
+
+        Connections that wait in one of the processor's queues, as for memory, are left
+        out.
+
+        Args:
+            reading: connections without a request in flight (state READING).
+        """
         for channel in reading:
             if (
                 self.is_here(channel)
                 and not channel.waiting
-                and (channel.readable or channel.start < channel.end)
+                and (
+                    channel.readable
+                    or channel.start < channel.end
+                    or channel.spilled  # perhaps whole frames
+                )
             ):
                 yield channel
 
     def has(self, sock: socket.socket) -> bool:
-        """Return whether a socket is a duplicate of one of these sockets."""
+        """Return whether a socket's connection is open in this processor already."""
         return socket_cookie(sock) in self._cookies
 
     def is_elsewhere(self, sock: socket.socket) -> bool:
-        """Return whether any processor has a row for this socket."""
+        """Return whether any processor has registered the connection of a socket.
+
+        Then a record in shared memory (a row) has the socket's kernel cookie.
+        """
         return has_cookie(self._words, socket_cookie(sock))
 
     def count(self, counter: ProcessorCounter, amount: int) -> None:
@@ -132,18 +160,28 @@ class Connections:
 
     # -- begin ---------------------------------------------------------------------
 
-    def open(self, new: NewConnection, now_ns: int) -> None:
-        """Give a new connection a row; close it if no row is free."""
+    def open(self, new: NewConnection, now_ns: int, *, is_late: bool) -> None:
+        """Register a new connection in a row; close it if no row is free.
+
+        A row is a connection's record in shared memory. A late connection on which
+        bytes have passed is closed too: its row was given up, so its progress is
+        unknown.
+
+        Args:
+            new: the connection.
+            now_ns: monotonic.
+            is_late: whether it may have had a row before.
+        """
         sock = new.sock
         sock.setblocking(False)
-        if new.is_late and self._has_begun(sock):
+        if is_late and self._has_begun(sock):
             # It had a row that was given up, so the progress of its streams is unknown.
             self.count(ProcessorCounter.LOST, 1)
             end_connection(sock)
             return
         connection = self._rows.take()
         if connection is None:
-            self.refuse(sock)
+            self.refuse(sock, now_ns)
             return
         channel = Channel(sock, connection, self._rows.word(connection))
         channel.cookie = socket_cookie(sock)
@@ -170,35 +208,51 @@ class Connections:
             self.opened(channel)
 
     def _has_begun(self, sock: socket.socket) -> bool:
-        """Return whether bytes were received from a connection, or sent to it."""
+        """Return whether a connection has received or sent any bytes.
+
+        Return False if this is unknown.
+        """
         if sock.family == socket.AF_UNIX or not are_relied_on(self._words):
             return False
         counts = stream_counts(sock)
         return counts is not None and bool(counts.received or counts.sent)
 
     def admit(self, channel: Channel) -> None:
-        """Let a connection send requests: it has authenticated."""
+        """Let a connection that has authenticated send requests."""
         self.by_fd[channel.fd] = self.unready.pop(channel.fd)
 
-    def refuse(self, sock: socket.socket) -> None:
-        """Close a new connection."""
-        _LOG.warning("no room for another connection: closed")
+    def refuse(self, sock: socket.socket, now_ns: int) -> None:
+        """Close a new connection because shared memory has no free record for it.
+
+        Log this now and then.
+        """
+        self.count(ProcessorCounter.CLOSED_EXCESS, 1)
+        if now_ns >= self._next_complaint_ns:
+            self._next_complaint_ns = now_ns + _COMPLAINT_NS
+            _LOG.warning(
+                "connections are closed: this processor has %d, the most it can have;"
+                " raise num.network.threads, or lower max.connections.per.ip",
+                CONNECTIONS_PER_PROCESSOR,
+            )
         end_connection(sock)
 
     def adopt(
         self, connection: int, sock: socket.socket, answered: frozenset[int], now: int
     ) -> tuple[Channel, Resumption, int] | None:
-        """Continue a connection from its row and the kernel's counters.
+        """Continue a connection that another process has served before.
+
+        That process has given the connection away or has died. Its state is found from
+        its row (its record in shared memory) and the kernel's counters.
 
         Args:
-            connection: its row.
-            sock: its socket.
+            connection: the index of the connection's row.
+            sock: the connection's socket.
             answered: slots whose answers are still on the response ring.
-            now: ns, monotonic.
+            now: the time in ns (CLOCK_MONOTONIC).
 
         Returns:
-            Its channel, the next action, and how many bytes of its answer are sent;
-            None: it had to be closed.
+            The channel, the next action, and how many bytes of the current answer are
+            sent. None if the connection cannot be continued; it is closed then.
         """
         sock.setblocking(False)
         counts = None
@@ -230,20 +284,26 @@ class Connections:
         return channel, resumption, already
 
     def expect(self, connection: int, now_ns: int) -> None:
-        """Note that a connection was given to us, and its socket has to come."""
+        """Note that the socket of an own connection must come within 3 seconds.
+
+        The keeper or another processor sends it.
+        """
         self._expected[connection] = now_ns + _ON_ITS_WAY_NS
 
     def miss(
         self, connection: int, answered: frozenset[int], now_ns: int, *, lacks: bool
     ) -> None:
-        """Handle a row whose socket did not come: wait for it, or give the row up.
+        """Decide about a connection whose socket did not come: wait, or give it up.
+
+        To give it up means to free its row, the record in shared memory.
 
         Args:
-            connection: the row.
+            connection: the index of the row.
             answered: slots whose answers are still on the response ring.
-            now_ns: monotonic.
-            lacks: sockets came, but there were no descriptors for them. They may come
-                again; but an answer that comes before would have no connection.
+            now_ns: the time (CLOCK_MONOTONIC).
+            lacks: whether sockets came, but no descriptor was free for them. Then the
+                keeper sends them again. Only a row without a request in flight waits
+                for that, since an answer would have no connection.
         """
         if lacks and self._rows.is_reading(connection):
             self._rows.await_socket(connection)
@@ -253,10 +313,12 @@ class Connections:
             self.abandon(connection, answered)
 
     def give_up_expected(self, now_ns: int) -> bool:
-        """Free rows whose socket is lost, since the giver and the keeper have died.
+        """Free the records (rows) of connections whose sockets did not come in time.
+
+        Their sockets are lost: the processors that had them and the keeper have died.
 
         Returns:
-            Whether there were any.
+            Whether a row was freed.
         """
         lost = self.count_of(ProcessorCounter.LOST)
         for connection, until_ns in list(self._expected.items()):
@@ -281,26 +343,73 @@ class Connections:
             if channel.state == _READING:
                 self.close(channel, ProcessorCounter.CLOSED_BY_HANDLER)
 
-    def close_slow_senders(self, wanted: int) -> None:
-        """Close connections that send requests slowly; others wait for the memory.
+    def close_slow_senders(self, wanted: int, is_large: bool) -> None:
+        """Close connections that send requests slowly, to free memory for others.
 
         Args:
-            wanted: bytes for which others wait.
+            wanted: for how many bytes of memory other connections wait. No more are
+                closed than needed for that.
+            is_large: whether it is for frames above SMALL_FRAME_BYTES.
         """
-        sending = self._reader.transfers(self.by_fd.values())
+        sending = self._reader.transfers(self.by_fd.values(), is_large)
         for slow in slowest(sending, wanted):
-            _LOG.info(
-                "%s: closed: it sent %d of %d bytes of a request in %.1f s,"
-                " and other connections need the memory",
-                self._rows.name(slow.channel.connection),
-                slow.done,
-                slow.length,
-                slow.held_ns / 1e9,
-            )
-            self.close(slow.channel, ProcessorCounter.CLOSED_IDLE)
+            self._close_slow(slow, "the memory")
+
+    def close_slow_slot_holders(self, waiting: Iterable[Channel], now_ns: int) -> None:
+        """Close slow connections of clients with too many slots, for those that wait.
+
+        A connection holds a slot while it sends a large request or reads an answer. No
+        more are closed than their clients hold above their share of 7/8 of the slots in
+        use.
+
+        Args:
+            waiting: the connections that wait for a slot.
+            now_ns: the time (CLOCK_MONOTONIC).
+        """
+        words = self._words
+        holding = [each for each in self.by_fd.values() if each.slot >= 0]
+        held = Counter(client_of(words, each) for each in holding)
+        wanted = held + Counter(client_of(words, each) for each in waiting)
+        level = fair_level(wanted.values(), len(holding) - len(holding) // 8)
+        transfers: dict[int, list[Transfer]] = {}
+        for each in self._slot_transfers(holding, now_ns):
+            transfers.setdefault(client_of(words, each.channel), []).append(each)
+        for client, slow_ones in transfers.items():
+            for slow in slowest(slow_ones, held[client] - level):
+                self._close_slow(slow, "the slot")
+
+    def _slot_transfers(
+        self, channels: Sequence[Channel], now_ns: int
+    ) -> Iterator[Transfer]:
+        """Yield partly received requests and partly sent answers; each holds 1 slot."""
+        for transfer in self._reader.transfers(channels, is_large=False):
+            yield transfer._replace(memory=1)
+        for channel in channels:
+            if channel.state == _SENDING:
+                yield self._answer(channel, now_ns, 1)
+
+    def _close_slow(self, slow: Transfer, needed: str) -> None:
+        is_answer = slow.channel.state == _SENDING
+        _LOG.info(
+            "%s: closed: it %s %d of %d bytes of %s in %.1f s,"
+            " and other connections need %s",
+            self._rows.name(slow.channel.connection),
+            "took" if is_answer else "sent",
+            slow.done,
+            slow.length,
+            "an answer" if is_answer else "a request",
+            slow.held_ns / 1e9,
+            needed,
+        )
+        self.close(slow.channel, ProcessorCounter.CLOSED_IDLE)
 
     def close_slow_readers(self, now_ns: int) -> None:
-        """Close connections that take answers slowly; others wait for the memory."""
+        """Close connections that read answers slowly, if others wait for the memory.
+
+        This begins when answers of a handler have waited for PATIENCE_NS. It also
+        closes connections with a request in flight whose clients have hung up, since
+        their answers may be among those that wait.
+        """
         for handler, wanted in starved_handlers(
             self._words, now_ns - PATIENCE_NS
         ).items():
@@ -309,36 +418,30 @@ class Connections:
                 if channel.closing and channel.state == _IN_FLIGHT:
                     self.close(channel, ProcessorCounter.CLOSED_BY_PEER)
             for slow in slowest(self._readers(handler, now_ns), wanted):
-                _LOG.info(
-                    "%s: closed: it took %d of %d bytes of an answer in %.1f s,"
-                    " and other connections need the memory",
-                    self._rows.name(slow.channel.connection),
-                    slow.done,
-                    slow.length,
-                    slow.held_ns / 1e9,
-                )
-                self.close(slow.channel, ProcessorCounter.CLOSED_IDLE)
+                self._close_slow(slow, "the memory")
 
     def _readers(self, handler: int, now_ns: int) -> Iterator[Transfer]:
-        """Yield the partly sent answers that are in a handler's region."""
+        """Yield the partly sent answers whose bytes are in a handler's shared memory.
+
+        The memory is free for other answers only when these are sent.
+        """
         words = self._words
         for channel in self.by_fd.values():
             if channel.state != _SENDING:
                 continue
             row = slot_row(channel.slot)
             if self._arena_layout.handler_of(words[row + SLOT_EXTENT]) == handler:
-                length = words[row + SLOT_RESPONSE_LENGTH]
-                left = sum(part.length for part in channel.outgoing) - channel.part_sent
-                yield Transfer(
-                    channel,
-                    length - left,
-                    length,
-                    now_ns - words[row + SLOT_COMPLETED],
-                    words[row + SLOT_EXTENT_LENGTH],
-                )
+                yield self._answer(channel, now_ns, words[row + SLOT_EXTENT_LENGTH])
+
+    def _answer(self, channel: Channel, now_ns: int, memory: int) -> Transfer:
+        row = slot_row(channel.slot)
+        length = self._words[row + SLOT_RESPONSE_LENGTH]
+        left = sum(part.length for part in channel.outgoing) - channel.part_sent
+        held_ns = now_ns - self._words[row + SLOT_COMPLETED]
+        return Transfer(channel, length - left, length, held_ns, memory)
 
     def close(self, channel: Channel, reason: ProcessorCounter) -> None:
-        """End a connection, and free everything that it holds."""
+        """End a connection, and free its record, slot and memory."""
         self.count(reason, 1)
         if _LOG.isEnabledFor(DEBUG):
             _LOG.debug(
@@ -355,7 +458,8 @@ class Connections:
         """Return whether a client has been silent since ``since_ns``, by its own fault.
 
         A client that waits for an answer is not at fault. A client that does not read
-        an answer is at fault, once it has not read any of it for as long.
+        an answer is at fault if the answer was ready before ``since_ns``, and no byte
+        of it was read after that.
         """
         if channel.active_ns >= since_ns:
             return False
@@ -365,12 +469,15 @@ class Connections:
         return channel.state == _READING
 
     def obey(self, limits: Limits) -> int:
-        """Close our connections that are in excess of the broker's max.connections.
+        """Close this processor's share of the connections above max.connections.
 
         Connections with a request in flight stay; see excess_connections().
 
+        Args:
+            limits: the limits that are valid now.
+
         Returns:
-            The ns of silence after which connections are to be closed.
+            connections.max.idle.ms of these limits, in ns.
         """
         excess = set(excess_connections(self._words, limits))
         for channel in list(self.by_fd.values()) if excess else ():
@@ -379,14 +486,22 @@ class Connections:
         return limits.broker.max_idle_ms * 1_000_000
 
     def forget(self, channel: Channel) -> None:
-        """Remove a connection that is closed, or that another processor owns now."""
+        """Remove a connection from this processor's tables, without closing it."""
         if self.by_fd.pop(channel.fd, None) is None:
             del self.unready[channel.fd]
         self._cookies.discard(channel.cookie)
         self._words[self._counters] = len(self.by_fd) + len(self.unready)
 
     def abandon(self, connection: int, answered: frozenset[int]) -> None:
-        """Free everything of a connection that no processor can continue."""
+        """Free the row, slot and memory of a connection whose socket is lost.
+
+        The row is its record in shared memory, the slot the entry of its request in
+        flight.
+
+        Args:
+            connection: the index of the row.
+            answered: slots whose answers are still on the response ring.
+        """
         self.count(ProcessorCounter.LOST, 1)
         channel = Channel(_NO_SOCKET, connection, self._rows.word(connection))
         base, start, sent = progress(self._words, connection)
@@ -395,13 +510,19 @@ class Connections:
         self._release(channel)
 
     def _release(self, channel: Channel) -> None:
-        """Free everything that a connection holds, and its row."""
+        """Free a connection's slot, memory and row (its record in shared memory).
+
+        If a handler still executes its request, the request keeps its slot, and
+        ``left_behind`` is called.
+        """
         slot = channel.slot
         if slot >= 0 and channel.state != _READING:
             self.in_flight[slot - self._first_slot] = None
             if channel.state == _SENDING or self._requests.forget(slot):
                 self._reader.release_request(slot)
                 self._reader.release_slot(slot)
+            else:
+                self.left_behind(slot)
         self._reader.detach(channel)
         channel.outgoing = []
         self._rows.release(channel.connection)

@@ -1,4 +1,4 @@
-"""Errors of the network layer."""
+"""Define the errors of the network layer."""
 
 from mpbroker.base.errors import MpbrokerError
 
@@ -8,7 +8,10 @@ class NetworkError(MpbrokerError):
 
 
 class FrameLengthError(NetworkError):
-    """A size field that is not valid for a request: close without an answer."""
+    """The size field of a frame cannot be that of a request.
+
+    The connection is closed without an answer.
+    """
 
 
 class SegmentGoneError(NetworkError):

@@ -24,9 +24,9 @@ def explain_bad_length(
     """Say in one line why the four bytes ``head`` cannot begin a request.
 
     Args:
-        head: the four bytes.
+        head: the first bytes of the frame, which should be its length.
         max_request_bytes: the largest length that is allowed.
-        limit_name: the setting of this limit.
+        limit_name: the name of the setting for this length.
         protocol: the listener's security protocol.
     """
     length = int.from_bytes(head, "big", signed=True)
@@ -48,7 +48,12 @@ def explain_bad_length(
 
 
 def explain_no_tls(head: bytes, protocol: str) -> str:
-    """Say in one line what the client speaks that sent ``head`` instead of TLS."""
+    """Say in one line which protocol a client speaks instead of TLS.
+
+    Args:
+        head: the first bytes that the client has sent.
+        protocol: the listener's security protocol, SSL or SASL_SSL.
+    """
     if head[:4] in _HTTP_METHODS:
         return f"the client speaks HTTP to a {protocol} listener (first bytes {head!r})"
     if head[:4] in _PROXY_PROTOCOL:

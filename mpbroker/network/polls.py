@@ -1,11 +1,12 @@
 """Polls: count a processor's polls of the kernel, and those that return too early.
 
 A poll that waits should return with an event, or when its time is over. An empty poll
-returns earlier without an event: because of a signal, or of a bug in the kernel or in
+returns earlier without an event. The cause is a signal, or a bug in the kernel or in
 the broker that makes a processor spin instead of sleep (netty calls this the "epoll
-bug"; Kafka does not handle it either). A few are harmless; many are logged.
+bug"; Kafka does not handle it either). A few empty polls are harmless. If there are a
+thousand in a second, a warning is logged.
 
-The twin of ``count`` is in native/network/processor_turn.c.
+The C code that does the same as ``count`` is in native/network/processor_turn.c.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ from mpbroker.ipc.layout import PROCESSOR_COUNTERS, ProcessorCounter, processor_
 
 _LOG = get_logger(__name__)
 
-# So many empty polls in a second are not harmless any more.
+# This many empty polls in a second are not harmless any more.
 _MANY: Final = 1000
 _QUIET_NS: Final = 60_000_000_000
 
 
 class Polls:
-    """One processor's counts of polls; its successors continue with them."""
+    """Counts one processor's polls in shared memory.
+
+    A restarted processor continues the counts of its predecessor.
+    """
 
     def __init__(self, processor: int, words: memoryview) -> None:
         counters = processor_row(processor) + PROCESSOR_COUNTERS
@@ -35,11 +39,11 @@ class Polls:
         self._quiet_until_ns = 0
 
     def count(self, last_poll: tuple[int, float], waited_ns: int) -> None:
-        """Count a poll that has returned.
+        """Count a poll that has returned, and whether it was an empty one.
 
         Args:
-            last_poll: the selector's ``last_poll``; a poll with timeout 0 is never
-                counted as empty.
+            last_poll: the selector's ``last_poll``: the number of events, and the
+                timeout in seconds. A poll with timeout 0 is never counted as empty.
             waited_ns: how long the poll took.
         """
         found, wait_s = last_poll
@@ -50,7 +54,10 @@ class Polls:
             words[self._empty_word] += 1
 
     def look(self, now_ns: int) -> None:
-        """Log a warning if there were too many. To be called once a second."""
+        """Log a warning if 1,000 or more polls since the last call were empty.
+
+        To be called once a second. At most one warning is logged in a minute.
+        """
         empty = self._words[self._empty_word]
         many, self._before = empty - self._before, empty
         if many >= _MANY and now_ns >= self._quiet_until_ns:

@@ -1,9 +1,11 @@
-"""Processor: one process's connections, from their first byte to their last.
+"""Processor: serve one process's connections, from their first byte to their last.
 
-A turn has Kafka's order: new connections, responses, poll, receives, sends,
-disconnects, and the publication of received requests. A processor blocks only in its
-poll. When the request ring is full it stops reading and continues to write; when no
-slot or extent is free, the connection waits in a queue and the others continue.
+A processor works in turns. Each has Kafka's order: new connections, responses, poll,
+receives, sends, disconnects, and the publication of received requests. A processor
+blocks only in its poll. When the request ring is full, the processor stops reading and
+continues to write. A connection needs a slot (the entry of one request in flight), and
+for a large request an extent of shared memory. If none is free, the connection waits in
+a queue and the others continue.
 
 A processor may be killed at any line. Its successor gets the sockets from the keeper
 and continues their connections, before it does anything else (see succession.py).
@@ -16,11 +18,13 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from mpbroker.base.logger import get_logger
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.ipc.arena import (
     REQUEST_PART_BYTES,
+    SMALL_FRAME_BYTES,
     ArenaLayout,
     extent_bytes,
     progress_offset,
@@ -46,20 +50,23 @@ from mpbroker.ipc.layout import (
 )
 from mpbroker.ipc.limits_page import LimitsPage
 from mpbroker.ipc.response_parts import read_parts
-from mpbroker.ipc.ring import RequestRing, ResponseRing
+from mpbroker.ipc.ring import NotificationRing, RequestRing, ResponseRing
 from mpbroker.ipc.segment import Segment
 from mpbroker.network.channel import Channel, ChannelEvent, next_state
 from mpbroker.network.channel_selector import (
     HANG_UP,
     READABLE,
+    URGENT,
     WRITABLE,
     ChannelSelector,
+    end_connection,
 )
 from mpbroker.network.compiled_turn import compiled_turn
 from mpbroker.network.connection_rows import ConnectionRows
 from mpbroker.network.connections import Connections
 from mpbroker.network.errors import FrameLengthError, SegmentGoneError
-from mpbroker.network.moves.arrivals import Arrivals, NewConnection
+from mpbroker.network.fair_queue import FairQueue
+from mpbroker.network.moves.arrivals import Arrivals, LateLock, NewConnection
 from mpbroker.network.moves.departures import ALL, Departures
 from mpbroker.network.moves.hand_over import HAND_OVER, HandOver, KeeperLink, Offers
 from mpbroker.network.moves.succession import Resumption
@@ -69,22 +76,27 @@ from mpbroker.network.request_reader import ReadResult, RequestReader
 from mpbroker.network.response_sender import ResponseSender, SendResult
 from mpbroker.network.slow_clients import PATIENCE_NS
 from mpbroker.network.throttles import Throttles
+from mpbroker.network.waits import Waits
 
 _LOG = get_logger(__name__)
 
 # Kafka's ConnectionQueueSize: the acceptor's credit, and the most new ones in a turn.
 NEW_CONNECTIONS: Final = 20
-# At most so many leave in a turn, so that all other connections are not delayed.
+# At most this many leave in a turn, so that the other connections are not delayed.
 _DEPARTURES_A_TURN: Final = 256
 
 _SIZE_BYTES: Final = 4
 _IDLE_POLL_S: Final = 1.0
 _BLOCKED_POLL_S: Final = 0.001  # the ring is full: no doorbell tells when it is not
 _STARVED_POLL_S: Final = 0.25  # connections wait for memory that slow clients hold
+_BEHIND_POLL_S: Final = 0.005  # handlers have too many notices, or slots are short
+_SPILL_PAUSE: Final = 9
 _HOUSEKEEPING_NS: Final = 1_000_000_000
-_QUIET_NS: Final = 5_000_000_000  # a silent connection keeps its slot for so long
+_QUIET_NS: Final = 5_000_000_000  # how long a silent connection keeps its slot
 _READING: Final = ConnectionState.READING
+_IN_FLIGHT: Final = ConnectionState.IN_FLIGHT
 _SENDING: Final = ConnectionState.SENDING
+_SLOTS: Final = 2  # in Processor._starved_ns
 _BYTES: Final = int(ResponseKind.BYTES)
 _PARTS: Final = int(ResponseKind.PARTS)
 _NONE: Final = int(ResponseKind.NONE)
@@ -92,17 +104,20 @@ _MOVED_IN: Final = ProcessorCounter.MOVED_IN
 
 
 class ProcessorParts(NamedTuple):
-    """The parts of the broker that a processor shares with other processes.
+    """Holds the parts of the broker that a processor shares with other processes.
 
     Attributes:
-        control: the control segment.
-        arena: has the requests and the answers.
-        arena_layout: their places in the arena.
-        ring: the request ring.
+        control: the control segment: shared memory with the records of connections,
+            slots and processes.
+        arena: the shared memory that has the requests and the answers.
+        arena_layout: says where requests and answers are in the arena.
+        ring: the ring of published requests, which handlers take.
         doorbell: the processor's own doorbell.
         handovers: both ends of every processor's Unix socket, by id: a processor gets
-            its own connections from one, and gives them away to others.
-        keeper: has a duplicate of every socket, and needs them all again if it dies.
+            connections from its own socket, and gives connections away through others.
+        keeper: the way to the process with a duplicate of every socket, which needs
+            them all again after its restart.
+        notices: the rings for notices to the handlers, by the handlers' ids.
     """
 
     control: Segment
@@ -112,16 +127,18 @@ class ProcessorParts(NamedTuple):
     doorbell: Doorbell
     handovers: Sequence[tuple[socket.socket, socket.socket]]
     keeper: KeeperLink
+    notices: Sequence[NotificationRing]
 
 
 class Processor:
-    """The network side of one processor id.
+    """Serves the connections of one processor: receives requests, sends answers.
 
     Args:
-        processor: its id.
-        parts: what it shares with other processes.
+        processor: the processor's id.
+        parts: what the processor shares with other processes.
         max_request_bytes: socket.request.max.bytes.
-        max_idle_ns: connections.max.idle.ms; 0 or less: for ever.
+        max_idle_ns: connections.max.idle.ms, in ns. 0 or less: idle connections are
+            not closed.
     """
 
     _make_selector: Callable[[], ChannelSelector] = ChannelSelector
@@ -156,6 +173,7 @@ class Processor:
         self._keeper = parts.keeper
         self._offers = Offers(control, parts.keeper)
         self._arrivals = Arrivals(processor, control, handovers[processor][1])
+        self._late_lock = LateLock(control)
         self._handover_fd = handovers[processor][1].fileno()
         self._departures = Departures(
             processor,
@@ -178,37 +196,55 @@ class Processor:
         self._channels = self._connections.by_fd
         self._first_slot = processor * SLOTS_PER_PROCESSOR
         self._in_flight = self._connections.in_flight
-        # Channels that wait for a slot; that wait for a slot or an extent to move their
-        # bytes there; that wait for an extent; and that were readable while the ring
-        # was full.
-        self._waiting: deque[Channel] = deque()
-        self._homeless: deque[Channel] = deque()
-        self._small, self._large = self._reader.queues
-        self._starved_ns = 0  # since when none of them got an extent; 0: none waits
-        self._postponed: deque[Channel] = deque()
-        self._throttles = Throttles(control.words)
+        self._waits = Waits(
+            processor, self._words, self._requests, self._in_flight, parts.notices
+        )
+        self._connections.left_behind = self._waits.end
+        self._make_queues()
         self._costs = NetworkCosts(processor, control.words)
         self._polls = Polls(processor, control.words)
-        # Channels whose answers have reached the limit of bytes for one turn.
-        self._unfinished: deque[Channel] = deque()
         self._selector.watch_doorbell(parts.doorbell)
         self._compiled = compiled_turn(
             processor, control, arena, self._selector, self._connections, self._requests
         )
         self._may_stay = False  # in the core, as long as all requests are plain
-        self._new_connections = self._has_errands = False
+        self._new_connections = self._has_errands = self._draining = False
         self._busy = True
         self._now = time.monotonic_ns()
         self._next_housekeeping = self._now + _HOUSEKEEPING_NS
-        self._draining = False
         self._selector.watch(self._handover_fd)
+
+    def _make_queues(self) -> None:
+        """Make the queues of channels that cannot go on in this turn; all are empty."""
+        # Queues of channels. `_waiting`: for a slot. `_homeless`: for a slot or an
+        # extent to move their bytes there. `_small` and `_large`: for an extent.
+        # `_postponed`: they were readable while the ring was full.
+        self._waiting = FairQueue(self._words)
+        self._homeless: deque[Channel] = deque()
+        self._small, self._large = self._reader.queues
+        self._next_spill_ns = 0
+        self._owes_spill = False  # it was too early to look for slots of others
+        # Since when no small frame got an extent for which it had waited, no large one
+        # did, and nobody got a slot; 0: none waits. One time for both frames would let
+        # small ones that are served now and then keep slow clients from being closed
+        # for a large one.
+        self._starved_ns = [0, 0, 0]
+        self._postponed = FairQueue(self._words)
+        self._retried = deque((self._waiting, self._postponed))  # whose turn it is
+        self._throttles = Throttles(self._words)
+        # Channels whose answers have reached the limit of bytes for one turn.
+        self._unfinished: deque[Channel] = deque()
 
     # -- the loop ----------------------------------------------------------------
 
     def run(self) -> None:
-        """Serve until the broker drains and the last answer is out."""
+        """Serve until the broker drains and the last answer is out.
+
+        Also return when this processor retires and has given all its connections away.
+        """
         words = self._words
         self.take_over()
+        self._waits.take_over()
         self._look()
         # Connections that a dead predecessor had taken cannot come any more: give the
         # acceptor its credit back.
@@ -222,15 +258,19 @@ class Processor:
             self.turn()
 
     def turn(self) -> None:
-        """Do everything that can be done now, or wait a while for events."""
+        """Do everything that can be done now. If there is nothing, wait for events."""
         if self._new_connections or self._arrivals.has_early:
             self._configure_new_connections()
         if self._unfinished:
             self._finish_sending()
         starved = self._small or self._large or self._homeless
         waiting = starved or self._postponed or self._waiting or self._throttles
-        if starved or self._starved_ns:
+        if starved or self._waiting or any(self._starved_ns):
             self._make_room()
+        if not self._reader.has_plenty and self._waits.are_due(self._now):
+            self._share_slots()
+        if self._waits.is_behind:
+            self._waits.go_on()
         # If the ring has room, waiting channels are read before this process sleeps.
         if waiting and not self._requests.flush():
             self._retry_reading()
@@ -250,7 +290,10 @@ class Processor:
             self._drain()
 
     def _process(self, events: list[tuple[int, int]]) -> None:
-        """Do what the events of sockets and of the doorbell ask for."""
+        """Handle the events of a poll: sockets, hand-overs, and the doorbell.
+
+        The doorbell tells of answers and of changes in shared memory.
+        """
         for fd, event in events:
             channel = self._channels.get(fd)
             if channel is None:
@@ -261,6 +304,10 @@ class Processor:
                 continue
             if event & HANG_UP:
                 channel.closing = True
+                if channel.state == _IN_FLIGHT:
+                    self._waits.end(channel.slot)
+                if event & URGENT:
+                    self._selector.end_reading(channel)
             if event & READABLE:
                 channel.readable = True
                 if channel.state == _READING and not channel.waiting:
@@ -290,10 +337,14 @@ class Processor:
         return events
 
     def _poll_in_core(self, *, may_stay: bool) -> list[tuple[int, int]]:
-        """Poll in the core, which handles plain requests itself; return other events.
+        """Poll in the C code, which itself receives and answers the usual requests.
 
         Args:
-            may_stay: the core may go on until there is something it cannot handle.
+            may_stay: whether the C code may go on until it meets something it cannot
+                handle.
+
+        Returns:
+            The events that Python must handle: (fd, events).
         """
         assert self._compiled is not None
         done = self._compiled.turn(math.ceil(self._wait_s() * 1e3), may_stay)
@@ -306,17 +357,30 @@ class Processor:
         """Return how long to wait for events; 0.0 while there is work to do."""
         if self._busy or self._new_connections or self._take_responses(arm=True):
             return 0.0
-        longest_s = _STARVED_POLL_S if self._starved_ns else _IDLE_POLL_S
+        longest_s = _STARVED_POLL_S if any(self._starved_ns) else _IDLE_POLL_S
+        if self._waiting and self._reader.free_slots:
+            return 0.0
+        owes_spill = self._waiting and self._owes_spill
+        if self._waits.is_behind or self._arrivals.has_early or owes_spill:
+            longest_s = _BEHIND_POLL_S
         return self._throttles.poll_s(longest_s, time.monotonic_ns())
 
     def _look(self) -> None:
-        """Check, after the doorbell rang, for a new keeper and for move orders."""
+        """Check the shared words that may have changed when the doorbell rang.
+
+        They tell of a new keeper, or of an order to give connections to other
+        processors.
+        """
         self._offers.look(self._channels.values())
         self._departures.look()
         self._has_errands = self._offers.is_under_way or self._departures.is_under_way
 
     def _do_errands(self) -> None:
-        """Leave sockets with a new keeper; give connections away."""
+        """Send a new keeper duplicates of sockets; give connections away as ordered.
+
+        The keeper has a duplicate of each client's socket; departures.py explains the
+        orders.
+        """
         self._offers.send()
         if self._departures.is_under_way:
             self._depart()
@@ -325,7 +389,11 @@ class Processor:
     # -- a predecessor's connections ---------------------------------------------
 
     def take_over(self) -> None:
-        """Continue the connections of a dead predecessor."""
+        """Continue the connections of this processor's last process, which has died.
+
+        The keeper sends their sockets. If one does not come, free the connection's
+        record, or let it wait a little longer.
+        """
         rows = list(self._rows.owned())
         if not rows:
             return
@@ -366,7 +434,11 @@ class Processor:
     # -- new connections ---------------------------------------------------------
 
     def _configure_new_connections(self) -> None:
-        """Register connections passed to us, at most the acceptor's credit a turn."""
+        """Register the connections that other processes have sent to this processor.
+
+        They are new, or another processor had them before. In one turn read at most
+        NEW_CONNECTIONS messages.
+        """
         arrived, more = self._arrivals.receive(NEW_CONNECTIONS)
         self._new_connections = more  # there may be more, for the next turn
         for each in arrived:
@@ -382,28 +454,51 @@ class Processor:
         self._has_errands |= self._offers.send()
 
     def _register(self, new: NewConnection) -> None:
-        if new.is_late and self._connections.is_elsewhere(new.sock):
-            new.sock.close()  # another processor has got it meanwhile
-            return
+        if not self._arrivals.is_late(new):
+            self._register_here(new, is_late=False)
+        elif not self._late_lock.try_acquire():
+            self._arrivals.put_back(new)
+        else:
+            try:
+                if self._connections.is_elsewhere(new.sock):
+                    new.sock.close()  # another processor has got it meanwhile
+                else:
+                    self._register_here(new, is_late=True)
+            finally:
+                self._late_lock.release()
+
+    def _register_here(self, new: NewConnection, *, is_late: bool) -> None:
         if self._departures.left == ALL:
             message = HAND_OVER.pack(HandOver.AGAIN, new.listener, new.sequence, 0)
             if self._departures.forward(message, new.sock, new.listener):
                 return
         if self._draining:
-            self._connections.refuse(new.sock)
+            end_connection(new.sock)
         else:
-            self._connections.open(new, self._now)
+            self._connections.open(new, self._now, is_late=is_late)
 
     # -- requests ----------------------------------------------------------------
 
-    def _receive(self, channel: Channel, *, stays: bool = False) -> None:
+    def _receive(
+        self, channel: Channel, *, stays: bool = False, has_turn: bool = False
+    ) -> None:
+        """Read a request from a channel and publish it, or let the channel wait.
+
+        Args:
+            channel: a connection without a request in flight (state READING).
+            stays: whether it is read although connections are being given away.
+            has_turn: whether it may take a slot for which others wait.
+        """
         if self._draining or (self._departures.left and not stays):
             return  # at the end of the turn it is given away, or read after all
         if self._requests.is_blocked:
             self._wait(channel, self._postponed)
             return
         if self._throttles.holds(channel, self._now):
-            self._reader.rest(channel)
+            self._reader.pause(channel)
+            return
+        if self._waiting and channel.slot < 0 and not (stays or has_turn):
+            self._wait_for_slot(channel)
             return
         channel.active_ns = self._now
         try:
@@ -436,16 +531,21 @@ class Processor:
         self._rows.set_state(channel.row, channel.state, self._now)
         self._in_flight[slot - self._first_slot] = channel
         self._requests.send_request(slot, offset, length, progress, self._now)
+        if channel.closing or not self._reader.has_plenty:
+            self._waits.published(channel, self._reader.free_slots)
         words, row = self._words, self._row + PROCESSOR_COUNTERS
         words[row + ProcessorCounter.REQUESTS] += 1
         words[row + ProcessorCounter.BYTES_IN] += length + _SIZE_BYTES
 
     def _starve(self, channel: Channel) -> None:
-        """Wait for a slot or an extent; try to free a slot."""
+        """Let a channel wait in a queue for a slot, or for memory (an extent).
+
+        If it lacks a slot, move parts of frames out of other channels' slots first. If
+        it had waited for an extent before, it stays the first of its queue.
+        """
         if channel.slot < 0:
-            self._connections.count(ProcessorCounter.WAITS_FOR_SLOT, 1)
-            self._reader.spill(self._channels.values())
-            self._wait(channel, self._waiting)
+            self._spill()
+            self._wait_for_slot(channel)
         elif channel is self._reader.next:
             channel.waiting = True
             self._reader.queue(channel.wanted).appendleft(channel)
@@ -453,68 +553,160 @@ class Processor:
             self._connections.count(ProcessorCounter.WAITS_FOR_EXTENT, 1)
             self._wait(channel, self._reader.queue(channel.wanted))
 
-    def _make_room(self) -> None:
-        """Close slow senders if others wait for memory, and none has got any lately."""
-        if not (self._small or self._large or self._homeless):
-            self._starved_ns = 0
-        elif not self._starved_ns:
-            self._starved_ns = self._now
-        elif self._now - self._starved_ns > PATIENCE_NS:
-            self._starved_ns = self._now
-            wanted = self._reader.wanted_bytes()
-            wanted += sum(extent_bytes(each.extent_length) for each in self._homeless)
-            self._connections.close_slow_senders(wanted)
+    def _wait_for_slot(self, channel: Channel) -> None:
+        self._connections.count(ProcessorCounter.WAITS_FOR_SLOT, 1)
+        self._wait(channel, self._waiting)
 
-    def _wait(self, channel: Channel, queue: deque[Channel]) -> None:
+    def _spill(self) -> None:
+        """Free slots of connections that send no request just now, but not too often.
+
+        All connections are looked at, in vain if all slots have requests. The pause
+        behind it is nine times as long, since thousands may lack a slot at once.
+        """
+        began = time.monotonic_ns()
+        self._owes_spill = began < self._next_spill_ns
+        if not self._owes_spill:
+            self._reader.spill(self._channels.values())
+            now = time.monotonic_ns()
+            self._next_spill_ns = now + _SPILL_PAUSE * (now - began)
+
+    def _make_room(self) -> None:
+        """Close slow clients, if others have waited for memory or slots too long.
+
+        Small frames have waited for PATIENCE_NS, and none of them has got any in this
+        time; or so have large ones, or those that wait for a slot.
+        """
+        for is_large in (False, True):
+            homeless = [
+                extent_bytes(each.extent_length)
+                for each in self._homeless
+                if (each.extent_length > SMALL_FRAME_BYTES) == is_large
+            ]
+            waits = bool(homeless or self._reader.queues[is_large])
+            if self._has_waited(is_large, waits):
+                wanted = self._reader.wanted_bytes(is_large) + sum(homeless)
+                self._connections.close_slow_senders(wanted, is_large)
+        if self._has_waited(_SLOTS, bool(self._waiting)):
+            self._connections.close_slow_slot_holders(self._waiting, self._now)
+
+    def _has_waited(self, kind: int, waits: bool) -> bool:
+        """Return whether a kind of connections has waited too long; begin a new wait.
+
+        Args:
+            kind: the index of the kind in ``_starved_ns``.
+            waits: whether any of them waits.
+        """
+        since = self._starved_ns[kind]
+        if waits and since and self._now - since <= PATIENCE_NS:
+            return False
+        self._starved_ns[kind] = self._now if waits else 0
+        return waits and since > 0
+
+    def _share_slots(self) -> None:
+        """Take back slots that connections hold between two requests.
+
+        If few slots are free even then, have waiting requests, such as Fetches,
+        answered early.
+        """
+        began = time.monotonic_ns()
+        for channel in self._channels.values():
+            if channel.state == _READING and not channel.waiting:
+                self._reader.leave_if_empty(channel)
+        self._waits.make_room(self._reader.free_slots)
+        self._waits.pause(began)
+
+    def _wait(self, channel: Channel, queue: deque[Channel] | FairQueue) -> None:
         if not channel.waiting:
             channel.waiting = True
             queue.append(channel)
 
     def _retry_reading(self) -> None:
-        """Read from the channels that waited, in order."""
+        """Read again from channels that could not be read before.
+
+        They have waited for a slot, for memory for a large request (an extent), for
+        room in the request ring, or for the end of a throttle time.
+        """
         for channel in self._throttles.due(self._now):
             if self._connections.is_here(channel) and channel.state == _READING:
                 self._receive(channel)
-        for _ in range(len(self._homeless)):
+        self._house_adopted()
+        for is_large in (False, True):
+            self._retry_with_extents(is_large)
+        self._retry_in_turn()
+
+    def _retry_in_turn(self) -> None:
+        """Read from channels that have waited for a slot, or for room in the ring.
+
+        The two queues take turns, since one that is never empty would keep the other
+        waiting.
+        """
+        if self._waiting and not self._reader.free_slots:
+            self._spill()
+        for _ in range(len(self._postponed) + len(self._waiting)):
+            has_slot = self._reader.free_slots > 0
+            ready = [
+                queue
+                for queue in self._retried
+                if queue and (has_slot or queue is not self._waiting)
+            ]
+            if self._requests.is_blocked or not ready:
+                return
+            self._retried.rotate()
+            channel = ready[0].popleft()
+            channel.waiting = False
+            if ready[0] is self._waiting:
+                self._starved_ns[_SLOTS] = self._now
+            if self._connections.is_here(channel) and channel.state == _READING:
+                self._receive(channel, has_turn=ready[0] is self._waiting)
+
+    def _house_adopted(self) -> None:
+        """Move parts of frames of adopted channels into this processor's memory.
+
+        Small frames have memory that large ones may not take, so one of a kind without
+        room lets only those of the other kind go first.
+        """
+        without_room: list[Channel] = []
+        is_full = [False, False]  # for small frames, and for large ones
+        while self._homeless and not all(is_full):
             channel = self._homeless.popleft()
             if not self._connections.is_here(channel):
                 continue
-            if not self._reader.house(channel):
-                self._homeless.appendleft(channel)
-                break
+            is_large = channel.extent_length > SMALL_FRAME_BYTES
+            if is_full[is_large] or not self._reader.house(channel):
+                is_full[is_large] = True
+                without_room.append(channel)
+                continue
+            self._starved_ns[is_large] = self._now
             channel.waiting = False
             self._receive(channel)
-        for queue in self._reader.queues:
-            self._retry_with_extents(queue)
-        for queue in (self._postponed, self._waiting):
-            for _ in range(len(queue)):
-                if self._requests.is_blocked:
-                    return
-                channel = queue.popleft()
-                channel.waiting = False
-                if self._connections.is_here(channel) and channel.state == _READING:
-                    self._receive(channel)
-                    if channel.waiting and queue is self._waiting:
-                        break  # still no room for the first of the queue
+        self._homeless.extendleft(reversed(without_room))
 
-    def _retry_with_extents(self, queue: deque[Channel]) -> None:
-        """Read from the channels that waited for an extent, as far as there are any."""
+    def _retry_with_extents(self, is_large: bool) -> None:
+        """Read from the channels that wait for extents, until no extent is free."""
+        queue = self._reader.queues[is_large]
         while queue and not self._requests.is_blocked:
             channel = queue.popleft()
             channel.waiting = False
             if not (self._connections.is_here(channel) and channel.state == _READING):
                 continue
             self._reader.next = channel
-            self._receive(channel)
+            self._receive(channel, has_turn=True)
             self._reader.next = None
-            if queue and queue[0] is channel:
-                return
-            self._starved_ns = self._now
+            if channel.waiting:
+                return  # still for an extent; or for a slot, since its own was needed
+            self._starved_ns[is_large] = self._now
 
     # -- responses ---------------------------------------------------------------
 
     def _take_responses(self, *, arm: bool) -> bool:
-        """Process the waiting responses; return whether there were any."""
+        """Take answered requests from the response ring, and send the answers.
+
+        Return whether there were any.
+
+        Args:
+            arm: whether the doorbell must ring for the next response, if none waits
+                now.
+        """
         slots = self._requests.receive_responses(arm=arm)
         if not slots:
             return False
@@ -530,9 +722,12 @@ class Processor:
         return True
 
     def _process_unusual(self, answers: list[tuple[Channel, int, int]]) -> None:
-        """Process answers that the core has left: (channel, slot, bytes sent).
+        """Process the answers that the C code could not send to their end.
 
-        -1 bytes sent: the whole answer is sent, and the channel may be read.
+        Args:
+            answers: channel, slot, and how many bytes of the answer the C code has
+                sent. -1: it has sent the whole answer, and Python must read from the
+                channel.
         """
         for channel, slot, sent in answers:
             if sent >= 0:
@@ -552,7 +747,10 @@ class Processor:
         self._send(channel, sent)
 
     def _send(self, channel: Channel, already: int) -> None:
-        """Send the answer in a channel's slot, after the bytes sent ``already``."""
+        """Send the answer to a channel's request, without its first ``already`` bytes.
+
+        A handler may also have ordered to send nothing, or to close the connection.
+        """
         kind, offset, length = self._requests.response(channel.slot)
         channel.sent += length
         if kind == _BYTES:
@@ -608,15 +806,24 @@ class Processor:
         self._in_flight[slot - self._first_slot] = None
         self._reader.finish_request(channel, self._now)
         channel.state = next_state(channel.state, ChannelEvent.RESPONSE_SENT)
-        if channel.readable or channel.start < channel.end:
-            self._receive(channel)
-        else:
+        if not (channel.readable or channel.start < channel.end):
             self._reader.rest(channel)
+        elif self._waiting and not self._reader.has_plenty:
+            # Otherwise a client that sends its requests without waiting for the answers
+            # would keep its slots for as long as it likes.
+            self._reader.give_up_slot(channel)
+            self._wait_for_slot(channel)
+        else:
+            self._receive(channel)
 
     # -- connections that are given away -----------------------------------------
 
     def _depart(self) -> None:
-        """Give away connections without a request in flight, as ordered."""
+        """Give connections to other processors, as many as the supervisor has ordered.
+
+        Only those without a request in flight can go; at most _DEPARTURES_A_TURN go in
+        a turn.
+        """
         departures = self._departures
         reading = [each for each in self._channels.values() if each.state == _READING]
         left, staying = departures.left, self._reader.staying
@@ -633,13 +840,17 @@ class Processor:
         departures.note_progress(len(self._channels))
 
     def _stay(self, reading: Iterable[Channel]) -> None:
-        """Continue connections that have been answered and are not given away now."""
+        """Read from the connections that could not be given away in this turn."""
         for channel in self._connections.unread(reading):
             self._receive(channel, stays=True)
             self._busy = True  # their requests are still to be published
 
     def _has_retired(self) -> bool:
-        """Return whether all connections are given away, and nothing is left to do."""
+        """Return whether this processor has no connection left, and no slot in use.
+
+        A slot is the entry of a request. Those lent to connections that were given away
+        count, too.
+        """
         if self._channels or self._new_connections or not self._departures.is_finished:
             return False
         self._reader.take_back_lent()
@@ -648,7 +859,12 @@ class Processor:
     # -- the end of connections --------------------------------------------------
 
     def _housekeep(self) -> None:
-        """Close idle connections and give memory back. Runs once a second."""
+        """Do what is due once a second.
+
+        Close idle connections and slow readers, repeat notices to handlers about
+        requests that must not wait, ask for sockets that did not come, and give unused
+        memory back.
+        """
         self._next_housekeeping = self._now + _HOUSEKEEPING_NS
         self._costs.beat(self._now)
         self._polls.look(self._now)
@@ -663,6 +879,7 @@ class Processor:
             if self._connections.rests(channel, expired):
                 self._connections.close(channel, ProcessorCounter.CLOSED_IDLE)
         self._connections.close_slow_readers(self._now)
+        self._waits.repeat()
         self._reader.take_back_lent()
         for connection in self._arrivals.ask_again(self._rows, self._keeper):
             self._connections.expect(connection, self._now)
@@ -674,6 +891,10 @@ class Processor:
             self._sender.close_unused()
 
     def _drain(self) -> None:
-        """Close idle connections; requests in flight are answered first."""
+        """Begin to end: read no more requests, and close the idle connections.
+
+        Connections with a request in flight are closed after the answer, in a later
+        turn.
+        """
         self._draining, self._compiled = True, None  # the core would continue to read
         self._connections.close_reading()

@@ -1,17 +1,19 @@
-"""RequestChannel: requests down to the handlers, responses back up, over the rings.
+"""RequestChannel: pass requests down to the handlers, and responses back up.
 
-Kafka's RequestChannel is one object that two groups of threads share. Here each side
-has an object of its own over the same shared memory. A slot identifies a request on
-both sides; bytes are never copied between processes.
+Kafka's RequestChannel is one object that two groups of threads share. In this broker a
+processor and a handler each have an object of their own, over the same shared memory. A
+slot (an entry in shared memory for one request in flight) identifies a request on both
+sides; bytes are never copied between processes.
 """
 
 import sys
 import time
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from mpbroker.base.logger import get_logger
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.ipc.arena import (
     ANSWER_AT,
     ANSWER_BYTES,
@@ -26,6 +28,7 @@ from mpbroker.ipc.arena import (
 from mpbroker.ipc.compiled import core
 from mpbroker.ipc.layout import (
     CONNECTION_SLOT,
+    GENERATION_SHIFT,
     HANDLER_STARVED,
     HANDLER_STARVED_BYTES,
     MAX_PROCESSORS,
@@ -38,6 +41,7 @@ from mpbroker.ipc.layout import (
     SLOT_EXTENT,
     SLOT_EXTENT_LENGTH,
     SLOT_INTENT,
+    SLOT_MUST_END,
     SLOT_PARKED,
     SLOT_PROGRESS,
     SLOT_PROGRESS_OFFSET,
@@ -86,14 +90,14 @@ _RESPONDING: Final = int(SlotState.RESPONDING)
 _BYTES: Final = int(ResponseKind.BYTES)
 _PARTS: Final = int(ResponseKind.PARTS)
 _CLEAR_WORDS: Final = 16
-# Answers for which there is no room are in private memory: in no more of it than this.
+# The most private memory for answers that find no room in the handler's region.
 _MAX_UNPLACED_BYTES: Final = 64 * 1024 * 1024
-# So often the clients of such answers are looked for: they may have gone.
+# How often such answers are tried again: there may be room, or their clients have gone.
 _LOOK_NS: Final = 100_000_000
 
 
 class ProcessorEnd:
-    """A processor's side: publish requests, take responses."""
+    """Publishes requests and takes responses: the processor's side of the channel."""
 
     def __init__(
         self, control: Segment, ring: RequestRing, responses: ResponseRing
@@ -115,7 +119,18 @@ class ProcessorEnd:
     def send_request(
         self, slot: int, offset: int, length: int, progress: int, received_ns: int
     ) -> None:
-        """Queue one request; ``flush`` publishes it. Mute its connection first."""
+        """Queue a request for the handlers; ``flush`` puts it into the request ring.
+
+        The caller must have muted the connection.
+
+        Args:
+            slot: the request's slot.
+            offset: where the request is in the arena (the shared memory for requests
+                and answers), without its size field.
+            length: its length in bytes.
+            progress: where handlers note their progress, in the arena.
+            received_ns: when it was received (CLOCK_MONOTONIC).
+        """
         words = self._words
         row = SLOTS + slot * SLOT_WORDS
         words[row + SLOT_REQUEST_OFFSET] = offset
@@ -136,9 +151,18 @@ class ProcessorEnd:
         received_ns: int,
         answer: tuple[int, int],
     ) -> None:
-        """Note the answer (offset, length) to a request that the processor answers.
+        """Note in a slot that the processor itself answers its request.
 
-        After the store to the state, a successor sends this answer.
+        If the processor dies after this call, its successor sends the answer.
+
+        Args:
+            slot: the request's slot.
+            offset: where the request is in the arena (the shared memory for requests
+                and answers), without its size field.
+            length: its length in bytes.
+            progress: where handlers would note their progress, in the arena.
+            received_ns: when it was received (CLOCK_MONOTONIC).
+            answer: offset and length of the answer in the arena.
         """
         self.send_request(slot, offset, length, progress, received_ns)
         self.forget(slot)
@@ -150,8 +174,16 @@ class ProcessorEnd:
             words[row + SLOT_STATE] & _KEEP_GENERATION | _RESPONDING
         )
 
+    def end_wait(self, slot: int) -> None:
+        """Mark a request in shared memory, so that handlers answer it soon.
+
+        They do not let it wait, as a Fetch for more records.
+        """
+        words, row = self._words, SLOTS + slot * SLOT_WORDS
+        words[row + SLOT_MUST_END] = words[row + SLOT_STATE] >> GENERATION_SHIFT
+
     def flush(self) -> int:
-        """Publish requests as far as there is room; return how many had to stay."""
+        """Put queued requests into the request ring; return how many had no room."""
         waiting = self.unpublished
         if waiting:
             del waiting[: self._ring.put(waiting)]
@@ -162,22 +194,35 @@ class ProcessorEnd:
         return len(waiting)
 
     def receive_responses(self, *, arm: bool) -> list[int]:
-        """Take all answered slots; ``arm``: if there are none, the bell will ring."""
+        """Take the slots of all answered requests from the response ring.
+
+        Args:
+            arm: if there are none, have the doorbell rung at the next answer.
+        """
         return self._responses.pop(arm=arm)
 
     def answered(self) -> list[int]:
-        """Return the slots whose answers wait to be received."""
+        """Return the slots on the response ring, without taking them from it.
+
+        The requests in these slots are answered.
+        """
         return self._responses.waiting()
 
     def forget(self, slot: int) -> bool:
-        """Take back an unpublished request whose connection has ended."""
+        """Take back a queued request whose connection has ended.
+
+        Return False if the request has been published already.
+        """
         if slot in self.unpublished:
             self.unpublished.remove(slot)
             return True
         return False
 
     def response(self, slot: int) -> tuple[int, int, int]:
-        """Return (ResponseKind, arena offset, length)."""
+        """Return where the answer to a slot's request is.
+
+        The result is its ResponseKind, its offset in the arena, and its length.
+        """
         row = SLOTS + slot * SLOT_WORDS
         kind, offset, length = self._words[
             row + SLOT_RESPONSE_KIND : row + SLOT_RESPONSE_LENGTH + 1
@@ -186,7 +231,7 @@ class ProcessorEnd:
 
 
 class ReceivedRequest(NamedTuple):
-    """A claimed slot's request, still where it was received."""
+    """Points to a request that a handler has taken, in shared memory."""
 
     slot: int
     connection: int
@@ -195,7 +240,7 @@ class ReceivedRequest(NamedTuple):
 
 
 class _Unplaced(NamedTuple):
-    """An answer that waits for room in the handler's region."""
+    """Holds an answer that waits in a handler's private memory for shared memory."""
 
     slot: int
     length: int
@@ -203,13 +248,14 @@ class _Unplaced(NamedTuple):
 
 
 class HandlerEnd:
-    """A handler's side: take requests, answer, park.
+    """Takes, answers and parks requests: the handler's side of the channel.
 
-    Answers are written into the slot's block, or into an extent of the handler's own
-    region, and pushed to each processor's queue in one go by ``flush``. An answer for
-    which the region has no room waits in private memory; processors close clients that
-    take their answers slowly, until there is room (slow_clients.py). A connection has
-    one answer at a time, so none can fill the region with several.
+    An answer is written into the block of the request's slot, or, if it is larger, into
+    an extent: a piece of the handler's own region of shared memory. ``flush`` pushes
+    all answers to their processors' queues. An answer for which the region has no room
+    waits in private memory; processors close clients that take their answers slowly,
+    until there is room (slow_clients.py). A connection has one answer at a time, so no
+    connection can fill the region with several.
     """
 
     def __init__(
@@ -254,7 +300,7 @@ class HandlerEnd:
         self._adopt_extents()
 
     def _adopt_extents(self) -> None:
-        """Reserve the answers that a predecessor made and processors still send."""
+        """Reserve the memory of a dead predecessor's answers that are not sent yet."""
         first = self._extents.start
         end = first + self._extents.size_bytes
         words = self._words
@@ -273,7 +319,7 @@ class HandlerEnd:
 
     @property
     def compiled_ring(self) -> "_core.RequestRing | None":
-        """The request ring in C; None: there is no compiled core."""
+        """The request ring as an object of the C extension; None without that."""
         return self._ring.compiled
 
     # -- taking --------------------------------------------------------------------
@@ -281,7 +327,13 @@ class HandlerEnd:
     def receive_requests(
         self, max_requests: int, handlers: int, *, arm: bool
     ) -> list[int]:
-        """Claim up to a fair share of the waiting requests."""
+        """Claim at most a fair share of the waiting requests; return their slots.
+
+        Args:
+            max_requests: the most requests to claim.
+            handlers: how many handlers share the waiting requests.
+            arm: if there are none, have this handler woken at the next request.
+        """
         return self._ring.take(max_requests, self._handler, handlers, arm=arm)
 
     def request(self, slot: int) -> ReceivedRequest:
@@ -298,7 +350,12 @@ class HandlerEnd:
     # -- answering ---------------------------------------------------------------------
 
     def send_bytes(self, slot: int, frame: bytes) -> None:
-        """Answer with a whole frame, its size field included."""
+        """Answer with a whole frame, its size field included.
+
+        Raises:
+            OverflowError: the answer is larger than the handler's shared memory for
+                answers.
+        """
         if self.compiled is not None and self.compiled.send_bytes(slot, frame):
             return
         length = len(frame)
@@ -314,16 +371,21 @@ class HandlerEnd:
         self._answer(slot, _BYTES, where, length)
 
     def written(self, slot: int, length: int) -> bytes:
-        """Return the answer that the compiled core has written into the block."""
+        """Return the answer that the C code has written into the block of a slot."""
         at = self._layout.block(slot) + ANSWER_AT
         return bytes(self._arena.view[at : at + length])
 
     def send_written(self, slot: int, length: int) -> None:
-        """Answer with what the compiled core has already written into the block."""
+        """Answer with the bytes that the C code has written into a slot's block."""
         self._answer(slot, _BYTES, self._layout.block(slot) + ANSWER_AT, length)
 
     def send_parts(self, slot: int, parts: list[bytes | FilePart]) -> None:
-        """Answer with bytes and file ranges, in order; none of them empty."""
+        """Answer with parts in this order: bytes or file ranges, none of them empty.
+
+        Raises:
+            OverflowError: the answer's bytes in memory, without the file ranges, are
+                more than the handler's shared memory for answers.
+        """
         length = parts_size_bytes(parts)
         extent = self._extent_for(slot, length)
         if extent is None:
@@ -354,7 +416,11 @@ class HandlerEnd:
             answered.append(slot)
 
     def flush(self) -> None:
-        """Push all answers to their processors' queues."""
+        """Put all answers on the response rings of their processors.
+
+        Before that, copy answers that have waited for shared memory, if there is room
+        now.
+        """
         if self._unplaced:
             self._place()
         self._push()
@@ -367,11 +433,15 @@ class HandlerEnd:
 
     @property
     def has_unplaced(self) -> bool:
-        """Whether answers wait for room in the handler's region, for slow consumers."""
+        """Whether answers wait for room in this handler's region of shared memory."""
         return bool(self._unplaced)
 
     def _put_aside(self, unplaced: _Unplaced) -> None:
-        """Let an answer wait for room. If too much waits, the largest is given up."""
+        """Let an answer wait for room in this handler's region of shared memory.
+
+        If more than _MAX_UNPLACED_BYTES wait, close the connection of the largest
+        answer.
+        """
         self._unplaced.append(unplaced)
         self._unplaced_bytes += unplaced.length
         if self._unplaced_bytes > _MAX_UNPLACED_BYTES:
@@ -390,20 +460,30 @@ class HandlerEnd:
         self.close_connection(unplaced.slot)
 
     def give_up_unplaced(self) -> None:
-        """Close the connections whose answers still wait for room."""
+        """Close the connections whose answers still wait for room in shared memory."""
         waiting, self._unplaced = self._unplaced, []
         for unplaced in waiting:
             self._give_up(unplaced)
         self._note_unplaced(0)
 
     def _note_unplaced(self, since_ns: int) -> None:
-        """Tell the processors since when answers have waited, and for how much."""
+        """Store since when answers wait for room, and how many bytes they have.
+
+        Processors look at this, and close clients that read their answers slowly.
+
+        Args:
+            since_ns: since when (CLOCK_MONOTONIC); 0: no answer waits.
+        """
         words, row = self._words, handler_row(self._handler)
         words[row + HANDLER_STARVED_BYTES] = self._unplaced_bytes
         words[self._starved_word] = since_ns
 
     def _place(self) -> None:
-        """Place the waiting answers for which there is room now, oldest first."""
+        """Copy waiting answers into this handler's shared memory, oldest first.
+
+        An answer that finds no room waits on. Do nothing if no memory has been freed
+        and the last attempt was less than 100 ms ago.
+        """
         now = time.monotonic_ns()
         self._reclaim()
         if now < self._next_look_ns:
@@ -418,7 +498,10 @@ class HandlerEnd:
             self._note_unplaced(now)
 
     def _is_placed(self, unplaced: _Unplaced) -> bool:
-        """Place an answer if there is room, or drop it if its client has gone."""
+        """Copy an answer to shared memory, or drop it if its client has disconnected.
+
+        Return False if there is no room, and the answer must still wait.
+        """
         slot, length, answer = unplaced
         connection = self._words[slot_row(slot) + SLOT_CONNECTION]
         if self._words[connection_row(connection) + CONNECTION_SLOT] != slot + 1:
@@ -452,7 +535,7 @@ class HandlerEnd:
         if length <= SMALL_ANSWER_BYTES:
             extent = extents.allocate(length, low=small_answers)
         if extent is None:
-            # The answer that is too large for this part may have the other one too.
+            # Only an answer too large for the large part may reach into the small one.
             is_huge = length > LARGE_ANSWERS_BYTES
             high = sys.maxsize if is_huge else small_answers
             extent = extents.allocate(length, high=high)
@@ -465,7 +548,10 @@ class HandlerEnd:
         return extent
 
     def _reclaim(self) -> bool:
-        """Take back the extents of answers that have been sent; False: none has."""
+        """Free the shared memory of answers that have been sent.
+
+        Return whether there were any.
+        """
         words, before = self._words, len(self._lent)
         for slot, (generation, extent, length) in list(self._lent.items()):
             state = words[SLOTS + slot * SLOT_WORDS + SLOT_STATE]
@@ -481,7 +567,11 @@ class HandlerEnd:
         return True
 
     def give_back_memory(self) -> None:
-        """Return memory that large answers have used. To be called when idle."""
+        """Give memory that large answers have used back to the kernel.
+
+        To be called when this handler is idle. If an answer is still being sent, no
+        memory is given back.
+        """
         if self._lent:
             self._reclaim()
             if not self._lent:
@@ -490,7 +580,11 @@ class HandlerEnd:
     # -- parking ---------------------------------------------------------------------
 
     def park(self, slot: int, deadline_ns: int) -> None:
-        """Keep a request that must wait. If this process dies, it is redelivered."""
+        """Mark a request as one that waits, until ``deadline_ns`` (CLOCK_MONOTONIC).
+
+        Its slot gets the state PARKED. If this process dies, another handler gets the
+        request.
+        """
         words, row = self._words, SLOTS + slot * SLOT_WORDS
         words[row + SLOT_DEADLINE] = deadline_ns
         if words[row + SLOT_PARKED] <= words[row + SLOT_DEQUEUED]:
@@ -499,8 +593,30 @@ class HandlerEnd:
             words[row + SLOT_STATE] & _KEEP_GENERATION | self._parked
         )
 
+    def must_end(self, slot: int) -> bool:
+        """Return whether the processor wants a request answered without waiting.
+
+        The processor has then marked the request with ``end_wait``.
+        """
+        words, row = self._words, SLOTS + slot * SLOT_WORDS
+        return bool(
+            words[row + SLOT_MUST_END] == words[row + SLOT_STATE] >> GENERATION_SHIFT
+        )
+
+    def generation(self, slot: int) -> int:
+        """Return a number that tells a slot's current request from its later ones."""
+        return int(self._words[slot_row(slot) + SLOT_STATE] >> GENERATION_SHIFT)
+
+    def has_claimed(self, slot: int) -> bool:
+        """Return whether this handler has taken a slot's request, and not parked it.
+
+        It may have been executed already.
+        """
+        state = self._words[slot_row(slot) + SLOT_STATE]
+        return state & ~_KEEP_GENERATION == self._claimed
+
     def note_wait(self, slot: int, now_ns: int) -> None:
-        """Note that a claimed request waits for other processes, or for the disk."""
+        """Note the time from which a request waits for other processes or the disk."""
         self._words[slot_row(slot) + SLOT_PARKED] = now_ns
 
     def unpark(self, slot: int) -> None:
@@ -510,17 +626,20 @@ class HandlerEnd:
         )
 
     def deadline_ns(self, slot: int) -> int:
-        """Return the deadline of a redelivered request; 0: it was never parked."""
+        """Return the deadline until which a request may wait, set before a redelivery.
+
+        A handler that has died or retired had parked the request. 0: none had.
+        """
         return self._words[slot_row(slot) + SLOT_DEADLINE]
 
     def put_back(self, slots: Sequence[int]) -> None:
-        """Put a retiring handler's parked requests back, for other handlers."""
+        """Put a retiring handler's parked requests on the ring, for other handlers."""
         for slot in slots:
             self.unpark(slot)  # the ring must not have parked requests
         self._ring.put_back(slots)
 
     def give_back(self, slot: int) -> None:
-        """Let another handler continue a request that this one has claimed."""
+        """Put a request that this handler has taken on the ring again, for others."""
         self._ring.put_back([slot], wake_all=False)
 
     def session_claim(self, slot: int) -> int:
@@ -530,7 +649,12 @@ class HandlerEnd:
         self._words[slot_row(slot) + SLOT_SESSION_CLAIM] = claim
 
     def progress(self, slot: int) -> list[int]:
-        """Return the notes of earlier executions; for a Produce, base offsets."""
+        """Return what handlers that have died have noted about a request, as words.
+
+        For a Produce this is a word for each partition that is done, such as its base
+        offset. For other requests the words are the intent, as `note_intent` stored it.
+        Return an empty list if nothing was noted.
+        """
         words, row = self._words, SLOTS + slot * SLOT_WORDS
         done = words[row + SLOT_PROGRESS]
         if not done:
@@ -539,9 +663,12 @@ class HandlerEnd:
         return self._arena.words[where : where + done].tolist()
 
     def progress_capacity(self, slot: int) -> int:
-        """Return how many partitions of this request can be noted as done.
+        """Return how many words of a request's memory are for notes of its execution.
 
-        This is enough for all partitions with records that fit the request's length.
+        `note_intent` and `note_progress` store what is about to be appended, and what
+        has been. If the handler dies, the next one goes on from there. The words are
+        enough for a Produce, whose length limits for how many partitions it can have
+        records.
         """
         words, row = self._words, SLOTS + slot * SLOT_WORDS
         in_block = words[row + SLOT_PROGRESS_OFFSET] - words[row + SLOT_BLOCK]
@@ -550,7 +677,11 @@ class HandlerEnd:
         return progress_words(words[row + SLOT_REQUEST_LENGTH] + 4)
 
     def note_intent(self, slot: int, words: Sequence[int]) -> None:
-        """Note the changes that a request will make, as far as there is room."""
+        """Store in a request's memory the words that describe the changes it will make.
+
+        If this handler dies, the next one finds them with `progress`. Words beyond
+        `progress_capacity` are left out.
+        """
         row = slot_row(slot)
         fitting = array("q", words[: self.progress_capacity(slot)])
         where = self._words[row + SLOT_PROGRESS_OFFSET] >> 3
@@ -558,6 +689,12 @@ class HandlerEnd:
         self._words[row + SLOT_PROGRESS] = len(fitting)  # the commit
 
     def note_progress(self, slot: int, ordinal: int, word: int) -> None:
-        """Note that a partition is done without an append of its own."""
+        """Note a Produce's result for a partition to which it appends nothing.
+
+        Args:
+            slot: the request's slot.
+            ordinal: the partition's place in the request.
+            word: the result as a word; see `progress`.
+        """
         where = self._words[slot_row(slot) + SLOT_PROGRESS_OFFSET] >> 3
         self._arena.words[where + ordinal] = word

@@ -1,20 +1,21 @@
 """Read requests from sockets straight into shared memory, and frame them there.
 
-A connection that becomes readable gets a free slot, and its bytes go into the slot's
-own block. When a whole frame is in the block, it is published in place; bytes that a
-client pipelined behind it stay in the block until it is answered. A frame that cannot
-fit the block moves to an extent of its exact length, and the rest is received there
-without reading ahead. So all bytes that we have received are in shared memory, at a
-place that the connection's row names, and the kernel counts them.
+A connection that becomes readable gets a free slot, the entry of one request in flight,
+and its bytes go into the slot's own block of memory. When a whole frame is in the
+block, it is published in place; bytes that a client pipelined behind it stay in the
+block until the frame is answered. A frame that cannot fit the block moves to an extent
+(other shared memory) of its exact length, and the rest is received there without
+reading ahead. So all bytes that the processor has received are in shared memory, at a
+place that the connection's row (its record) names, and the kernel counts them.
 
 There are many slots, but a client may open thousands of connections and send a part of
 a frame on each. When slots run short, such parts are moved to private memory (at most a
-block each) until the rest arrives. Only these are lost with their processor.
+block each) until the rest arrives. So are requests that were pipelined behind others,
+until it is their turn. Only these bytes are lost when their processor dies.
 """
 
 import sys
 import time
-from collections import deque
 from collections.abc import Container, Iterable, Iterator
 from enum import IntEnum
 from struct import Struct
@@ -33,6 +34,7 @@ from mpbroker.ipc.layout import (
     CONNECTION_COPY_SHIFT,
     CONNECTION_EXTENT,
     CONNECTION_EXTENT_LENGTH,
+    CONNECTION_MUTED_UNTIL,
     CONNECTION_OWNER,
     CONNECTION_POSITION,
     CONNECTION_SLOT,
@@ -61,6 +63,7 @@ from mpbroker.network.channel import Channel
 from mpbroker.network.channel_selector import ChannelSelector
 from mpbroker.network.connection_rows import ConnectionRows, live_rows
 from mpbroker.network.errors import FrameLengthError
+from mpbroker.network.fair_queue import FairQueue
 from mpbroker.network.frame_length import explain_bad_length
 from mpbroker.network.slow_clients import Transfer
 
@@ -71,13 +74,13 @@ _HELD: Final = int(SlotState.HELD)
 _KEEP_GENERATION: Final = ~(STATE_MASK | STATE_HANDLER_MASK)
 # Connections keep empty slots as long as so many are free. With fewer, each turn is
 # made in Python, which takes four times as long.
-_PLENTY_OF_SLOTS: Final = SLOTS_PER_PROCESSOR // 8
-# Blocks whose memory an idle processor keeps; that of the others is given back.
+PLENTY_OF_SLOTS: Final = SLOTS_PER_PROCESSOR // 8
+# How many blocks an idle processor keeps in memory. It gives back the others' memory.
 _WARM_BLOCKS: Final = 64
 
 
 class ReadResult(IntEnum):
-    """The result of an attempt to read one whole frame."""
+    """Names the results of an attempt to read one whole frame."""
 
     WHOLE = 0  # the frame is in the channel's slot, ready to be published
     DRAINED = 1  # the socket has no more bytes now
@@ -86,7 +89,7 @@ class ReadResult(IntEnum):
 
 
 class RequestReader:
-    """The receiving half of a processor: slots, extents and framing."""
+    """Receives requests into shared memory, and finds the ends of their frames."""
 
     def __init__(
         self,
@@ -109,9 +112,9 @@ class RequestReader:
         self._extents: ExtentAllocator = arena_layout.request_extents(processor)
         self._small_frames = arena_layout.small_frames(processor)
         # Channels that wait for an extent, for small frames and for large ones. Each
-        # queue is served in order: no channel takes what an earlier one waits for,
+        # queue is served in its order: no channel takes what an earlier one waits for,
         # except the channel whose turn it is.
-        self.queues: tuple[deque[Channel], deque[Channel]] = (deque(), deque())
+        self.queues = FairQueue(control.words), FairQueue(control.words)
         self.next: Channel | None = None
         self._free: list[int] = []
         self._processor = processor
@@ -124,7 +127,12 @@ class RequestReader:
         self.adopt_slots()
 
     def adopt_slots(self) -> None:
-        """Take the FREE slots; reserve all others and the extents that they name."""
+        """Find this processor's free slots, and the memory that is in use.
+
+        This is done after a restart, from shared memory: the extents (memory for large
+        requests) in use are reserved. A slot that neither a request nor a connection
+        uses any more is freed.
+        """
         words = self._words
         taken: list[tuple[int, int]] = []
         free = []
@@ -150,7 +158,13 @@ class RequestReader:
         self._lowest_free = len(free)
 
     def _slots_named_by_rows(self, taken: list[tuple[int, int]]) -> set[int]:
-        """Return our slots that rows name; add the extents that they name."""
+        """Return the slots of this processor that connections use.
+
+        The connections' rows, their records in shared memory, name them.
+
+        Args:
+            taken: offset and length are added to it for each extent that the rows name.
+        """
         words = self._words
         named = set()
         for connection in live_rows(words):
@@ -178,7 +192,7 @@ class RequestReader:
     # -- reading ---------------------------------------------------------------------
 
     def read(self, channel: Channel) -> ReadResult:
-        """Receive until there is one whole frame, or there are no more bytes.
+        """Receive bytes until one frame is whole, or no more have come.
 
         Raises:
             FrameLengthError: the size field is not valid; close the connection.
@@ -196,10 +210,14 @@ class RequestReader:
                 return result
 
     def _frame(self, channel: Channel) -> ReadResult | None:
-        """Look for a whole frame in the block, or make room for the rest of it.
+        """Look for a whole frame in a channel's block, or make room for its rest.
 
         Returns:
-            WHOLE, STARVED, or None: more bytes are needed, and there is room for them.
+            WHOLE if the frame is whole, STARVED if there is no room for the rest. None
+            if there is room for the bytes that are still needed.
+
+        Raises:
+            FrameLengthError: the size field is not valid; close the connection.
         """
         start, have = channel.start, channel.end - channel.start
         if have < _SIZE_BYTES:
@@ -226,10 +244,14 @@ class RequestReader:
         return None
 
     def _read_block(self, channel: Channel) -> ReadResult | None:
+        if channel.slot < 0 and (channel.readable or channel.spilled):
+            was_spilled = bool(channel.spilled)
+            if not self._take_slot(channel):
+                return ReadResult.STARVED
+            if was_spilled:
+                return None  # it may have waited for an extent, and for no more bytes
         if not channel.readable:
             return ReadResult.DRAINED
-        if channel.slot < 0 and not self._take_slot(channel):
-            return ReadResult.STARVED
         block, end = channel.block, channel.end
         count = self._selector.receive(
             channel, self._view[block + end : block + REQUEST_PART_BYTES]
@@ -275,12 +297,25 @@ class RequestReader:
         self._place(channel, 0, 0)
         return True
 
-    def queue(self, length: int) -> deque[Channel]:
-        """Return the queue of channels that wait for extents of this class."""
+    def queue(self, length: int) -> FairQueue:
+        """Return the queue of channels that wait for an extent for a frame of a length.
+
+        Args:
+            length: the length of the request's frame in bytes. There is a queue for
+                frames up to SMALL_FRAME_BYTES, and one for larger ones.
+        """
         return self.queues[length > SMALL_FRAME_BYTES]
 
     def _allocate(self, length: int) -> int | None:
-        """Return an extent for a frame; small ones have a part that large ones lack."""
+        """Allocate an extent (shared memory) for a frame; return its offset.
+
+        The offset is in the arena. Return None if there is no room. A part of this
+        processor's memory is reserved for frames up to SMALL_FRAME_BYTES. The rest is
+        for larger ones. Small ones may use it too, unless a larger one waits.
+
+        Args:
+            length: the frame's length in bytes.
+        """
         wanted, small_frames = extent_bytes(length), self._small_frames
         extent = None
         if length <= SMALL_FRAME_BYTES:
@@ -291,16 +326,28 @@ class RequestReader:
             self._extents_used = True
         return extent
 
-    def wanted_bytes(self) -> int:
-        """Return the bytes for which channels wait."""
-        return sum(
-            extent_bytes(channel.wanted) for queue in self.queues for channel in queue
-        )
+    def wanted_bytes(self, is_large: bool) -> int:
+        """Return how many bytes of memory the channels in one of the queues need.
 
-    def transfers(self, channels: Iterable[Channel]) -> Iterator[Transfer]:
-        """Yield the partly received frames whose extents others could use."""
+        This is shared memory (extents) for requests too large for the block of a slot.
+
+        Args:
+            is_large: whether it is the queue for frames above SMALL_FRAME_BYTES.
+        """
+        return sum(extent_bytes(channel.wanted) for channel in self.queues[is_large])
+
+    def transfers(
+        self, channels: Iterable[Channel], is_large: bool
+    ) -> Iterator[Transfer]:
+        """Yield partly received requests whose memory others may use for theirs.
+
+        Args:
+            channels: the connections to look at.
+            is_large: whether the others' frames are larger than SMALL_FRAME_BYTES, so
+                that they may not use the memory reserved for small ones.
+        """
         now = time.monotonic_ns()
-        high = sys.maxsize if self.queues[0] else self._small_frames
+        high = self._small_frames if is_large else sys.maxsize
         for channel in channels:
             if (
                 channel.state == ConnectionState.READING
@@ -322,7 +369,13 @@ class RequestReader:
         self._place(channel, 0, have)
 
     def _place(self, channel: Channel, start: int, end: int) -> None:
-        """Note that the first byte not consumed is at ``start`` in the block."""
+        """Note a new place of a channel's bytes in its block, also in shared memory.
+
+        Args:
+            channel: the connection; its bytes have been moved to this place.
+            start: bytes from the block's start to the current frame.
+            end: bytes from the block's start to the first free byte.
+        """
         channel.base += channel.start - start
         channel.start, channel.end = start, end
         words, row = self._words, channel.row
@@ -347,7 +400,10 @@ class RequestReader:
         return True
 
     def _hold_slot(self, connection: int) -> tuple[int, int]:
-        """Take a free slot for a connection; return it and its block's offset."""
+        """Take a free slot for a connection; return it and the offset of its block.
+
+        The block is the shared memory that belongs to the slot.
+        """
         slot = self._free.pop()
         self._lowest_free = min(self._lowest_free, len(self._free))
         words, row = self._words, slot_row(slot)
@@ -361,19 +417,22 @@ class RequestReader:
         return slot, block
 
     def release_slot(self, slot: int) -> None:
-        """Free a slot whose connection has ended or has no bytes in it."""
+        """Free a slot, the entry of one request, that no connection needs any more."""
         row = slot_row(slot)
         self._words[row + SLOT_STATE] &= _KEEP_GENERATION  # FREE
         self._free.append(slot)
 
     def release_request(self, slot: int) -> None:
-        """Free the extent of an answered slot's request, if it has one."""
+        """Free an answered request's extent: its memory if it was a large one."""
         extent = request_extent(self._words, slot)
         if extent is not None:
             self._extents.free(extent[0], extent_bytes(extent[1]))
 
     def detach(self, channel: Channel) -> None:
-        """Release everything that a connection holds except a request in flight."""
+        """Free the slot and memory of an ending connection.
+
+        A request in flight keeps its slot, and its extent if it is a large one.
+        """
         if channel.state == ConnectionState.READING and self._owns_extent(
             channel.extent
         ):
@@ -388,12 +447,15 @@ class RequestReader:
             self.release_slot(slot)
 
     def finish_request(self, channel: Channel, now_ns: int) -> None:
-        """Consume the frame that was answered; keep bytes pipelined behind it."""
+        """Remove an answered request from a channel; keep bytes pipelined behind it.
+
+        The new position is stored in shared memory, for a successor of this process.
+        """
         words = self._words
         extent = channel.extent
         if extent:
             channel.base += channel.start + channel.extent_length
-            # While it is with the handlers its slot names the extent as well.
+            # While the handlers have the request, its slot names the extent, too.
             channel.extent = words[channel.row + CONNECTION_EXTENT] = 0
             channel.start = channel.end = 0
         elif channel.frame_end < channel.end:
@@ -412,20 +474,44 @@ class RequestReader:
             self._extents.free(extent, extent_bytes(channel.extent_length))
 
     def rest(self, channel: Channel) -> None:
-        """Take an empty slot from a connection that waits for its next request.
+        """Free a connection's slot, if it has no bytes in it and few slots are free.
 
-        It keeps the slot as long as plenty are free: the request may come soon.
+        Otherwise the connection keeps the slot: its next request may come soon.
         """
         if not self.has_plenty:
             self.leave_if_empty(channel)
 
+    def pause(self, channel: Channel) -> None:
+        """Free a connection's slot if few are free: it is not read for a while.
+
+        If the slot has bytes of it, they are moved to private memory. A connection that
+        receives into an extent (memory for a large request) keeps its slot.
+        """
+        if not self.has_plenty and self._may_give_up_slot(channel):
+            self.give_up_slot(channel)
+
+    def _may_give_up_slot(self, channel: Channel) -> bool:
+        return (
+            self._owns(channel.slot)
+            and channel.state == ConnectionState.READING
+            and not channel.extent
+        )
+
     @property
     def has_plenty(self) -> bool:
-        """Whether connections may keep empty slots."""
-        return len(self._free) >= _PLENTY_OF_SLOTS
+        """Whether a connection may keep its slot between requests.
+
+        It may while PLENTY_OF_SLOTS or more are free.
+        """
+        return len(self._free) >= PLENTY_OF_SLOTS
+
+    @property
+    def free_slots(self) -> int:
+        """How many of this processor's slots are free."""
+        return len(self._free)
 
     def leave_if_empty(self, channel: Channel) -> None:
-        """Free a connection's slot if it is empty."""
+        """Free a connection's slot if it has none of the connection's bytes."""
         if channel.slot >= 0 and channel.start == channel.end and not channel.extent:
             slot, channel.slot = channel.slot, -1
             # First: a successor frees a HELD slot that no row names.
@@ -433,28 +519,49 @@ class RequestReader:
             self.release_slot(slot)
 
     def spill(self, channels: Iterable[Channel]) -> None:
-        """Free the slots that hold only a part of a frame."""
+        """Free the slots that hold only a part of a frame, or nothing.
+
+        The part is moved to this process's private memory, and so is what a throttled
+        client has pipelined. Connections that wait in a queue keep their slots; but
+        those that wait for an extent do not if there is no other slot, since they may
+        wait for long, and thousands may.
+
+        Args:
+            channels: the connections to look at.
+        """
         for channel in channels:
-            if (
-                channel.slot >= 0
-                and channel.state == ConnectionState.READING
-                and not channel.extent
-                and not channel.waiting
+            is_throttled = self._words[channel.row + CONNECTION_MUTED_UNTIL] > 0
+            if (is_throttled or not channel.waiting) and self._may_give_up_slot(
+                channel
             ):
-                block = channel.block
-                channel.spilled = bytes(
-                    self._view[block + channel.start : block + channel.end]
-                )
-                channel.base += channel.start
-                channel.start = channel.end = 0
-                self.leave_if_empty(channel)
+                self.give_up_slot(channel)
+        if self._free:
+            return
+        for channel in (*self.queues[0], *self.queues[1]):
+            if channel.waiting and self._may_give_up_slot(channel):
+                self.give_up_slot(channel)
+
+    def give_up_slot(self, channel: Channel) -> None:
+        """Free a connection's slot; move the bytes in it to private memory.
+
+        The connection has no extent (memory for a large request).
+        """
+        block = channel.block
+        channel.spilled = bytes(self._view[block + channel.start : block + channel.end])
+        channel.base += channel.start
+        channel.start = channel.end = 0
+        self.leave_if_empty(channel)
 
     # -- connections that come from other processors, or go there ----------------------
 
     def house(self, channel: Channel) -> bool:
-        """Copy the part of a frame into our own region; False: no room yet.
+        """Copy a partly received frame from another processor's memory to this one's.
 
-        One store to the row replaces the old place by the new one.
+        One store to the connection's record replaces the old place by the new one.
+
+        Returns:
+            True if the frame is in this processor's memory now, or was there already.
+            False if there is no room yet: call again later.
         """
         slot = channel.slot
         if slot >= 0 and not self._owns(slot):
@@ -480,12 +587,20 @@ class RequestReader:
         return True
 
     def can_leave(self, channel: Channel) -> bool:
-        """Return whether another process can continue with the part of a frame."""
+        """Return whether another processor could continue a connection.
+
+        A part of a frame in private memory is first copied to a slot, in shared memory.
+        Return False if no slot is free for that.
+        """
         self.leave_if_empty(channel)
         return not channel.spilled or self._take_slot(channel)
 
     def lend(self, channel: Channel) -> None:
-        """Keep a given connection's slot and extent as long as its row names them."""
+        """Remember the slot and memory of a connection that was given away.
+
+        The new owner copies the bytes, and then names another place in the connection's
+        record. After that `take_back_lent` frees the old one.
+        """
         if self._owns(channel.slot) or self._owns_extent(channel.extent):
             self._lent.append(
                 (
@@ -497,7 +612,11 @@ class RequestReader:
             )
 
     def take_back_lent(self) -> None:
-        """Free lent slots and extents whose bytes the new owners have fetched."""
+        """Free the slots and memory of given connections that were copied.
+
+        The new owner of a connection copies its bytes, and then names another slot in
+        the connection's record.
+        """
         words, lent = self._words, self._lent
         self._lent = []
         for connection, slot, extent, length in lent:
@@ -513,11 +632,14 @@ class RequestReader:
 
     @property
     def is_unused(self) -> bool:
-        """Whether no slot is in use, and nothing is lent to other processors."""
+        """Whether no slot is in use, also not by connections given to others."""
         return len(self._free) == SLOTS_PER_PROCESSOR and not self._lent
 
     def give_back_memory(self) -> None:
-        """Return the memory that a burst has used, if no slot is in use."""
+        """Give the memory that a burst has used back to the kernel.
+
+        Blocks are given back if no slot is in use, extents if no extent is in use.
+        """
         if len(self._free) == SLOTS_PER_PROCESSOR:
             touched = SLOTS_PER_PROCESSOR - self._lowest_free
             if touched > _WARM_BLOCKS:
@@ -534,9 +656,11 @@ class RequestReader:
 
 
 def request_extent(words: memoryview, slot: int) -> tuple[int, int] | None:
-    """Return offset and length of a slot's request in an extent, with its size field.
+    """Return where a slot's request is, if it is too large for the slot's block.
 
-    None: it is in the slot's own block.
+    The result is offset and length of its extent in the arena, the shared memory of
+    requests and answers. Both include the size field in front of the request. Return
+    None if the request is in the block.
     """
     row = slot_row(slot)
     offset = words[row + SLOT_REQUEST_OFFSET]

@@ -1,4 +1,4 @@
-"""Send answers: runs of shared memory, and ranges of log segments by sendfile.
+"""Send answers: bytes of shared memory, and ranges of log segments by sendfile.
 
 A partly sent answer stays with its connection until the socket takes more. The kernel
 counts how much of it was sent, so a successor knows where to continue.
@@ -9,6 +9,7 @@ import errno
 import os
 import select
 from collections import OrderedDict
+from collections.abc import Iterator
 from enum import IntEnum
 from typing import Final
 
@@ -19,13 +20,25 @@ from mpbroker.network.channel_selector import CLOSED, ChannelSelector
 from mpbroker.network.errors import SegmentGoneError
 
 _MAX_OPEN_SEGMENTS: Final = 128
-# At most so much of an answer is sent in one turn, so that a fast reader of a large
+# At most this much of an answer is sent in one turn, so that a fast reader of a large
 # answer does not delay the processor's other connections.
 _MAX_SEND_BYTES: Final = 4 * 1024 * 1024
 
 
+def _names_of(path: str) -> Iterator[str]:
+    """Yield the paths that a segment file may have by now."""
+    yield path
+    yield path + ".deleted"
+    directory, file = os.path.split(path)
+    parent, partition = os.path.split(directory)
+    with contextlib.suppress(OSError):
+        for name in os.listdir(parent):
+            if name.startswith(f"{partition}.") and name.endswith("-delete"):
+                yield f"{parent}/{name}/{file}"
+
+
 class SendResult(IntEnum):
-    """The result of sending an answer."""
+    """Says how far an answer was sent, and what is to be done next."""
 
     SENT = 0  # the kernel has the last byte
     BLOCKED = 1  # the socket is full; an event will come when it is not
@@ -34,7 +47,7 @@ class SendResult(IntEnum):
 
 
 class SegmentFiles:
-    """Log segments held open for sending, the most recently used ones.
+    """Keeps open the log segments from which answers were sent lately.
 
     One descriptor is reserved, so that a segment can always be opened: existing
     connections get their answers even if no descriptor is left for new ones.
@@ -48,21 +61,22 @@ class SegmentFiles:
         self._keep_place()
 
     def fd(self, path: str, inode: int) -> int:
-        """Return a descriptor of the file that the answer was made for.
+        """Return a descriptor of the segment file with this path and inode.
 
         Compaction and retention rename a segment before they drop it, and keep it for
-        file.delete.delay.ms.
+        file.delete.delay.ms. So a file with the suffix ".deleted" is taken too, and one
+        in the directory that a moved partition has left.
 
         Raises:
-            SegmentGoneError: no file of that name has this inode any more, or it cannot
-                be opened. Close this connection; the processor continues.
+            SegmentGoneError: no file of that name has this inode any more, or the file
+                cannot be opened. The caller closes the connection and goes on.
         """
         key = (path, inode)
         fd = self._fds.get(key)
         if fd is not None:
             self._fds.move_to_end(key)
             return fd
-        for name in (path, path + ".deleted"):
+        for name in _names_of(path):
             try:
                 fd = self._open(name)
             except FileNotFoundError:
@@ -100,14 +114,18 @@ class SegmentFiles:
             os.close(oldest)
 
     def close_unused(self) -> None:
-        """Close all files, so that deleted segments free their disk space."""
+        """Close all open files, so that deleted segments free their disk space.
+
+        To be called when the processor is idle. A file that is needed later is opened
+        anew.
+        """
         while self._fds:
             os.close(self._fds.popitem()[1])
         self._keep_place()
 
 
 class ResponseSender:
-    """The sending half of a processor."""
+    """Sends answers to clients' sockets, as much as a socket takes at a time."""
 
     def __init__(self, arena: Segment, selector: ChannelSelector) -> None:
         self._view = arena.view
@@ -115,7 +133,7 @@ class ResponseSender:
         self._files = SegmentFiles()
 
     def send_bytes(self, channel: Channel, offset: int, length: int) -> SendResult:
-        """Send an answer that is one run of bytes: the common case."""
+        """Send an answer that is contiguous in shared memory: the common case."""
         count = self._selector.send(channel, self._view[offset : offset + length])
         if count == length:
             return SendResult.SENT
@@ -126,7 +144,17 @@ class ResponseSender:
     def send_parts(
         self, channel: Channel, parts: list[BytesPart | FilePart], sent: int = 0
     ) -> SendResult:
-        """Send an answer of several parts, in order, after the bytes already sent."""
+        """Send an answer of several parts, in order.
+
+        Args:
+            channel: the connection.
+            parts: the parts of the whole answer, in memory or in files; the list is
+                used up.
+            sent: how many bytes of the answer have been sent before.
+
+        Raises:
+            SegmentGoneError: a part cannot be sent any more: close the connection.
+        """
         parts.reverse()
         while parts and sent >= parts[-1].length:
             sent -= parts.pop().length
@@ -135,7 +163,7 @@ class ResponseSender:
         return self.resume(channel)
 
     def resume(self, channel: Channel) -> SendResult:
-        """Continue a partly sent answer.
+        """Send more of an answer, until the socket is full or 4 MiB are sent.
 
         Raises:
             SegmentGoneError: a part cannot be sent any more: close the connection.

@@ -1,17 +1,21 @@
-"""Judge clients that hold memory for which other clients wait.
+"""Judge clients that hold memory, or slots, for which other clients wait.
 
 A partly received request and a partly sent answer hold shared memory for as long as the
-client likes. As long as there is room for all, the client may take its time. When
-others have waited for room, and none of them has got any for PATIENCE_NS, the slow ones
-are closed, the slowest first, until there is room for all that wait.
+client likes. As long as there is room for all, the client may take its time. When other
+clients have waited for room, and none of them has got any for PATIENCE_NS, the slow
+clients are closed, the slowest first, until there is room for all that wait.
+Each also holds a slot, the entry of one request, and even a small answer that a client
+does not read holds one. When others have waited that long for a slot, the slow
+connections of clients that hold more than their share are closed in the same way.
 
-The measure is the time that the whole transfer takes at the rate up to now: a client
-that sends a byte now and then is not silent, and is slow all the same.
+The measure is the time that the whole transfer takes at the rate up to now. So a client
+that sends a byte now and then counts as slow, although it is never silent for long.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Final, NamedTuple
+from typing import Final
 
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.network.channel import Channel
 
 PATIENCE_NS: Final = 1_000_000_000
@@ -24,14 +28,14 @@ _TOO_NEW_NS: Final = 1_000_000_000
 
 
 class Transfer(NamedTuple):
-    """A partly received request, or a partly sent answer.
+    """Describes a partly received request, or a partly sent answer.
 
     Attributes:
-        channel: its connection.
-        done: bytes transferred.
-        length: bytes of the whole.
+        channel: the connection of the transfer.
+        done: the bytes that have been transferred.
+        length: the bytes of the whole request or answer.
         held_ns: how long the memory has been held.
-        memory: bytes of memory held.
+        memory: the bytes of memory that are held.
     """
 
     channel: Channel
@@ -47,13 +51,21 @@ class Transfer(NamedTuple):
 
     @property
     def is_slow(self) -> bool:
-        """Whether it may be ended for others."""
+        """Whether the client may be disconnected when others need the memory.
+
+        That is so if the whole transfer takes longer than is allowed. A transfer that
+        began less than a second ago is never slow.
+        """
         allowed = _BASE_NS + self.length * 1_000_000_000 // _BYTES_A_SECOND
         return self.held_ns >= _TOO_NEW_NS and self.expected_ns > allowed
 
 
 def slowest(transfers: Iterable[Transfer], wanted: int) -> Iterator[Transfer]:
-    """Yield the slow ones, the slowest first, that hold ``wanted`` bytes together."""
+    """Yield slow transfers to end, the slowest first, for the memory they hold.
+
+    Stop when the yielded transfers together hold ``wanted`` bytes or more, or when no
+    slow one is left.
+    """
     slow = [transfer for transfer in transfers if transfer.is_slow]
     for transfer in sorted(slow, key=lambda each: each.expected_ns, reverse=True):
         if wanted <= 0:

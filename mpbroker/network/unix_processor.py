@@ -1,9 +1,10 @@
-"""The processor of a listener whose clients come over a Unix socket.
+"""UnixProcessor: serve the clients of a listener with a Unix socket.
 
 The kernel counts the bytes of a TCP connection (tcp_counters.py), but not those of a
 Unix socket: SIOCOUTQ gives the bytes that the client has not read yet, but nothing
 gives the bytes that were sent. So the progress of a dead processor's connections is
-unknown, and they end with it, as those of TLS do: their rows say PRIVATE.
+unknown, and the connections end with their processor, as connections over TLS do. Their
+rows say PRIVATE.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from mpbroker.network.processor import Processor
 
 
 class UnixProcessor(Processor):
-    """A Processor whose connections cannot be continued by another process."""
+    """Serves connections over a Unix socket; no other process can continue them."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -33,7 +34,10 @@ class UnixProcessor(Processor):
         self._connections.admit(channel)
 
     def _depart(self) -> None:
-        """Close idle connections if all must go, since none can be given away."""
+        """Close the idle connections if all connections must leave this processor.
+
+        None can be given away. If only some were to leave, all stay and are read again.
+        """
         departures = self._departures
         reading = ConnectionState.READING
         idle = [each for each in self._channels.values() if each.state == reading]

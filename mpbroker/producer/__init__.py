@@ -1,5 +1,7 @@
 """The producer for Kafka brokers: `Producer`, and `AsyncProducer` for asyncio."""
 
+from mpbroker.client.group_metadata import GroupMetadata
+from mpbroker.client.serialization import Serializer
 from mpbroker.producer.async_producer import AsyncProducer
 from mpbroker.producer.batch import RecordFuture, RecordMetadata
 from mpbroker.producer.errors import (
@@ -22,8 +24,8 @@ from mpbroker.producer.errors import (
 )
 from mpbroker.producer.partitioners import Partitioner, RoundRobinPartitioner
 from mpbroker.producer.producer import Producer
-from mpbroker.producer.record import ProducerInterceptor, ProducerRecord, Serializer
-from mpbroker.producer.transactions import GroupMetadata, OffsetAndMetadata
+from mpbroker.producer.record import ProducerInterceptor, ProducerRecord
+from mpbroker.producer.transactions import OffsetAndMetadata
 
 __all__ = [
     "AbortableError",

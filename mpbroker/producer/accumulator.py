@@ -53,17 +53,17 @@ _log = logging.getLogger(__name__)
 
 
 class DrainRules(Protocol):
-    """The rules of idempotence and transactions for draining batches."""
+    """Decides when a batch may leave its queue to be sent, and numbers it then."""
 
     def may_drain(self, batch: ProducerBatch) -> bool:
-        """Return whether the first batch of a partition may go now."""
+        """Return whether the first batch of a partition may be sent now."""
 
     def prepare(self, batch: ProducerBatch) -> None:
-        """Give a batch that goes now its producer id and sequence."""
+        """Give a batch that will be sent now its producer id and sequence number."""
 
 
 class Ready(NamedTuple):
-    """What could be sent now.
+    """The nodes that batches can be sent to now, and when to ask again.
 
     Attributes:
         nodes: the nodes for which a batch is ready.
@@ -77,13 +77,15 @@ class Ready(NamedTuple):
 
 
 class RecordAccumulator:
-    """See the module.
+    """Queues batches by partition, until the sender drains them.
 
     Attributes:
         lock: guards all queues.
         topics: the queues, by topic.
         flushes: calls of `flush` that wait; while there are any, no batch lingers.
         occupied: the nodes that take no more requests now; the sender sets it.
+        trouble: the reason why brokers refuse the producer's login, for the errors of
+            batches that expire; "" if none refuses it.
     """
 
     def __init__(
@@ -111,7 +113,8 @@ class RecordAccumulator:
         # The sender empties it before it looks for batches, so that records that come
         # later wake it.
         self.occupied: AbstractSet[int] = frozenset()
-        # By node: since when it does not take the batches that it has.
+        self.trouble = ""
+        # By node: the time since which it has not taken the batches that wait for it.
         self._stalled_since_ms: dict[int, float] = {}
 
     # -- appending ---------------------------------------------------------------------
@@ -139,7 +142,7 @@ class RecordAccumulator:
         Args:
             queue: the queue of the record's partition.
             record: the encoded parts of the record.
-            size: see `record_size`.
+            size: the record's size in bytes, as `record_size` returns it.
             callback: called when the record is done.
             transaction: the number of the record's transaction. While a batch of a
                 transaction is open, the transaction has not ended. So no other lock is
@@ -176,7 +179,7 @@ class RecordAccumulator:
         """Close and seal the open batch if ``size`` more bytes do not fit.
 
         Returns:
-            Whether it did.
+            Whether a batch was closed.
         """
         mine = None
         try:
@@ -257,8 +260,9 @@ class RecordAccumulator:
     ) -> PartitionQueue:
         """Return the queue for the next batch of records without keys.
 
-        It is the last one, until batch.size bytes have gone there. So each partition
-        gets its share of bytes, even if batches are sent before they are full.
+        It is the same queue as before until batch.size bytes have gone to its
+        partition. So each partition gets its share of bytes, even if batches are sent
+        before they are full.
         """
         with self.lock:
             topic.queue(partition_count - 1)
@@ -307,10 +311,11 @@ class RecordAccumulator:
         """Return the nodes for which batches are ready.
 
         Args:
-            snapshot: has the leaders.
-            now_ms: the time.
-            unanswered_ms: returns when a node got the last batches that it has not
-                answered; -inf if there are none.
+            snapshot: the metadata that names the leaders.
+            now_ms: the time of the producer's clock, in ms.
+            unanswered_ms: a function that returns, for a node's id, the time in ms at
+                which it got the last batches that it has not answered; -inf if there
+                are none.
         """
         nodes: set[int] = set()
         leaderless: set[str] = set()
@@ -359,14 +364,14 @@ class RecordAccumulator:
         return batch.last_attempt_ms + batch.backoff_ms - now_ms
 
     def must_wait(self, queue: PartitionQueue, snapshot: Snapshot) -> bool:
-        """Return whether a queue's node takes no more, so that waking has no effect."""
+        """Return whether a queue's leader takes no more requests now."""
         occupied = self.occupied
         return bool(occupied) and (
             snapshot.leader(queue.topic, queue.partition) in occupied
         )
 
     def note_node(self, node: int, is_usable: bool, now_ms: float) -> None:
-        """Note whether a node can take the batches that it has."""
+        """Note whether a broker can take the batches that wait for it."""
         if is_usable:
             self._stalled_since_ms.pop(node, None)
         else:
@@ -375,9 +380,10 @@ class RecordAccumulator:
     def drain(
         self, snapshot: Snapshot, nodes: Iterable[int], now_ms: float
     ) -> dict[int, list[ProducerBatch]]:
-        """Take sealed batches for each node, one of a partition, of max.request.size.
+        """Remove batches from the queues, seal them, and return them by node.
 
-        A first batch goes even if it alone is larger.
+        A node gets one batch of a partition at most, and max.request.size bytes in all;
+        its first batch may be larger than that.
         """
         wanted = set(nodes)
         drained: dict[int, list[ProducerBatch]] = {}
@@ -396,7 +402,7 @@ class RecordAccumulator:
     def _is_sealed(self, batch: ProducerBatch) -> bool:
         """Seal a drained batch; if that fails, put it back, and return False.
 
-        It is tried again until delivery.timeout.ms is over.
+        Sealing is tried again until delivery.timeout.ms is over.
         """
         if batch.data is not None:
             return True
@@ -458,7 +464,7 @@ class RecordAccumulator:
     # -- trying again ------------------------------------------------------------------
 
     def reenqueue(self, batch: ProducerBatch, now_ms: float) -> None:
-        """Put a batch back, for another attempt after its backoff."""
+        """Put a batch back into its queue, for another attempt after its backoff."""
         batch.backoff_ms = self._backoff.delay_ms(batch.attempts, self._rng)
         batch.attempts += 1
         batch.last_attempt_ms = now_ms
@@ -482,10 +488,10 @@ class RecordAccumulator:
         self._active[queue] = None
 
     def split_and_reenqueue(self, batch: ProducerBatch) -> list[ProducerBatch]:
-        """Split a batch that was too large, and put the parts in its place.
+        """Split a batch that was too large; put the parts in its place; return them.
 
-        The first time, the parts have batch.size; after that, half of what was too
-        large, down to single records.
+        The parts have up to batch.size bytes. If the batch was no larger, or is itself
+        a part, they have half of its bytes, down to single records.
         """
         limit = self._settings.batch_size + BATCH_HEADER_SIZE
         if batch.is_split or batch.raw_size <= limit:
@@ -514,17 +520,17 @@ class RecordAccumulator:
         return children
 
     def mute(self, batch: ProducerBatch) -> None:
-        """Drain no more batches of this batch's partition."""
+        """Send no more batches of this batch's partition, until `unmute`."""
         self.topics[batch.topic].queue(batch.partition).is_muted = True
 
     def unmute(self, batch: ProducerBatch) -> None:
-        """Undo `mute`."""
+        """Allow batches of this batch's partition to be sent again; see `mute`."""
         self.topics[batch.topic].queue(batch.partition).is_muted = False
 
     # -- the end -----------------------------------------------------------------------
 
     def expired(self, now_ms: float) -> list[ProducerBatch]:
-        """Take the waiting batches that are older than delivery.timeout.ms."""
+        """Remove and return the waiting batches older than delivery.timeout.ms."""
         limit_ms = self._settings.delivery_timeout_ms
         expired: list[ProducerBatch] = []
         with self.lock:
@@ -543,7 +549,10 @@ class RecordAccumulator:
         return expired
 
     def next_expiry_ms(self) -> float:
-        """Return when the first waiting batch expires; inf without any."""
+        """Return the time at which the first waiting batch expires; inf without any.
+
+        The time is in ms of the producer's clock.
+        """
         with self.lock:
             oldest = min(
                 (queue.batches[0].created_ms for queue in self._active),
@@ -563,11 +572,15 @@ class RecordAccumulator:
             f"{count} record(s) for {batch.topic}-{batch.partition} were not"
             f" acknowledged in {now_ms - batch.created_ms:.0f} ms"
             f" (delivery.timeout.ms={self._settings.delivery_timeout_ms}){sent}; "
-            + (batch.last_refusal or "does the broker run, and is it fast enough?")
+            + (
+                batch.last_refusal
+                or self.trouble
+                or "does the broker run, and is it fast enough?"
+            )
         )
 
     def release(self, batch: ProducerBatch) -> None:
-        """Forget a batch that is done, and free its memory, once."""
+        """Forget a batch that is acknowledged or has failed; free its memory, once."""
         with self.lock:
             self._incomplete.pop(batch, None)
             charge, batch.charge = batch.charge, 0
@@ -580,22 +593,28 @@ class RecordAccumulator:
 
     @property
     def has_incomplete(self) -> bool:
-        """Whether there is a batch that is not done yet, sent or not."""
+        """Whether there is a batch that is neither acknowledged nor failed."""
         with self.lock:  # a thread may be adding one while the producer is closed
             return bool(self._incomplete)
 
     @property
     def unacknowledged(self) -> int:
-        """How many records are not done; reads without the lock, which may be held."""
+        """The number of records that are not done.
+
+        They are counted without the lock, which the calling thread may hold.
+        """
         batches = list(self._incomplete)  # one step, which no other thread interrupts
         return sum(batch.record_count or len(batch.records) for batch in batches)
 
     def complete_here(self) -> None:
-        """Note that the calling thread, the sender's, completes all batches."""
+        """Mark the calling thread as the one that completes all batches.
+
+        A wait of this thread for a batch then raises an error: it would never end.
+        """
         complete_here(self._incomplete)
 
     def undrained(self) -> list[ProducerBatch]:
-        """Take all batches that are not in flight."""
+        """Remove all batches that were not sent yet from their queues; return them."""
         with self.lock:
             batches = [batch for queue in self._active for batch in queue.batches]
             for queue in self._active:
@@ -607,17 +626,20 @@ class RecordAccumulator:
         return batches
 
     def abort(self, batches: Iterable[ProducerBatch], error: ProducerError) -> None:
-        """Fail batches that will not be sent."""
+        """Fail the records of batches that will not be sent, and free their memory."""
         for batch in batches:
             batch.fail(error)
             self.release(batch)
 
     def disown(self, error: ProducerError) -> None:
-        """See `ProducerBatch.disown`."""
+        """End all batches in a forked child, which has no thread to send them.
+
+        See `ProducerBatch.disown`.
+        """
         for batch in list(self._incomplete):
             batch.disown(error)
 
     def incomplete(self) -> list[ProducerBatch]:
-        """Return all batches that are not done yet, sent or not."""
+        """Return all batches that are neither acknowledged nor failed, sent or not."""
         with self.lock:
             return list(self._incomplete)

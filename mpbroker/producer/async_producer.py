@@ -1,4 +1,4 @@
-"""`AsyncProducer`: the same producer for asyncio.
+"""`AsyncProducer` does for asyncio what `Producer` does for threads.
 
     async with AsyncProducer(bootstrap_servers="localhost:9092") as producer:
         future = await producer.send("events", b"value")
@@ -22,11 +22,13 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from mpbroker.client.cluster import TopicPartition
+from mpbroker.client.group_metadata import GroupMetadata
+from mpbroker.client.serialization import Serializer
 from mpbroker.producer.batch import RecordMetadata
 from mpbroker.producer.partitioners import Partitioner
 from mpbroker.producer.producer import Producer
-from mpbroker.producer.record import Headers, ProducerInterceptor, Serializer
-from mpbroker.producer.transactions import GroupMetadata, OffsetAndMetadata
+from mpbroker.producer.record import Headers, ProducerInterceptor
+from mpbroker.producer.transactions import OffsetAndMetadata
 
 _T = TypeVar("_T")
 _Outcome = tuple[
@@ -41,13 +43,13 @@ class AsyncProducer:
         self,
         config: Mapping[str, object] | None = None,
         *,
-        key_serializer: Serializer | None = None,
-        value_serializer: Serializer | None = None,
+        key_serializer: Serializer | str | None = None,
+        value_serializer: Serializer | str | None = None,
         partitioner: Partitioner | None = None,
         interceptors: Sequence[ProducerInterceptor] = (),
         **settings: object,
     ) -> None:
-        """See `Producer`."""
+        """Start a producer for the running event loop; `Producer` has the arguments."""
         self._loop = asyncio.get_running_loop()
         self._outcomes: deque[_Outcome] = deque()
         self._is_scheduled = False
@@ -146,19 +148,19 @@ class AsyncProducer:
             thread.shutdown(wait=False)
 
     async def partitions_for(self, topic: str) -> int:
-        """See `Producer.partitions_for`."""
+        """Return how many partitions a topic has; see `Producer.partitions_for`."""
         return await self._run(partial(self._producer.partitions_for, topic))
 
     async def flush(self, timeout: float | None = None) -> None:
-        """See `Producer.flush`."""
+        """Wait until all records are done; see `Producer.flush`."""
         await self._run(partial(self._producer.flush, timeout))
 
     async def init_transactions(self) -> None:
-        """See `Producer.init_transactions`."""
+        """Get ready for transactions; see `Producer.init_transactions`."""
         await self._run(self._producer.init_transactions)
 
     async def begin_transaction(self) -> None:
-        """See `Producer.begin_transaction`."""
+        """Open a transaction; see `Producer.begin_transaction`."""
         self._producer.begin_transaction()
 
     async def send_offsets_to_transaction(
@@ -166,25 +168,28 @@ class AsyncProducer:
         offsets: Mapping[TopicPartition, OffsetAndMetadata | int],
         group: GroupMetadata | str,
     ) -> None:
-        """See `Producer.send_offsets_to_transaction`."""
+        """Commit a consumer group's offsets together with the transaction.
+
+        See `Producer.send_offsets_to_transaction`.
+        """
         await self._run(
             partial(self._producer.send_offsets_to_transaction, offsets, group)
         )
 
     async def commit_transaction(self) -> None:
-        """See `Producer.commit_transaction`."""
+        """Commit the transaction; see `Producer.commit_transaction`."""
         await self._run(self._producer.commit_transaction)
 
     async def abort_transaction(self) -> None:
-        """See `Producer.abort_transaction`."""
+        """Abort the transaction; see `Producer.abort_transaction`."""
         await self._run(self._producer.abort_transaction)
 
     def metrics(self) -> dict[str, dict[str, float]]:
-        """See `Producer.metrics`."""
+        """Return the metrics in groups, by Kafka's names; see `Producer.metrics`."""
         return self._producer.metrics()
 
     async def close(self, timeout: float | None = None) -> None:
-        """See `Producer.close`."""
+        """Send all records, and end the producer; see `Producer.close`."""
         # At once, so that sends of the loop's other tasks are refused from now on.
         self._producer.begin_close()
         await self._run(partial(self._producer.close, timeout))

@@ -36,12 +36,12 @@ NO_OFFSET: Final = -1
 
 
 class RecordMetadata(NamedTuple):
-    """The place of a record.
+    """The place of a record in its partition, and its timestamp.
 
     Attributes:
-        offset: -1 if the broker did not tell it: with acks=0, or if it had the record
-            already.
-        timestamp: in ms since 1970.
+        offset: the record's offset; -1 if the broker did not tell it: with acks=0, or
+            if it had the record already.
+        timestamp: the record's time, in ms since 1970.
     """
 
     topic: str
@@ -57,8 +57,21 @@ class RecordMetadata(NamedTuple):
 Callback = Callable[[RecordMetadata | None, Exception | None], object]
 
 
+class InterceptedCallback:
+    """A callback that gets a record's metadata even if the record has failed.
+
+    Then the offset and the timestamp are -1, and so is the partition if none was chosen
+    yet.
+    """
+
+    def __call__(
+        self, metadata: RecordMetadata | None, error: Exception | None
+    ) -> None:
+        raise NotImplementedError
+
+
 class _Thread(threading.local):
-    """The batches that the current thread itself completes, if it is a producer's."""
+    """Holds the batches that the current thread completes; none in a user's thread."""
 
     batches: Container[ProducerBatch] = ()
 
@@ -67,7 +80,10 @@ _this_thread = _Thread()
 
 
 def complete_here(batches: Container[ProducerBatch]) -> None:
-    """Note that this thread completes these batches, and so must not wait for them."""
+    """Mark this thread as the one that completes these batches.
+
+    A wait of this thread for one of them raises ProducerClosedError.
+    """
     _this_thread.batches = batches
 
 
@@ -91,12 +107,13 @@ class RecordFuture:
         """Wait for the acknowledgement, and return the place of the record.
 
         Args:
-            timeout: in seconds; None waits as long as delivery.timeout.ms allows.
+            timeout: the longest wait, in seconds; None waits as long as
+                delivery.timeout.ms allows.
 
         Raises:
             ProducerError: the record was not written, or this is not known. The text
                 and the class say what to do.
-            ProducerClosedError: a callback called this, and would wait for itself.
+            ProducerClosedError: a callback calls this, and would wait for itself.
             TimeoutError: the record is not acknowledged yet, and has not failed.
         """
         batch, index = self._wait(timeout)
@@ -110,7 +127,7 @@ class RecordFuture:
     get = result  # kafka-python's name
 
     def exception(self, timeout: float | None = None) -> ProducerError | None:
-        """Wait, and return the error, or None if the record is written.
+        """Wait until the record is done; return its error, or None if it is written.
 
         Raises:
             TimeoutError: the record is not acknowledged yet, and has not failed.
@@ -121,7 +138,7 @@ class RecordFuture:
     def add_done_callback(self, function: Callable[[RecordFuture], object]) -> None:
         """Call ``function(self)`` when the record is done; at once if it is already.
 
-        The producer's thread calls it, as the callbacks of `Producer.send`.
+        The producer's thread calls it, or this thread if the record is done already.
         """
         self._holder_add(lambda metadata, error: function(self))
 
@@ -132,7 +149,10 @@ class RecordFuture:
                 return
 
     def _holder(self) -> tuple[ProducerBatch, int]:
-        """Return the batch and index of the record now; batches may have been split."""
+        """Return the batch that holds the record now, and its index in that batch.
+
+        The first batch may have been split since the record was sent.
+        """
         batch, index = self._batch, self._index
         while batch.children:
             for child in batch.children:
@@ -152,7 +172,10 @@ class RecordFuture:
 
 
 class ProducerBatch:
-    """See the module. Times are in ms of the producer's clock."""
+    """Collects the records of a Produce batch for one partition, and completes them.
+
+    Times are in ms of the producer's clock.
+    """
 
     __slots__ = (
         "_is_told",
@@ -205,7 +228,7 @@ class ProducerBatch:
             limit: the uncompressed bytes that it may grow to; a first record may be
                 larger.
             charge: the bytes of buffer.memory that it holds.
-            created_ms: when its delivery.timeout.ms begins.
+            created_ms: the time at which its delivery.timeout.ms begins.
         """
         self.topic = topic
         self.partition = partition
@@ -360,7 +383,7 @@ class ProducerBatch:
         """Fail all records; return False if the batch was already done.
 
         Args:
-            error: for each record that has no error of its own.
+            error: the error of each record that has none of its own.
             errors: errors of single records, by index.
         """
         if self.is_done:
@@ -393,7 +416,13 @@ class ProducerBatch:
 
     def _call(self, index: int, callback: Callback) -> None:
         error = self.error_of(index)
-        metadata = None if error is not None else self.metadata_of(index)
+        metadata = None
+        if error is None:
+            metadata = self.metadata_of(index)
+        elif isinstance(callback, InterceptedCallback):
+            metadata = RecordMetadata(
+                self.topic, self.partition, NO_OFFSET, NO_TIMESTAMP
+            )
         try:
             callback(metadata, error)
         except BaseException:  # noqa: BLE001 - even sys.exit(): in this thread it would
@@ -401,7 +430,7 @@ class ProducerBatch:
             _log.exception("callback of a record of %s-%d", self.topic, self.partition)
 
     def add_callback(self, index: int, callback: Callback) -> bool:
-        """Call back when the batch is done; at once if it is already.
+        """Have ``callback`` called when the batch is done; at once if it is already.
 
         Returns:
             False if the batch was split, so that the record is in another one.
@@ -458,7 +487,10 @@ class ProducerBatch:
         return self.errors.get(index, self.error)
 
     def metadata_of(self, index: int) -> RecordMetadata:
-        """Return the place of a record; the batch must be done without an error."""
+        """Return the topic, partition, offset and timestamp of the record at an index.
+
+        The batch must be acknowledged.
+        """
         offset = self.base_offset + index if self.base_offset >= 0 else NO_OFFSET
         timestamp = self.log_append_time
         if timestamp < 0:

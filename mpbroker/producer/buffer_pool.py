@@ -21,16 +21,17 @@ from mpbroker.producer.errors import (
 )
 from mpbroker.producer.latch import Latch
 
-_PATIENCE_S: Final = 0.005  # a waiting thread looks for free bytes so often
-_ENOUGH: Final = 16  # threads are woken when one part in so many is free
+_PATIENCE_S: Final = 0.005  # a waiting thread looks for free bytes this often
+_ENOUGH: Final = 16  # waiting threads are woken when 1/16 of the memory is free
 
 
 class Grant:
-    """Bytes on their way from the pool to a batch, which takes them by ``held = 0``.
+    """One thread's request for bytes of the pool.
 
-    Bytes that no batch took go back at the end of `with`, and at the end of a `take`
-    that failed, wherever the thread was interrupted (Ctrl-C). An interrupt comes after
-    a call, never between two stores.
+    ``held`` counts the bytes that the grant has. A batch takes them over; then ``held``
+    is set to 0. Bytes that no batch took go back at the end of `with`, and at the end
+    of a `take` that failed, wherever the thread was interrupted (Ctrl-C). An interrupt
+    comes after a call, never between two stores.
     """
 
     __slots__ = ("_pool", "held", "size", "told")
@@ -39,7 +40,7 @@ class Grant:
         self._pool = pool
         self.size = size
         self.held = 0
-        self.told: Latch | None = None  # while in line; set when the wait is over
+        self.told: Latch | None = None  # while in line: ends the thread's wait
 
     def __enter__(self) -> Self:
         return self
@@ -49,10 +50,10 @@ class Grant:
             self._pool.give_back(self)
 
     def take(self, timeout_s: float, waits: Callable[[], None] = lambda: None) -> None:
-        """Take the bytes, waiting in line for them.
+        """Take this grant's bytes; wait in line for them if too few are free.
 
         Args:
-            timeout_s: the longest wait.
+            timeout_s: the longest wait, in seconds.
             waits: called when this grant is in line, so that the sender may free bytes.
 
         Raises:
@@ -67,7 +68,7 @@ class Grant:
             raise
 
     def overdraw(self) -> None:
-        """Take the bytes at once, even if they are not free.
+        """Take the grant's bytes at once, beyond ``buffer.memory`` if too few are free.
 
         Raises:
             BufferExhaustedError: as many bytes as ``buffer.memory`` are lent already.
@@ -77,7 +78,7 @@ class Grant:
 
 
 class BufferPool:
-    """See the module."""
+    """Counts the bytes of ``buffer.memory`` that are free, and makes threads wait."""
 
     def __init__(self, total_bytes: int) -> None:
         self.total_bytes = total_bytes
@@ -90,15 +91,18 @@ class BufferPool:
 
     @property
     def waiting(self) -> int:
-        """How many threads wait for memory."""
+        """The number of threads that wait for memory."""
         return len(self._waiters)
 
     def grant(self, size: int) -> Grant:
-        """Return a grant that takes bytes, and holds them for a batch."""
+        """Return a request for ``size`` bytes, which holds none yet."""
         return Grant(self, size)
 
     def try_take(self, grant: Grant) -> bool:
-        """Take bytes if they are free and no thread waits in line; return whether.
+        """Give a grant its bytes if they are free and no thread waits in line.
+
+        Returns:
+            Whether the grant got its bytes.
 
         Raises:
             RecordTooLargeError: the pool will never have so many bytes.
@@ -113,7 +117,7 @@ class BufferPool:
             return True
 
     def lend(self, grant: Grant) -> None:
-        """See `Grant.overdraw`."""
+        """Give a grant its bytes at once, free or not; see `Grant.overdraw`."""
         with self._lock:
             self._check(grant.size)
             if self.available_bytes + self.total_bytes < grant.size:
@@ -128,7 +132,7 @@ class BufferPool:
     def wait_for(
         self, grant: Grant, timeout_s: float, waits: Callable[[], None]
     ) -> None:
-        """See `Grant.take`."""
+        """Wait in line until a grant has its bytes; see `Grant.take`."""
         told = grant.told = Latch()
         with self._lock:
             self._waiters.append(grant)
@@ -156,7 +160,7 @@ class BufferPool:
             )
 
     def give_back(self, grant: Grant) -> None:
-        """Take back the bytes that a grant holds, and its place in line."""
+        """Free the bytes that a grant holds, and remove it from the line of waiters."""
         with self._lock:
             self.available_bytes += grant.held
             grant.held = 0
@@ -175,7 +179,11 @@ class BufferPool:
             )
 
     def free(self, size: int) -> None:
-        """Give bytes back; threads in line get them first."""
+        """Give ``size`` bytes back to the pool.
+
+        Threads in line get them before others; they are woken when 1/16 of the memory
+        is free.
+        """
         with self._lock:
             self.available_bytes += size
             if self._waiters and self.available_bytes * _ENOUGH >= self.total_bytes:
@@ -191,7 +199,7 @@ class BufferPool:
                 first.told.set()
 
     def close(self) -> None:
-        """End all waits; nothing can be taken any more."""
+        """End all waits for bytes with an error; later requests fail, too."""
         with self._lock:
             self._closed = True
             waiters, self._waiters = self._waiters, deque()
@@ -203,7 +211,7 @@ class BufferPool:
         """Return the pool's metrics, under Kafka's names.
 
         Args:
-            age_ms: the age of the producer; the ratio of waiting is over this time.
+            age_ms: the age of the producer in ms; the wait ratio is taken over it.
         """
         return {
             "buffer-total-bytes": float(self.total_bytes),

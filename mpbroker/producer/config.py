@@ -6,6 +6,7 @@ idempotence goes together with acks, retries and max.in.flight; KIP-1030 for lin
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Mapping
 from typing import Final, NamedTuple
@@ -35,6 +36,8 @@ from mpbroker.protocol.records.compression import Codec
 _log = logging.getLogger(__name__)
 
 ACKS_ALL: Final = -1
+# Kafka's names for producers without client.id: producer-1, producer-2, ...
+_numbers = itertools.count(1)
 _ACKS: Final = {"all": ACKS_ALL, "-1": ACKS_ALL, "0": 0, "1": 1}
 
 # fmt: off
@@ -134,10 +137,14 @@ class ProducerSettings(NamedTuple):
         acks = _ACKS[str(values["acks"])]
         max_in_flight = integer(values, "max.in.flight.requests.per.connection")
         codec = Codec.from_name(str(values["compression.type"]))
+        client = ClientSettings.of(values, max_in_flight)
+        if not client.client_id:
+            name = values["transactional.id"] or next(_numbers)
+            client = client._replace(client_id=f"producer-{name}")
         return pick(
             cls,
             values,
-            client=ClientSettings.of(values, max_in_flight),
+            client=client,
             acks=acks,
             codec=codec,
             compression_level=_level(values, codec),
@@ -153,8 +160,8 @@ def _idempotence(
 ) -> bool:
     """Return whether the producer is idempotent.
 
-    If acks or retries do not allow it, the default of enable.idempotence gives way; a
-    value that the user gave does not.
+    If acks or retries do not allow idempotence, the producer does without it. That is
+    an error if the user asked for idempotence or for transactions.
 
     Raises:
         ConfigError: settings that the user gave contradict each other.

@@ -1,6 +1,6 @@
 """The errors of records, transactions and producers.
 
-The class says what helps:
+The class of an error says what the caller can do:
 
 - `RetriableError`: try again later; the producer has tried for as long as its settings
   allow.
@@ -8,7 +8,8 @@ The class says what helps:
 - `AbortableError`: abort the transaction, and go on with the producer.
 - `FatalError`: close this producer.
 
-`error_code` is the broker's; it is None if the error is not from a broker.
+`error_code` is the code in the broker's response; it is None if the error is not from a
+broker.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from mpbroker.protocol.error_code import ErrorCode
 
 
 class ProducerError(ClientError):
-    """Base class of what `Producer` raises and futures fail with."""
+    """The base class of the errors that `Producer` raises and futures fail with."""
 
     def __init__(self, message: str, error_code: ErrorCode | None = None) -> None:
         super().__init__(message)
@@ -28,15 +29,15 @@ class ProducerError(ClientError):
 
 
 class RetriableError(ProducerError):
-    """The same call may work later."""
+    """An error after which the same call may succeed later."""
 
 
 class RefusedError(ProducerError):
-    """The same records will be refused again."""
+    """An error after which the same records would be refused again."""
 
 
 class AbortableError(ProducerError):
-    """The transaction must be aborted; the producer can be used on."""
+    """The transaction must be aborted; the producer can be used afterwards."""
 
 
 class FatalError(ProducerError):
@@ -48,11 +49,15 @@ class NetworkError(RetriableError):
 
 
 class DeliveryTimeoutError(RetriableError):
-    """No acknowledgement in delivery.timeout.ms, or no answer in max.block.ms."""
+    """No acknowledgement in delivery.timeout.ms, or no response in max.block.ms."""
 
 
 class BufferExhaustedError(DeliveryTimeoutError):
-    """buffer.memory was full for max.block.ms: brokers are slower than the caller."""
+    """buffer.memory was full for max.block.ms: brokers are slower than the caller.
+
+    In a callback, which cannot wait, `send` raises it when the memory is overdrawn by
+    as much again.
+    """
 
 
 class RecordTooLargeError(RefusedError):
@@ -84,7 +89,7 @@ class ProducerClosedError(ProducerError):
 
 
 class ProducerForkedError(ProducerClosedError):
-    """The producer was made before a fork, by the parent process."""
+    """A forked child uses a producer that its parent process made before the fork."""
 
 
 _FATAL: Final = frozenset(
@@ -128,20 +133,20 @@ _ADVICE: Final = {
 }
 
 
-def authentication_failed(error: AuthenticationError) -> FatalError:
+def authentication_failed(error: AuthenticationError) -> RetriableError:
     """Return the error for a broker that refused a login or a certificate."""
-    return FatalError(
-        f"{error}; close this producer", ErrorCode.SASL_AUTHENTICATION_FAILED
+    return RetriableError(
+        f"{error}; the producer goes on trying", ErrorCode.SASL_AUTHENTICATION_FAILED
     )
 
 
 def error_of(number: int, what: str, message: str | None = None) -> ProducerError:
-    """Return the error for an error code in an answer.
+    """Return the exception for the error code of a response.
 
     Args:
         number: the error code.
-        what: begins the text: what was refused.
-        message: the broker's own words, if the answer has any.
+        what: names the thing that was refused; the exception's text begins with it.
+        message: the broker's own words, if the response has any.
     """
     code = error_code_of(number)
     name = code.name if code == number else f"error code {number}"

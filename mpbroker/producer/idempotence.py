@@ -20,6 +20,7 @@ from typing import Final
 from mpbroker.producer.batch import ProducerBatch
 from mpbroker.producer.errors import FatalError, ProducerError
 from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.messages.end_txn import EndTxnResponse
 from mpbroker.protocol.messages.init_producer_id import (
     InitProducerIdRequest,
     InitProducerIdResponse,
@@ -36,7 +37,7 @@ Partition = tuple[str, int]
 
 
 class _Sequences:
-    """The sequence numbers of one partition."""
+    """The sequence numbers of the batches of one partition."""
 
     __slots__ = ("epoch", "in_flight", "last_acked", "last_acked_offset", "next")
 
@@ -54,14 +55,17 @@ class _Sequences:
         return sequence == increment_sequence(self.last_acked, 1)
 
     def is_behind(self, sequence: int) -> bool:
-        """Return whether a sequence number is not after the last acknowledged one."""
+        """Return whether a sequence number is acknowledged already, or older."""
         if self.last_acked == _NONE_ACKED:
             return False
         return (self.last_acked - sequence) & 0x7FFFFFFF < 1 << 30
 
 
 class Idempotence:
-    """See the module; the rules of draining for producers without transactions."""
+    """Gives batches their producer id, epoch and sequence number.
+
+    These are the `DrainRules` of a producer without transactions.
+    """
 
     def __init__(self) -> None:
         self.producer_id: int = NO_PRODUCER_ID
@@ -96,13 +100,16 @@ class Idempotence:
             transactional_id=None, transaction_timeout_ms=0x7FFFFFFF
         )
 
-    def take_id(self, response: InitProducerIdResponse) -> None:
-        """Take the producer id and epoch that the broker gave."""
+    def take_id(self, response: InitProducerIdResponse | EndTxnResponse) -> None:
+        """Store the producer id and epoch that the broker gave."""
         self.producer_id = response.producer_id
         self.epoch = response.producer_epoch
 
     def begin_turn(self) -> None:
-        """Raise the epoch, if that was found to be necessary."""
+        """Raise the producer epoch if numbers of batches have to begin anew.
+
+        Called in each turn of the sender's loop.
+        """
         self._resolve()
         if not self._bump or not self.has_producer_id:
             return
@@ -118,7 +125,7 @@ class Idempotence:
             self._begin_again(key)
 
     def _begin_again(self, key: Partition) -> None:
-        """Number a partition from 0 again, beginning with its batches in flight."""
+        """Number a partition's batches in flight, and all later ones, anew from 0."""
         sequences = self._partitions[key]
         sequences.epoch = self.producer_id, self.epoch
         sequences.next = 0
@@ -130,18 +137,21 @@ class Idempotence:
             sequences.next = increment_sequence(sequences.next, batch.record_count)
 
     def took_new_id(self) -> None:
-        """Number the partitions again that waited for a new producer id."""
+        """Number the batches of partitions that waited for a new producer id from 0."""
         if self._bump:
             self._restart()
 
     def request_bump(self, batch: ProducerBatch) -> None:
-        """Have the batch's partition begin again at 0, in the next turn."""
+        """Have the next turn number the batches of this batch's partition anew.
+
+        The epoch is raised for that.
+        """
         self._bump.add((batch.topic, batch.partition))
 
     # -- draining ----------------------------------------------------------------------
 
     def may_drain(self, batch: ProducerBatch) -> bool:
-        """See `DrainRules`."""
+        """Return whether a batch may be sent now without a risk for the order."""
         if not self.has_producer_id or self.fatal_error is not None:
             return False
         sequences = self._of(batch)
@@ -164,7 +174,7 @@ class Idempotence:
         return first is None or first is batch
 
     def prepare(self, batch: ProducerBatch) -> None:
-        """See `DrainRules`."""
+        """Give a batch that will be sent now its number, unless it has one already."""
         batch.was_renumbered = False
         if batch.has_sequence:
             return
@@ -179,7 +189,7 @@ class Idempotence:
     # -- answers -----------------------------------------------------------------------
 
     def completed(self, batch: ProducerBatch, base_offset: int) -> None:
-        """Note that a batch is written."""
+        """Note that a batch is written, with its last sequence number and offset."""
         sequences = self._of(batch)
         self._remove(sequences, batch)
         if (batch.producer_id, batch.producer_epoch) != sequences.epoch:
@@ -192,7 +202,11 @@ class Idempotence:
             sequences.last_acked_offset = base_offset + batch.record_count - 1
 
     def failed(self, batch: ProducerBatch, error: ProducerError) -> None:
-        """Note that a batch failed for good, even if later ones are numbered."""
+        """Handle a batch that failed for good.
+
+        A fatal error is stored in ``fatal_error``. Else, if the batch had a sequence
+        number and its partition is not unresolved, its numbers restart in a new epoch.
+        """
         self._remove(self._of(batch), batch)
         if isinstance(error, FatalError):
             self.fatal_error = error
@@ -205,7 +219,7 @@ class Idempotence:
             sequences.in_flight.remove(batch)
 
     def replaced(self, batch: ProducerBatch, children: list[ProducerBatch]) -> None:
-        """Put the parts of a split batch in its place."""
+        """Put the parts of a split batch in its place among the batches in flight."""
         in_flight = self._of(batch).in_flight
         if batch in in_flight:
             position = in_flight.index(batch)
@@ -249,8 +263,9 @@ class Idempotence:
 
         Args:
             batch: the batch.
-            code: why it was refused.
-            log_start_offset: the partition's; -1 if the broker did not tell it.
+            code: the error code of the refusal.
+            log_start_offset: the first offset of the partition; -1 if the broker did
+                not tell it.
         """
         if not batch.has_sequence:
             return code.retriable

@@ -24,7 +24,7 @@ class Latch:
         return self._is_set
 
     def set(self) -> None:
-        """End all waits, now and later."""
+        """Set the latch: all waits end, and later ones return at once."""
         self._is_set = True
         while self._locks:
             try:

@@ -70,7 +70,7 @@ def _unclosed(
     accumulator: RecordAccumulator,
     name: str,
 ) -> None:
-    """Warn, as Python does for files; send the records if that is still possible."""
+    """Warn of a producer that was not closed; send its records unless Python ends."""
     if os.getpid() != made_by:
         return  # a forked child's copy has nothing to end
     count = accumulator.unacknowledged

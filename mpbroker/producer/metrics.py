@@ -1,4 +1,4 @@
-"""ProducerMetrics: what a producer counts, under Kafka's names.
+"""ProducerMetrics: count records, bytes and times of a producer, under Kafka's names.
 
 Source: the "Producer Monitoring" tables of the Apache Kafka documentation.
 """
@@ -44,7 +44,7 @@ _TOTALS: Final = (
 
 
 class ProducerMetrics:
-    """The counters of one producer; for calls by any thread."""
+    """The counters of one producer; any thread may call the methods."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -54,14 +54,14 @@ class ProducerMetrics:
         self._totals = dict.fromkeys(_TOTALS, 0.0)
         self._topics: dict[str, dict[str, Rate]] = {}
         self._nodes: dict[int, tuple[Rate, Average, Tally]] = {}
-        # Values that are not in these yet. To add each at once would cost a tenth of
-        # all that sending costs.
+        # Values that the rates and averages do not have yet. To add each at once would
+        # cost a tenth of all that sending costs.
         self._lately = {name: Tally() for name in _AVERAGES}
         self._sent_lately: dict[str, list[int]] = {}  # by topic: records, bytes
         self._folded_ms = -float("inf")
 
     def count(self, name: str, amount: float, now_ms: float, topic: str = "") -> None:
-        """Add to a rate, and to the rate of a topic if one is named."""
+        """Add to the rate called ``name``, and to that of a topic if one is given."""
         with self._lock:
             self._rates[name].add(amount, now_ms)
             if topic:
@@ -74,7 +74,7 @@ class ProducerMetrics:
         return rates
 
     def sent(self, batches: Sequence[ProducerBatch], now_ms: float) -> None:
-        """Count a request, and those of its batches that were not sent before."""
+        """Count a Produce request, and its batches except those that are sent again."""
         records = 0
         with self._lock:
             lately = self._lately
@@ -96,7 +96,10 @@ class ProducerMetrics:
             self._fold(now_ms)
 
     def _fold(self, now_ms: float, *, at_once: bool = False) -> None:
-        """Add the values noted lately, at intervals far shorter than a window."""
+        """Add what was counted since the last call to the rates and averages.
+
+        A call soon after the last one does nothing, unless ``at_once`` is True.
+        """
         if not at_once and now_ms - self._folded_ms < FOLLOW_MS:
             return
         self._folded_ms = now_ms
@@ -116,13 +119,13 @@ class ProducerMetrics:
     def follow(
         self, counts: NetworkCounts, now_ms: float, *, at_once: bool = False
     ) -> None:
-        """See `NetworkMetrics.follow`."""
+        """Bring the network's metrics up to date; see `NetworkMetrics.follow`."""
         self._network.follow([counts], now_ms, at_once=at_once)
 
     def answered(
         self, node: int, latency_ms: float, throttle_ms: float, now_ms: float
     ) -> None:
-        """Note an answer of a node, its latency, and its throttle time by a quota."""
+        """Count a node's response, its latency, and the time that a quota throttles."""
         with self._lock:
             self._lately["request-latency"].add(latency_ms)
             self._lately["produce-throttle-time"].add(throttle_ms)
@@ -133,12 +136,15 @@ class ProducerMetrics:
             self._fold(now_ms)
 
     def spend(self, name: str, seconds: float) -> None:
-        """Add to a total time."""
+        """Add a time to the total called ``name``, which is in ns."""
         with self._lock:
             self._totals[name] += seconds * 1e9
 
     def snapshot(self, now_ms: float) -> dict[str, dict[str, float]]:
-        """Return all metrics by group: producer-metrics, and by topic and node."""
+        """Return all metrics by Kafka's names, in groups.
+
+        The groups are producer-metrics, and one for each topic and for each node.
+        """
         with self._lock:
             self._fold(now_ms, at_once=True)
             own = self._network.snapshot(now_ms)

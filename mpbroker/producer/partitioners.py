@@ -35,7 +35,7 @@ def cached_partition_for_key(key: bytes, partition_count: int) -> int:
 
 
 class Partitioner(Protocol):
-    """A partitioner of your own; see the module."""
+    """The interface of a partitioner that a user writes; see the module's example."""
 
     def partition(
         self,
@@ -45,7 +45,9 @@ class Partitioner(Protocol):
         partition_count: int,
         available: Sequence[int],
     ) -> int | None:
-        """Return a partition, 0..partition_count - 1; None: choose as without a key.
+        """Return a partition's number, 0..partition_count - 1, or None.
+
+        After None, the producer chooses a partition as for a record without a key.
 
         The thread that calls send() calls it, once for each record.
 

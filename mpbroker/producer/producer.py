@@ -1,4 +1,4 @@
-"""`Producer`: records to any Kafka broker, from any number of threads.
+"""`Producer` sends records to any Kafka broker, from any number of threads.
 
     with Producer(bootstrap_servers="localhost:9092", linger_ms=20) as producer:
         future = producer.send("events", b"value", key=b"key")
@@ -20,13 +20,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from mpbroker.base.errors import MpbrokerError
 from mpbroker.client.backoff import Backoff
 from mpbroker.client.cluster import TopicPartition
+from mpbroker.client.group_metadata import GroupMetadata
 from mpbroker.client.metadata import Metadata, TopicInfo
 from mpbroker.client.selector import make_network_client, monotonic_ms
+from mpbroker.client.serialization import Serializer
 from mpbroker.producer import lifetime
 from mpbroker.producer.accumulator import RecordAccumulator
 from mpbroker.producer.batch import (
@@ -38,6 +40,7 @@ from mpbroker.producer.batch import (
     record_size_bound,
 )
 from mpbroker.producer.buffer_pool import BufferPool
+from mpbroker.producer.code import ProducerCode
 from mpbroker.producer.config import ProducerSettings
 from mpbroker.producer.errors import (
     BufferExhaustedError,
@@ -59,14 +62,12 @@ from mpbroker.producer.record import (
     Interceptors,
     ProducerInterceptor,
     ProducerRecord,
-    Serializer,
     to_bytes,
     to_raw_headers,
 )
 from mpbroker.producer.sender import Sender
 from mpbroker.producer.topic_wait import TopicWait
 from mpbroker.producer.transactions import (
-    GroupMetadata,
     OffsetAndMetadata,
     Operation,
     PreparedTransaction,
@@ -77,9 +78,11 @@ from mpbroker.protocol.records.record_encode import RawRecord
 
 _T = TypeVar("_T")
 
+_FEATURE: Final = "transaction.version"
+
 
 class Producer:
-    """Sends records. The module has the rules. Any thread may call any method.
+    """Sends records to brokers. Any thread may call any method.
 
     A signal handler must not call a method, because the thread that it interrupts may
     hold a lock of the producer. It may raise an exception: the interrupted call leaves
@@ -90,8 +93,8 @@ class Producer:
         self,
         config: Mapping[str, object] | None = None,
         *,
-        key_serializer: Serializer | None = None,
-        value_serializer: Serializer | None = None,
+        key_serializer: Serializer | str | None = None,
+        value_serializer: Serializer | str | None = None,
         partitioner: Partitioner | None = None,
         interceptors: Sequence[ProducerInterceptor] = (),
         **settings: object,
@@ -100,23 +103,32 @@ class Producer:
 
         Args:
             config: Kafka's settings by name, with dots or underscores.
-            key_serializer: returns the bytes of a key; None: keys are bytes.
-            value_serializer: returns the bytes of a value; None: values are bytes.
-            partitioner: chooses partitions; None: by key, as Kafka's Java client.
-            interceptors: see every record, in this order.
-            settings: more of ``config``, as keyword arguments.
+            key_serializer: a function that returns the bytes of a key, or its name;
+                see `mpbroker.client.serialization`. None: keys are bytes already.
+            value_serializer: the same for values.
+            partitioner: chooses partitions; None: by key, as Kafka's Java client. The
+                setting partitioner.class may name its class as MODULE:CLASS.
+            interceptors: objects that see every record, in this order. The setting
+                interceptor.classes may name their classes.
+            settings: more settings like those of ``config``, as keyword arguments.
 
         Raises:
             ConfigError: a setting is wrong or missing; the text says which, and what to
                 do.
             AddressError: bootstrap.servers cannot be read.
         """
-        given = {**(config or {}), **settings}
+        given, code = ProducerCode.take(
+            {**(config or {}), **settings},
+            key_serializer,
+            value_serializer,
+            partitioner,
+            interceptors,
+        )
         self._settings = options = ProducerSettings.parse(given)
-        self._key_serializer = key_serializer
-        self._value_serializer = value_serializer
-        self._partitioner = partitioner
-        self._interceptors = Interceptors(interceptors)
+        self._key_serializer = code.key_serializer
+        self._value_serializer = code.value_serializer
+        self._partitioner = code.partitioner
+        self._interceptors = Interceptors(code.interceptors)
         self._metrics = ProducerMetrics()
         self._pool = BufferPool(options.buffer_memory)
         rng = random.Random()
@@ -140,12 +152,7 @@ class Producer:
         # A smaller record surely fits; the size of a larger one is computed exactly.
         self._surely_small = min(options.max_request_size, options.buffer_memory) - 128
         self._lock = self._accumulator.lock
-        # The queues for the short way in `send`. Empty if a record needs more than
-        # appending: a serializer, a partitioner, interceptors or a transaction.
-        self._plain: Mapping[str, TopicQueues] = self._accumulator.topics
-        special = key_serializer, value_serializer, partitioner, self._transactions
-        if interceptors or any(each is not None for each in special):
-            self._plain = {}
+        self._plain = self._plain_queues(code)
         self._made_by = os.getpid()
         self._made_ms = monotonic_ms()
         self._thread = self._make_thread()
@@ -156,14 +163,27 @@ class Producer:
             max_block_ms=options.max_block_ms,
             asking=self._thread,
         )
-        # Before the thread runs: start() waits, and may be interrupted (Ctrl-C).
+        # Watch before start(), which waits and may be interrupted (Ctrl-C): then the
+        # finalizer ends the thread of the producer, which is dropped.
         parts = self._sender, self._accumulator, options.client.client_id
         self._unclosed = lifetime.watch(self, Producer._disown, *parts)
         self._thread.start()
 
+    def _plain_queues(self, code: ProducerCode) -> Mapping[str, TopicQueues]:
+        """Return the queues that `send` may append to directly, by topic.
+
+        The mapping is empty if the producer has serializers, a partitioner,
+        interceptors or transactions: then `send` takes the longer path.
+        """
+        special = *code[:3], self._transactions
+        if code.interceptors or any(each is not None for each in special):
+            return {}
+        return self._accumulator.topics
+
     def _make_thread(self) -> threading.Thread:
         name = f"kafka-producer-network-thread | {self._settings.client.client_id}"
-        return threading.Thread(target=self._sender.run, name=name, daemon=True)
+        run = partial(_run, self._sender, self._interceptors)
+        return threading.Thread(target=run, name=name, daemon=True)
 
     # -- sending -----------------------------------------------------------------------
 
@@ -187,13 +207,15 @@ class Producer:
 
         Args:
             topic: the topic's name; the broker may create the topic.
-            value: bytes, or what the serializer accepts; None is null.
-            key: likewise; records with the same key go to one partition, in order.
+            value: bytes, or a value that the serializer accepts; None is null.
+            key: the same for the key; records with the same key go to one partition,
+                in order.
             headers: pairs of a name and bytes or None.
             partition: the partition's number; None: the partitioner chooses.
-            timestamp_ms: in ms since 1970; None: now.
-            callback: called by the producer's thread, in the order of the records of a
-                partition, with a `RecordMetadata` or None, and an error or None.
+            timestamp_ms: the record's time, in ms since 1970; None: now.
+            callback: called with a `RecordMetadata` or None, and an error or None, when
+                the record is done. The producer's thread calls it, in the order of the
+                records of a partition; this thread does if the record fails at once.
 
         Raises:
             SerializationError: the key, value or headers are not bytes, or the time is
@@ -323,7 +345,15 @@ class Producer:
     def _joined(
         self, queue: PartitionQueue, transaction: int, append: Callable[[], _T]
     ) -> _T:
-        """Append to a queue; within a transaction, if the producer has transactions."""
+        """Append a record by a call of ``append``.
+
+        In a transactional producer, first make its partition part of the transaction.
+
+        Args:
+            queue: the queue that ``append`` appends to.
+            transaction: the number of the record's transaction.
+            append: appends the record, and returns its result.
+        """
         if self._transactions is None:
             return append()
         place = queue.topic, queue.partition
@@ -350,7 +380,9 @@ class Producer:
     def _choose(
         self, topic: str, record: RawRecord, partition: int | None, info: TopicInfo
     ) -> int | None:
-        """Return the record's partition; None: the sticky one.
+        """Return the number of the record's partition, or None.
+
+        None stands for the sticky one, to which records without keys go now.
 
         Raises:
             RefusedError: the partition does not exist.
@@ -427,7 +459,7 @@ class Producer:
                 topic, value, key, headers, partition, timestamp_ms, acknowledged
             )
         except MpbrokerError as error:
-            acknowledged(None, error)
+            acknowledged.not_sent(topic, partition, error)
             raise
 
     # -- transactions ------------------------------------------------------------------
@@ -464,8 +496,15 @@ class Producer:
         """
         self._transact("txn-init-time-ns", self._manager().begin_init)
 
-    def begin_transaction(self) -> None:
+    def begin_transaction(self, *, to_prepare: bool = False) -> None:
         """Open a transaction, to which all records belong until it is ended.
+
+        The transaction is of the second version (KIP-890) if the cluster supports that.
+
+        Args:
+            to_prepare: whether `prepare_transaction` will hand the transaction to
+                another client. Then it is of the first version, in which producer id
+                and epoch stay the same when a transaction ends.
 
         Raises:
             TransactionStateError: a transaction is open, or `init_transactions` was not
@@ -473,7 +512,8 @@ class Producer:
             FatalError: close the producer.
         """
         began = time.monotonic()
-        self._manager().begin()
+        second = not to_prepare and self._client.feature_level(_FEATURE) >= 2
+        self._manager().begin(2 if second else 1)
         self._metrics.spend("txn-begin-time-ns", time.monotonic() - began)
 
     def send_offsets_to_transaction(
@@ -515,7 +555,7 @@ class Producer:
         broker aborts the transaction if it is not ended within transaction.timeout.ms.
 
         Returns:
-            What the other client needs to commit or abort.
+            The ids and the epoch that the other client needs to commit or abort.
 
         Raises:
             AbortableError: a record was lost: abort.
@@ -572,7 +612,7 @@ class Producer:
         )
 
     def partitions_for(self, topic: str) -> int:
-        """Return how many partitions a topic has, waiting for it as `send` does.
+        """Return how many partitions a topic has; wait for its metadata as `send` does.
 
         Raises:
             ProducerError: the topic is not known in time, or the producer is closed.
@@ -591,7 +631,8 @@ class Producer:
         callbacks get the errors of records.
 
         Args:
-            timeout: in seconds; None waits as long as delivery.timeout.ms allows.
+            timeout: the longest wait, in seconds; None waits as long as
+                delivery.timeout.ms allows.
 
         Raises:
             TimeoutError: some records are not done after ``timeout`` seconds.
@@ -634,8 +675,8 @@ class Producer:
         wait. An open transaction is aborted.
 
         Args:
-            timeout: in seconds; records that are not acknowledged by then fail. None
-                waits as long as delivery.timeout.ms allows.
+            timeout: the longest wait, in seconds; records that are not acknowledged by
+                then fail. None waits as long as delivery.timeout.ms allows.
         """
         self.begin_close()
         self._unclosed.detach()
@@ -667,7 +708,7 @@ class Producer:
             self._metadata.fail(self._refusal)
 
     def _disown(self) -> None:
-        """Have this copy of the producer, in a forked child, refuse all calls."""
+        """Make this copy of the producer, in a forked child, refuse all calls."""
         self._plain = {}
         self._refusal = ProducerForkedError(
             f"this producer belongs to process {self._made_by}, and this is"
@@ -676,7 +717,9 @@ class Producer:
         self._accumulator.disown(self._refusal)
 
     def metrics(self) -> dict[str, dict[str, float]]:
-        """Return Kafka's metrics by group: producer-metrics, and by topic and node.
+        """Return the metrics by Kafka's names, in groups.
+
+        The groups are producer-metrics, and one for each topic and for each node.
 
         Raises:
             ProducerForkedError: the producer was made before a fork.
@@ -705,6 +748,14 @@ class Producer:
     ) -> None:
         # After an error in the block, do not wait: its author wants to see it soon.
         self.close(0 if exc_type is not None else None)
+
+
+def _run(sender: Sender, interceptors: Interceptors) -> None:
+    """Run the producer's thread, which must not keep a dropped producer alive."""
+    try:
+        sender.run()
+    finally:
+        interceptors.close()
 
 
 def _make_metadata(settings: ProducerSettings, rng: random.Random) -> Metadata:

@@ -1,4 +1,4 @@
-"""The queues of batches of partitions; `RecordAccumulator` has their lock."""
+"""The queues of batches, one for a partition; `RecordAccumulator` has their lock."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class PartitionQueue:
         transaction: the number of the transaction that ``open`` belongs to.
         is_muted: whether no batch may be drained now.
         leader: the leader's node id by ``snapshot``; see `follow`.
-        leader_epoch: the leader's epoch, likewise.
+        leader_epoch: the leader's epoch by ``snapshot``.
     """
 
     __slots__ = (
@@ -53,7 +53,7 @@ class PartitionQueue:
         self.leader_epoch = -1
 
     def follow(self, snapshot: Snapshot) -> int:
-        """Take the partition's leader from a snapshot, if that is new; return it."""
+        """Return the node id of the partition's leader, by the newest metadata."""
         if self.snapshot is not snapshot:
             self.leader = snapshot.leader(self.topic, self.partition)
             self.leader_epoch = snapshot.leader_epoch(self.topic, self.partition)
@@ -62,7 +62,7 @@ class PartitionQueue:
 
 
 class TopicQueues:
-    """The queues of a topic's partitions, and the current one for records without keys.
+    """The batch queues of a topic's partitions, and the one for records without keys.
 
     Attributes:
         current: the queue that records without keys go to now.
@@ -85,7 +85,7 @@ class TopicQueues:
         return self.queues[partition]
 
     def limit(self, size: int) -> int:
-        """Return how many bytes compress to ``size``, estimated with a margin."""
+        """Estimate how many uncompressed bytes compress to at most ``size`` bytes."""
         return int(size / (self.ratio * _RATIO_MARGIN))
 
     def learn_ratio(self, batch: ProducerBatch) -> None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from mpbroker.producer.batch import Callback, RecordMetadata
+from mpbroker.client.serialization import Serializer
+from mpbroker.producer.batch import (
+    NO_OFFSET,
+    Callback,
+    InterceptedCallback,
+    RecordMetadata,
+)
 from mpbroker.producer.errors import SerializationError
+from mpbroker.protocol.records.batch_header import NO_TIMESTAMP
 from mpbroker.protocol.records.record_encode import RawHeaders
 
 _log = logging.getLogger(__name__)
-
-Serializer = Callable[[str, Any], bytes | None]
-"""Return the bytes of a key or value, given the topic and it; may raise any error."""
 
 Headers = Iterable[tuple[str, bytes | None]]
 
@@ -30,7 +34,9 @@ class ProducerRecord(NamedTuple):
 
 
 class ProducerInterceptor:
-    """Sees every record, and how it ended. Override the methods you need.
+    """The base class of interceptors, which see every record and its outcome.
+
+    Override the methods you need.
 
     An exception of a method is logged; the record is sent as it was before.
     """
@@ -40,9 +46,20 @@ class ProducerInterceptor:
         return record
 
     def on_acknowledgement(
-        self, metadata: RecordMetadata | None, error: Exception | None
+        self, metadata: RecordMetadata, error: Exception | None
     ) -> None:
-        """Take the end of a record; called before its callback, by the same thread."""
+        """Note that a record is acknowledged or has failed.
+
+        The thread that calls the record's callback calls this before it.
+
+        Args:
+            metadata: the place of the record. If it has failed, its offset and
+                timestamp are -1, and so is its partition if none was chosen yet.
+            error: the error that the record failed with, or None.
+        """
+
+    def close(self) -> None:
+        """Free resources at the producer's close, after all records are done."""
 
 
 class Interceptors:
@@ -63,31 +80,57 @@ class Interceptors:
                 _log.exception("%s.on_send", type(interceptor).__name__)
         return record
 
-    def before(self, callback: Callback | None) -> Callback:
+    def before(self, callback: Callback | None) -> Acknowledgement:
         """Return a callback that calls the interceptors, and then ``callback``."""
+        return Acknowledgement(self._interceptors, callback)
 
-        def acknowledged(
-            metadata: RecordMetadata | None, error: Exception | None
-        ) -> None:
-            for interceptor in self._interceptors:
-                try:
-                    interceptor.on_acknowledgement(metadata, error)
-                except Exception:  # noqa: BLE001 - see ProducerInterceptor
-                    _log.exception("%s.on_acknowledgement", type(interceptor).__name__)
-            if callback is not None:
-                callback(metadata, error)
+    def close(self) -> None:
+        """Tell all interceptors that the producer has ended."""
+        for interceptor in self._interceptors:
+            try:
+                interceptor.close()
+            except Exception:  # noqa: BLE001 - see ProducerInterceptor
+                _log.exception("%s.close", type(interceptor).__name__)
 
-        return acknowledged
+
+class Acknowledgement(InterceptedCallback):
+    """Tells a record's outcome to the interceptors, and then to the user's callback."""
+
+    __slots__ = ("_callback", "_interceptors")
+
+    def __init__(
+        self, interceptors: Sequence[ProducerInterceptor], callback: Callback | None
+    ) -> None:
+        self._interceptors = interceptors
+        self._callback = callback
+
+    def __call__(
+        self, metadata: RecordMetadata | None, error: Exception | None
+    ) -> None:
+        assert metadata is not None
+        for interceptor in self._interceptors:
+            try:
+                interceptor.on_acknowledgement(metadata, error)
+            except Exception:  # noqa: BLE001 - see ProducerInterceptor
+                _log.exception("%s.on_acknowledgement", type(interceptor).__name__)
+        if self._callback is not None:
+            self._callback(None if error is not None else metadata, error)
+
+    def not_sent(self, topic: str, partition: int | None, error: Exception) -> None:
+        """Tell the interceptors and the callback that send() refuses a record."""
+        number = -1 if partition is None else partition
+        self(RecordMetadata(topic, number, NO_OFFSET, NO_TIMESTAMP), error)
 
 
 def to_bytes(serializer: Serializer | None, topic: str, what: str, value: Any) -> Any:
     """Return a key or value as bytes or None.
 
     Args:
-        serializer: None if the value is bytes already.
+        serializer: the function that returns the bytes; None if the value is bytes
+            already.
         topic: the record's topic.
         what: "key" or "value", for errors.
-        value: what the user gave.
+        value: the key or value that the user gave.
 
     Raises:
         SerializationError: the value is not bytes, or the serializer raised an error.

@@ -18,6 +18,7 @@ from typing import Final
 from mpbroker.client.addresses import Address
 from mpbroker.client.client_request import ClientResponse
 from mpbroker.client.errors import (
+    AuthenticationError,
     UnsupportedVersionError,
     error_code_of,
 )
@@ -56,7 +57,7 @@ _log = logging.getLogger(__name__)
 
 _NAMED_TOPICS_MAX_VERSION: Final = 12  # later versions name topics by id
 # From version 12 on, a Produce adds its partitions to the transaction itself (KIP-890).
-_TRANSACTIONS_MAX_VERSION: Final = 11
+_FIRST_TRANSACTIONS_MAX_VERSION: Final = 11
 
 _STALE_METADATA: Final = frozenset(
     {
@@ -76,7 +77,7 @@ _Batches = dict[tuple[str, int], ProducerBatch]
 
 
 class Sender:
-    """See the module."""
+    """Sends ready batches to the leaders, and completes, retries or fails them."""
 
     def __init__(
         self,
@@ -114,11 +115,15 @@ class Sender:
         # When closing stops waiting for the end of a transaction.
         self._end_by_ms: float | None = None
         self._none_expires_before_ms = -float("inf")
+        self._refusal: AuthenticationError | None = None  # the last that was passed on
 
     # -- the loop ----------------------------------------------------------------------
 
     def run(self) -> None:
-        """Run turns until `close` was called and all is done, or `force_close` was."""
+        """Run turns until `close` is called and all work is done.
+
+        After a call of `force_close`, it stops at once.
+        """
         self._accumulator.complete_here()
         while not self._is_closing or (not self._is_forced and self._has_work()):
             try:
@@ -182,7 +187,7 @@ class Sender:
         self.close()
 
     def run_once(self) -> None:
-        """Run one turn."""
+        """Run one turn: send all that is ready, then poll for responses."""
         now_ms = self._clock()
         wait_ms = self._prepare(now_ms)
         wait_ms = min(wait_ms, self._send_batches(now_ms))
@@ -194,11 +199,12 @@ class Sender:
         self._metrics.follow(self._client.counts, now_ms)
 
     def _prepare(self, now_ms: float) -> float:
-        """Do what must come before batches; return how long that can wait, in ms."""
-        refusal = self._metadata.refusal
-        if refusal is not None:
-            self._refuse_all(authentication_failed(refusal))
-            return float("inf")
+        """Send the requests that must precede batches, such as InitProducerId.
+
+        Returns:
+            How long until this has to be called again, in ms.
+        """
+        self._note_refusal()
         state = self._idempotence
         if state is None:
             return float("inf")
@@ -252,14 +258,18 @@ class Sender:
             )
         self._init_not_before_ms = now_ms + self._settings.client.retry_backoff_ms
 
-    def _refuse_all(self, error: FatalError) -> None:
-        """Fail all waiting batches, and the transaction's calls that wait."""
-        state = self._idempotence
-        if isinstance(state, TransactionManager):
-            state.fail(error)
-        elif state is not None and state.fatal_error is None:
-            state.fatal_error = error
-        self._fail_all(error)
+    def _note_refusal(self) -> None:
+        """Pass a refused login or certificate on to batches and transactions.
+
+        Batches wait until a login succeeds, or delivery.timeout.ms is over.
+        """
+        refusal = self._metadata.refusal
+        if refusal is self._refusal:
+            return
+        self._refusal = refusal
+        self._accumulator.trouble = "" if refusal is None else str(refusal)
+        if refusal is not None and isinstance(self._idempotence, TransactionManager):
+            self._idempotence.login_refused(authentication_failed(refusal))
 
     def _fail_all(self, error: ProducerError) -> None:
         accumulator = self._accumulator
@@ -310,9 +320,10 @@ class Sender:
         return wait_ms
 
     def _unanswered_ms(self, node: int) -> float:
-        """Return when a node got the last batches that it has not answered, or -inf.
+        """Return the time, in ms, at which a node got batches that it has not answered.
 
-        -inf, too, for a node that takes no more requests: it is waited for anyway.
+        Return -inf if it has answered all requests. Return -inf, too, if it takes no
+        more requests now: batches wait for such a node anyway.
         """
         client = self._client
         if not client.in_flight(node) or client.is_occupied(node):
@@ -320,7 +331,7 @@ class Sender:
         return self._sent_ms.get(node, -float("inf"))
 
     def _next_expiry_ms(self, now_ms: float) -> float:
-        """Return a time before which no batch expires, not even one to come."""
+        """Return a time, in ms, before which no sent or later batch can expire."""
         oldest = min((batch.created_ms for batch in self._in_flight), default=now_ms)
         return min(
             min(oldest, now_ms) + self._settings.delivery_timeout_ms,
@@ -340,7 +351,7 @@ class Sender:
             )
         self._metrics.sent(batches, now_ms)
         state = self._idempotence
-        transactional = state is not None and state.is_transactional
+        first = isinstance(state, TransactionManager) and state.version == 1
         request = ProduceRequest(
             transactional_id=self._settings.transactional_id,
             acks=self._settings.acks,
@@ -357,9 +368,7 @@ class Sender:
             lambda answer: self._take_answer(answer, by_partition),
             now_ms,
             max_version=(
-                _TRANSACTIONS_MAX_VERSION
-                if transactional
-                else _NAMED_TOPICS_MAX_VERSION
+                _FIRST_TRANSACTIONS_MAX_VERSION if first else _NAMED_TOPICS_MAX_VERSION
             ),
             expect_answer=self._settings.acks != 0,
         )
@@ -438,7 +447,7 @@ class Sender:
         endpoints: dict[int, NodeEndpoint],
         now_ms: float,
     ) -> None:
-        """Complete a batch, try it again, split it or fail it, as its answer says."""
+        """Complete a batch, try it again, split it or fail it, as its response says."""
         if batch.is_done:
             self._forget(batch)  # expired while it was in flight
             return
@@ -576,7 +585,7 @@ class Sender:
             self._accumulator.unmute(batch)
 
     def abort_all(self, error: ProducerError) -> None:
-        """Fail all batches that are not done."""
+        """Fail all batches that are neither acknowledged nor failed."""
         accumulator = self._accumulator
         in_flight, self._in_flight = list(self._in_flight), {}
         accumulator.abort([*in_flight, *accumulator.undrained()], error)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 
 class StickyPartitioner:
-    """Chooses partitions of one topic.
+    """Chooses partitions of one topic for records without keys.
 
     Attributes:
         partition: the partition chosen last; None before the first `choose`.

@@ -38,7 +38,7 @@ def make_telemetry_sender(
             "connection-count": float(client.connection_count()),
             "metadata-age": (now_ms - metadata.updated_ms) / 1000,
         }
-        # Topics last: there may be more than a push can have.
+        # Topics come last, because a push may not have room for all of them.
         return dict(sorted(groups.items(), key=lambda g: g[0].startswith(_TOPICS)))
 
     resource = {}

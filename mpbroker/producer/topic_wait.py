@@ -25,7 +25,10 @@ _CAN_BE_SENT: Final = utf8()
 
 
 class TopicWait:
-    """Threads that call send() wait here; the sender's thread asks brokers."""
+    """Makes threads that call send() wait for the metadata of a topic.
+
+    The sender's thread asks brokers for it.
+    """
 
     def __init__(
         self,
@@ -35,12 +38,12 @@ class TopicWait:
         max_block_ms: int,
         asking: threading.Thread,
     ) -> None:
-        """Wait for nothing yet.
+        """Store the parts of a producer that a wait needs.
 
         Args:
             metadata: the producer's metadata.
-            client: is woken to ask.
-            metrics: gets the times of waits.
+            client: the client that is woken to ask brokers.
+            metrics: counts the time that waits take.
             max_block_ms: the longest wait.
             asking: the sender's thread.
         """
@@ -59,10 +62,11 @@ class TopicWait:
             began: the time.monotonic() at which the caller began.
 
         Raises:
-            DeliveryTimeoutError: it is not known within max.block.ms.
-            FatalError: a login or a certificate was refused.
+            DeliveryTimeoutError: the topic is not known within max.block.ms, or has no
+                such partition.
             RefusedError: the topic's name cannot be sent.
-            RetriableError: a callback calls this, and its thread would wait for itself.
+            RetriableError: a login or a certificate was refused; or a callback calls
+                this, and its thread would wait for itself.
             TypeError: the topic is not a string.
             ProducerError: the broker refused to describe the topic.
         """

@@ -1,9 +1,9 @@
 """TransactionDriver: sends the requests of a `TransactionManager` to coordinators.
 
-It has one request in flight at a time, so answers come in order.
+It has one request in flight at a time, so responses come in order.
 
-Source: KIP-98; KIP-890 for why newer versions of the requests are not used: with these
-the broker does work that it does only for producers of the second transaction version.
+Source: KIP-98; KIP-890 for why a transaction of the first version does not use newer
+versions of the requests: with these the broker does what the second version needs.
 """
 
 from __future__ import annotations
@@ -56,14 +56,17 @@ from mpbroker.protocol.messages.txn_offset_commit import (
 _GROUP: Final = 0
 _TRANSACTION: Final = 1
 
-# The highest versions of the requests for a client of the first transaction version.
+# The highest versions of the requests, by the version of the transaction.
+_INIT_MAX_VERSIONS: Final = {Step.INIT: 5, Step.BUMP: 5}
 _MAX_VERSIONS: Final = {
-    Step.INIT: 5,
-    Step.BUMP: 5,
-    Step.ADD_PARTITIONS: 3,
-    Step.ADD_OFFSETS: 4,
-    Step.COMMIT_OFFSETS: 4,
-    Step.END: 4,
+    1: {
+        **_INIT_MAX_VERSIONS,
+        Step.ADD_PARTITIONS: 3,
+        Step.ADD_OFFSETS: 4,
+        Step.COMMIT_OFFSETS: 4,
+        Step.END: 4,
+    },
+    2: {**_INIT_MAX_VERSIONS, Step.COMMIT_OFFSETS: 5, Step.END: 5},
 }
 _FIND_BY_KEY_MAX_VERSION: Final = 3
 
@@ -73,7 +76,7 @@ _FIND_AGAIN: Final = frozenset(
 
 
 class TransactionDriver:
-    """See the module; only the sender's thread uses it."""
+    """Sends a `TransactionManager`'s requests; only the sender's thread uses it."""
 
     def __init__(
         self,
@@ -92,7 +95,7 @@ class TransactionDriver:
         self._now_ms = 0.0
 
     def step(self, now_ms: float) -> float:
-        """Send the request that is due; return how long until another may be, in ms."""
+        """Send the request that is due; return how long to wait for the next, in ms."""
         self._now_ms = now_ms
         manager = self._manager
         manager.begin_turn()
@@ -145,13 +148,14 @@ class TransactionDriver:
             return delay_ms
         request, response_type = self._request(pending)
         self._busy = True
+        self._manager.sending(pending)
         self._client.send(
             node,
             request,
             response_type,
             lambda answer: self._take(pending, key, answer),
             now_ms,
-            max_version=_MAX_VERSIONS[pending.step],
+            max_version=_MAX_VERSIONS[self._manager.version][pending.step],
         )
         return float("inf")
 
@@ -321,14 +325,18 @@ class TransactionDriver:
             manager.added_partitions()
         elif pending.step is Step.ADD_OFFSETS:
             manager.added_offsets(pending)
-        elif pending.step is Step.END:
-            manager.ended(pending)
+        elif isinstance(response, EndTxnResponse):
+            manager.ended(pending, response)
         else:
             pending.operation.finish()
 
 
 def _worst_code(response: Message) -> int:
-    """Return the error code of an answer, or of the first of its parts that counts."""
+    """Return the error code of a response; 0 if it has none.
+
+    If the response has a code for each partition, return the first that is an error.
+    Return OPERATION_NOT_ATTEMPTED only if there is no other.
+    """
     codes: list[int] = []
     if isinstance(response, AddPartitionsToTxnResponse):
         codes = [

@@ -1,11 +1,17 @@
 """TransactionManager: the state of a producer's transactions.
 
-It decides which call fits when, and what an error does. Calls of the user come from any
-thread and add requests. The sender's thread takes these one at a time, by priority
-(`TransactionDriver`). Each call waits for an `Operation`.
+It decides which call is allowed in which state, and what an error does to the
+transaction. Calls of the user come from any thread and add requests. The sender's
+thread takes these one at a time, by priority (`TransactionDriver`). Each call waits for
+an `Operation`.
+
+In the second version of transactions the coordinator is not told of partitions and
+groups beforehand: the leaders and the groups' coordinators tell it, when the first
+records and offsets come. And each end of a transaction gives the producer another
+epoch, so that a late request of the last one is refused.
 
 Source: KIP-98, KIP-360 (raising the epoch after an error), KIP-447 (offsets by group
-member), KIP-890 (abortable errors).
+member), KIP-890 (abortable errors; part 2: the second version).
 """
 
 from __future__ import annotations
@@ -16,6 +22,7 @@ from enum import Enum
 from typing import Final, NamedTuple, TypeVar
 
 from mpbroker.client.cluster import TopicPartition
+from mpbroker.client.group_metadata import GroupMetadata
 from mpbroker.producer.batch import ProducerBatch
 from mpbroker.producer.errors import (
     AbortableError,
@@ -28,6 +35,7 @@ from mpbroker.producer.errors import (
 from mpbroker.producer.idempotence import Idempotence, Partition
 from mpbroker.producer.latch import Latch
 from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.messages.end_txn import EndTxnResponse
 from mpbroker.protocol.messages.init_producer_id import (
     InitProducerIdRequest,
     InitProducerIdResponse,
@@ -35,7 +43,7 @@ from mpbroker.protocol.messages.init_producer_id import (
 
 
 class TransactionState(Enum):
-    """The state of a transactional producer; each comment says what is true in it."""
+    """The states of a transactional producer: `TRANSITIONS` has the allowed changes."""
 
     UNINITIALIZED = "not initialised"  # there is no producer id
     INITIALIZING = "initialising"  # the id is asked for, at first or after an abort
@@ -51,11 +59,12 @@ class TransactionState(Enum):
 _S = TransactionState
 _T = TypeVar("_T")
 
-# A pair that is absent is a call that does not fit.
+# The allowed changes of state: (from, to). A call that needs another one is refused.
 TRANSITIONS: Final[frozenset[tuple[TransactionState, TransactionState]]] = frozenset(
     {
         (_S.UNINITIALIZED, _S.INITIALIZING),
         (_S.INITIALIZING, _S.READY),
+        (_S.INITIALIZING, _S.UNINITIALIZED),
         (_S.READY, _S.IN_TRANSACTION),
         (_S.IN_TRANSACTION, _S.COMMITTING),
         (_S.IN_TRANSACTION, _S.ABORTING),
@@ -76,10 +85,9 @@ class OffsetAndMetadata(NamedTuple):
     """An offset to commit for a partition.
 
     Attributes:
-        offset: of the next record to read.
-        metadata: a text of the user's, stored with it.
-        leader_epoch: the epoch of the leader that wrote the record before; -1: not
-            known.
+        offset: the offset of the next record to read.
+        metadata: a text that the user gives, stored with the offset.
+        leader_epoch: the leader epoch of the record before that one; -1: not known.
     """
 
     offset: int
@@ -87,17 +95,8 @@ class OffsetAndMetadata(NamedTuple):
     leader_epoch: int = -1
 
 
-class GroupMetadata(NamedTuple):
-    """The member of a consumer group that commits; the group's id may be enough."""
-
-    group_id: str
-    generation_id: int = -1
-    member_id: str = ""
-    group_instance_id: str | None = None
-
-
 class PreparedTransaction(NamedTuple):
-    """What another client needs to commit or abort a prepared transaction."""
+    """The ids and the epoch with which another client ends a prepared transaction."""
 
     transactional_id: str
     producer_id: int
@@ -108,13 +107,14 @@ Offsets = Mapping[TopicPartition, OffsetAndMetadata]
 
 
 class Operation:
-    """What a call of the user waits for.
+    """A call of the user that waits for coordinators, and its result.
 
     Attributes:
         what: the call, such as "commit_transaction()".
-        trouble: why it takes so long; ends the text of a timeout.
-        error: how it ended; None for success.
-        is_told: whether a call that waited has got the result.
+        trouble: the reason why it takes so long; a timeout's text ends with it.
+        error: the error that it failed with; None while it runs, and if it succeeded.
+        is_told: whether the user has got the result. If the wait timed out, the
+            repeated call gets it.
     """
 
     def __init__(self, what: str) -> None:
@@ -129,17 +129,17 @@ class Operation:
         return self._done.is_set()
 
     def finish(self, error: ProducerError | None = None) -> None:
-        """End the wait, with or without an error; only the first call has an effect."""
+        """End the user's wait, with or without an error; only the first call counts."""
         if not self._done.is_set():
             self.error = error
             self._done.set()
 
     def wait(self, timeout_ms: float) -> None:
-        """Wait for the end.
+        """Wait until the operation has ended.
 
         Raises:
-            DeliveryTimeoutError: it is not done in time; the call may be repeated.
-            ProducerError: it failed.
+            DeliveryTimeoutError: it has not ended in time; the call may be repeated.
+            ProducerError: the operation failed.
         """
         if not self._done.wait(min(timeout_ms / 1000, threading.TIMEOUT_MAX)):
             raise DeliveryTimeoutError(
@@ -152,7 +152,7 @@ class Operation:
 
 
 class Step(Enum):
-    """The kinds of requests, in the order of priority."""
+    """The kinds of a transaction's requests; the lowest number is sent first."""
 
     INIT = 1
     ADD_PARTITIONS = 2
@@ -163,7 +163,7 @@ class Step(Enum):
 
 
 class Pending(NamedTuple):
-    """A request that waits to be sent."""
+    """A request of a transaction that waits to be sent to a coordinator."""
 
     step: Step
     operation: Operation
@@ -173,14 +173,18 @@ class Pending(NamedTuple):
 
 
 class TransactionManager(Idempotence):
-    """See the module.
+    """Holds the state of a producer's transactions, and queues their requests.
 
     Attributes:
-        new_partitions: partitions of the transaction that the coordinator must be told.
-        adding: partitions that it is being told.
-        partitions: partitions that it knows.
-        number: how many transactions were begun; the number of the last one.
-        has_begun_at_broker: whether the coordinator knows of the transaction.
+        new_partitions: the partitions that the coordinator has yet to add to the
+            transaction.
+        adding: the partitions of the AddPartitionsToTxn request that is in flight.
+        partitions: the partitions whose batches may be sent. In the first version, the
+            coordinator has added them.
+        number: how many transactions were begun, and so the number of the last one.
+        has_begun_at_broker: whether the coordinator knows of the transaction, or may
+            learn of it from a request that was sent.
+        version: the version of the last transaction's protocol, 1 or 2.
     """
 
     def __init__(self, transactional_id: str, timeout_ms: int) -> None:
@@ -193,12 +197,15 @@ class TransactionManager(Idempotence):
         self.partitions: set[Partition] = set()
         self.number = 0
         self.has_begun_at_broker = False
-        self._unsure: set[Partition] = set()  # `adding`, whose answer was lost
-        self._unsure_offsets: Pending | None = None  # offsets, whose answer was lost
+        self.version = 1
+        # Partitions, and a group's offsets, that the coordinator may have added or not:
+        # the response was lost, or told to try again.
+        self._unsure: set[Partition] = set()
+        self._unsure_offsets: Pending | None = None
         self._timeout_ms = timeout_ms
         self._lock = threading.RLock()
         self._pending: list[Pending] = []
-        self._operation: Operation | None = None  # of the last call, for its repetition
+        self._operation: Operation | None = None  # of the last call, if it is repeated
         self._operations: list[Operation] = []  # those that calls may wait for
         self._closed: ProducerError | None = None
         self._must_bump = False
@@ -210,17 +217,21 @@ class TransactionManager(Idempotence):
     # -- calls of the user -------------------------------------------------------------
 
     def begin_init(self) -> Operation:
-        """Ask for a producer id, which aborts what a predecessor left open."""
+        """Queue the request for a producer id.
+
+        The coordinator then aborts the open transaction of a predecessor.
+        """
         with self._lock:
             if (last := self._untold("init_transactions()")) is not None:
                 return last
             pending = Pending(Step.INIT, Operation("init_transactions()"))
             return self._enqueue(pending, _S.INITIALIZING)
 
-    def begin(self) -> None:
-        """Open a transaction."""
+    def begin(self, version: int = 1) -> None:
+        """Open a transaction of the given version of the protocol, 1 or 2."""
         with self._lock:
             self._move(_S.IN_TRANSACTION, "begin_transaction()")
+            self.version = version
             self.number += 1
             self._operation = None
 
@@ -229,17 +240,16 @@ class TransactionManager(Idempotence):
         with self._lock:
             self.check_open("send_offsets_to_transaction()")
             operation = Operation("send_offsets_to_transaction()")
-            return self._enqueue(
-                Pending(Step.ADD_OFFSETS, operation, offsets=offsets, group=group)
-            )
+            step = Step.ADD_OFFSETS if self.version == 1 else Step.COMMIT_OFFSETS
+            return self._enqueue(Pending(step, operation, offsets=offsets, group=group))
 
     def prepare_end(self, has_incomplete: Callable[[], bool]) -> bool:
-        """Leave the transaction to another client, if all records are acknowledged.
+        """Prepare the transaction for another client, if all records are acknowledged.
 
-        Closing this producer does not abort it then.
+        Closing this producer then leaves the transaction open.
 
         Returns:
-            Whether it did.
+            False if a record is not acknowledged yet; nothing is changed.
         """
         with self._lock:
             if has_incomplete():
@@ -248,11 +258,11 @@ class TransactionManager(Idempotence):
             return True
 
     def begin_commit(self) -> Operation:
-        """Commit when all records are acknowledged."""
+        """Queue the commit, which is sent when all records are acknowledged."""
         return self._begin_end(_S.COMMITTING, "commit_transaction()")
 
     def begin_abort(self) -> Operation:
-        """Abort; records that were not sent fail."""
+        """Queue the abort; records that were not sent fail."""
         return self._begin_end(_S.ABORTING, "abort_transaction()")
 
     def _begin_end(self, target: TransactionState, what: str) -> Operation:
@@ -273,7 +283,10 @@ class TransactionManager(Idempotence):
             return end.operation
 
     def _untold(self, what: str) -> Operation | None:
-        """Return the last call, if it is the same one and its result is yet untold."""
+        """Return the last call's operation if the user repeats a call that timed out.
+
+        Return None if that was another call, or if the user has got its result already.
+        """
         last = self._operation
         return last if last and last.what == what and not last.is_told else None
 
@@ -281,7 +294,7 @@ class TransactionManager(Idempotence):
         """Return the number of the open transaction.
 
         Args:
-            what: the call that needs it, to begin errors with.
+            what: the call that needs the transaction; an error's text begins with it.
 
         Raises:
             AbortableError: the transaction has failed.
@@ -329,7 +342,7 @@ class TransactionManager(Idempotence):
 
         Raises:
             ProducerError: see `check_open`.
-            TransactionStateError: that transaction has ended.
+            TransactionStateError: the transaction of that number has ended.
         """
         with self._lock:
             if self.check_open("send()") != number:
@@ -337,14 +350,16 @@ class TransactionManager(Idempotence):
                     "send(): its transaction was ended, by another thread, while it"
                     " waited"
                 )
-            if partition not in self.partitions and partition not in self.adding:
+            if self.version > 1:
+                self.partitions.add(partition)
+            elif partition not in self.partitions and partition not in self.adding:
                 self.new_partitions.add(partition)
             return append()
 
     def _enqueue(
         self, pending: Pending, target: TransactionState | None = None
     ) -> Operation:
-        """Add a request, and go to another state, if one is given.
+        """Queue a request, and change the state to ``target`` if that is given.
 
         Raises:
             ProducerError: the call does not fit the state; nothing is changed.
@@ -364,7 +379,7 @@ class TransactionManager(Idempotence):
         return operation
 
     def close(self, error: ProducerError) -> None:
-        """End all waits, now and later: no more requests are sent."""
+        """Fail all calls that wait, and all later ones: no more requests are sent."""
         with self._lock:
             self._closed = error
             for operation in self._operations:
@@ -378,11 +393,13 @@ class TransactionManager(Idempotence):
 
     @property
     def has_pending(self) -> bool:
-        """Whether a request has yet to be sent."""
+        """Whether a request of the transaction has yet to be sent."""
         return bool(self._pending or self.new_partitions)
 
     def next_pending(self, has_incomplete: Callable[[], bool]) -> Pending | None:
-        """Take the request to send now; EndTxn waits until no batch is incomplete.
+        """Remove and return the request to send now; None if there is none.
+
+        EndTxn waits until no batch is incomplete.
 
         Args:
             has_incomplete: returns whether a batch is incomplete. It is called only
@@ -411,14 +428,19 @@ class TransactionManager(Idempotence):
             self._pending.remove(first)
             return first
 
-    def put_back(self, pending: Pending, *, was_sent: bool = False) -> None:
-        """Put a request back, to be sent again unless its transaction has ended.
+    def sending(self, pending: Pending) -> None:
+        """Note that a request is being sent: it may begin the transaction there."""
+        if pending.step is Step.COMMIT_OFFSETS:
+            self.has_begun_at_broker = True
 
-        It is the next request again, without a pause: the caller sees to the backoff.
+    def put_back(self, pending: Pending, *, was_sent: bool = False) -> None:
+        """Put a request at the head of the queue again, unless it is of no more use.
+
+        The request is the next one again, without a pause: the caller must wait.
 
         Args:
-            pending: from `next_pending`.
-            was_sent: whether the broker may have executed it.
+            pending: the request that `next_pending` returned.
+            was_sent: whether the broker may have executed the request.
         """
         with self._lock:
             if pending.step is Step.ADD_PARTITIONS:
@@ -434,10 +456,10 @@ class TransactionManager(Idempotence):
                 self._pending.insert(0, pending)
 
     def _is_dropped(self, pending: Pending) -> bool:
-        """Finish a request that is of no use any more; return whether it is.
+        """Finish a request if it is of no use any more; return whether it was finished.
 
-        That is a request for offsets while the transaction is being aborted, and any
-        request after a fatal error.
+        A request for offsets is of no use while the transaction is being aborted, nor
+        is any request after a fatal error.
         """
         if self.state is _S.FATAL_ERROR:
             pending.operation.finish(self.error)
@@ -448,13 +470,28 @@ class TransactionManager(Idempotence):
         return True
 
     def note_trouble(self, why: str) -> None:
-        """Note why requests have to wait, for errors of calls that time out."""
+        """Store the reason why requests wait, for the errors of calls that time out."""
         with self._lock:
             for pending in self._pending:
                 pending.operation.trouble = f": {why}"
 
+    def login_refused(self, error: ProducerError) -> None:
+        """Handle a refused login, which may succeed when it is tried again.
+
+        init_transactions() fails, and can be called again. Other calls go on waiting:
+        their transaction is open, and may yet end as they want it.
+        """
+        with self._lock:
+            self.note_trouble(str(error))
+            first = next((p for p in self._pending if p.step is Step.INIT), None)
+            if first is not None:
+                self._pending.remove(first)
+                self.state = _S.UNINITIALIZED
+        if first is not None:
+            first.operation.finish(error)
+
     def added_partitions(self) -> None:
-        """Note that the coordinator has added the partitions of ``adding``."""
+        """Note that the coordinator has added the partitions of the last request."""
         with self._lock:
             self.partitions |= self.adding
             self.adding.clear()
@@ -462,16 +499,25 @@ class TransactionManager(Idempotence):
             self.has_begun_at_broker = True
 
     def added_offsets(self, pending: Pending) -> None:
-        """Note that the group was added; go on with the group's coordinator."""
+        """Handle a successful AddOffsetsToTxn: queue the TxnOffsetCommit request."""
         with self._lock:
             self.has_begun_at_broker = True
             self._unsure_offsets = None
             if not self._is_dropped(pending):
                 self._pending.append(pending._replace(step=Step.COMMIT_OFFSETS))
 
-    def ended(self, pending: Pending) -> None:
-        """Note that the coordinator has ended the transaction."""
+    def ended(self, pending: Pending, response: EndTxnResponse | None = None) -> None:
+        """Complete a commit or abort: reset the state, and end the user's wait.
+
+        If an abort has lost sequence numbers, the wait lasts until a new epoch comes.
+
+        Args:
+            pending: the request that ended the transaction.
+            response: the coordinator's response; None if it never knew the transaction.
+        """
         with self._lock:
+            if response is not None and response.producer_id >= 0:
+                self._take_id(response)
             self.partitions.clear()
             self.adding.clear()
             self.new_partitions.clear()
@@ -499,18 +545,29 @@ class TransactionManager(Idempotence):
         return request
 
     def initialized(self, pending: Pending, response: InitProducerIdResponse) -> None:
-        """Take the producer id and epoch."""
+        """Store the producer id and epoch of a response, and end the call's wait."""
         with self._lock:
-            self.take_id(response)
-            self._must_bump = False
-            self._partitions.clear()
-            self._unresolved.clear()
-            self._bump.clear()
+            self._take_id(response)
             self.state = _S.READY
         pending.operation.finish()
 
+    def _take_id(self, response: InitProducerIdResponse | EndTxnResponse) -> None:
+        """Store a producer id and epoch, and restart all sequence numbers at 0."""
+        self.take_id(response)
+        self._must_bump = False
+        self._partitions.clear()
+        self._unresolved.clear()
+        self._bump.clear()
+
     def fail(self, error: ProducerError, pending: Pending | None = None) -> None:
-        """Take an error, which ends the transaction or the producer."""
+        """Handle an error, after which the transaction or the producer is of no use.
+
+        While the transaction is being aborted, an abortable error changes nothing.
+
+        Args:
+            error: the error.
+            pending: the request that was refused, if it was one.
+        """
         with self._lock:
             if pending is not None and pending.step is Step.ADD_PARTITIONS:
                 self.adding.clear()
@@ -554,7 +611,7 @@ class TransactionManager(Idempotence):
     # -- the rules of draining ---------------------------------------------------------
 
     def may_drain(self, batch: ProducerBatch) -> bool:
-        """See `DrainRules`: only batches of partitions that the coordinator knows."""
+        """Return whether a batch may be sent now: the transaction has its partition."""
         return (
             self.state in (_S.IN_TRANSACTION, _S.COMMITTING)
             and (batch.topic, batch.partition) in self.partitions
@@ -562,12 +619,16 @@ class TransactionManager(Idempotence):
         )
 
     def prepare(self, batch: ProducerBatch) -> None:
-        """See `DrainRules`."""
+        """Mark a batch as transactional, and give it its producer id and number."""
         batch.transactional = True
+        self.has_begun_at_broker = True
         super().prepare(batch)
 
     def begin_turn(self) -> None:
-        """Find out whether expired batches are written; the broker raises the epoch."""
+        """Find out whether expired batches are written.
+
+        Here the broker raises the epoch; `Idempotence` does it itself.
+        """
         self._resolve()
 
     def _cannot_resolve(self, key: Partition) -> None:
@@ -576,7 +637,7 @@ class TransactionManager(Idempotence):
             self.fail(AbortableError(f"records for {key[0]}-{key[1]} are lost"))
 
     def request_bump(self, batch: ProducerBatch) -> None:
-        """Have the epoch raised by the abort that must come."""
+        """Note that the next abort must ask the broker for a new epoch."""
         self._must_bump = True
 
     def expired(self, batch: ProducerBatch) -> None:
@@ -590,9 +651,10 @@ class TransactionManager(Idempotence):
         )
 
     def refused(self, error: ProducerError, number: int) -> None:
-        """Note that a record of a transaction failed before it was in a batch.
+        """Fail the transaction because ``send`` could not put a record into a batch.
 
-        As in Kafka, the commit fails then. So a user who ignores futures notices it.
+        As in Kafka, the commit fails then, so that a user notices the error even
+        without a look at the futures.
         """
         with self._lock:
             if self.state is _S.IN_TRANSACTION and self.number == number:
@@ -601,7 +663,7 @@ class TransactionManager(Idempotence):
                 )
 
     def failed(self, batch: ProducerBatch, error: ProducerError) -> None:
-        """See `Idempotence.failed`; and the transaction must be aborted."""
+        """Handle a batch that failed for good: the transaction must be aborted."""
         self._remove(self._of(batch), batch)
         self._must_bump |= batch.has_sequence
         if isinstance(error, TransactionAbortedError):

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import IntEnum
-from typing import Final, NamedTuple, Self
+from typing import Final, Self
+
+from mpbroker.base.named_tuple import NamedTuple
 
 WILDCARD: Final = "*"  # as a name or host: all of them
 CLUSTER_NAME: Final = "kafka-cluster"  # the name of the one CLUSTER resource
@@ -29,7 +31,7 @@ class _Code(IntEnum):
 
 
 class ResourceType(_Code):
-    """The type of the resource that an entry protects."""
+    """The type of the resource that an access control entry protects."""
 
     UNKNOWN = 0
     ANY = 1
@@ -42,7 +44,7 @@ class ResourceType(_Code):
 
 
 class PatternType(_Code):
-    """How an entry's resource name is compared with the name of a resource."""
+    """The way in which an entry's resource name is compared with a resource's name."""
 
     UNKNOWN = 0
     ANY = 1
@@ -52,7 +54,7 @@ class PatternType(_Code):
 
 
 class AclOperation(_Code):
-    """An operation on a resource."""
+    """An operation on a resource, which an access control entry allows or denies."""
 
     UNKNOWN = 0
     ANY = 1
@@ -73,7 +75,7 @@ class AclOperation(_Code):
 
 
 class AclPermissionType(_Code):
-    """Whether an entry allows or denies the operation."""
+    """The effect of an access control entry: it allows or denies the operation."""
 
     UNKNOWN = 0
     ANY = 1
@@ -118,20 +120,20 @@ OPERATIONS: Final[Mapping[ResourceType, tuple[AclOperation, ...]]] = {
 
 
 def shown(code: IntEnum) -> str:
-    """Return a code as text for people, as Kafka spells it, such as AlterConfigs."""
+    """Return a code's name for people, as Kafka spells it, such as AlterConfigs."""
     return code.name.title().replace("_", "")
 
 
 class AclBinding(NamedTuple):
-    """One entry: a principal, from a host, may or may not do an operation on resources.
+    """An access control entry: it allows or denies a principal one operation.
 
     Attributes:
-        resource_type: the type of the resources.
+        resource_type: the type of the protected resources, such as topics.
         resource_name: a name, a prefix of names, or "*".
         pattern_type: LITERAL or PREFIXED.
         principal: such as "User:alice"; "User:*" is all users.
-        host: an IP address; "*" is all hosts.
-        operation: the operation; ALL is all of them.
+        host: the IP address of the client; "*" is all hosts.
+        operation: the operation on the resources; ALL is all operations.
         permission_type: ALLOW or DENY.
     """
 
@@ -145,7 +147,10 @@ class AclBinding(NamedTuple):
 
 
 class AclFilter(NamedTuple):
-    """A filter of entries. A field that is None or ANY matches all entries."""
+    """A filter of access control entries.
+
+    A field that is None or ANY matches all entries.
+    """
 
     resource_type: ResourceType = ResourceType.ANY
     resource_name: str | None = None

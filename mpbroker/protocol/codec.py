@@ -1,4 +1,4 @@
-"""Generate decoding and encoding functions from the tables of messages.
+"""Generate decoding and encoding functions from the tables of fields in messages.
 
 Each function is Python source that is written and compiled when it is first used.
 Nested structs are written out in place, neighbouring fields of fixed size become one
@@ -29,7 +29,9 @@ def compile_decoder(
     ignores_rest: bool,
     max_elements: int | None = None,
 ) -> Decoder[Any]:
-    """Return `decode(buffer, offset) -> message` for one version.
+    """Return a function that decodes one version of a message.
+
+    The function is `decode(buffer, offset) -> message`.
 
     Args:
         message: the class of the message, with its table of fields.
@@ -37,7 +39,7 @@ def compile_decoder(
         flexible: whether the version has compact lengths and tagged fields.
         ignores_rest: ignore bytes behind the message instead of refusing them.
         max_elements: the most elements that all arrays of a message may have together;
-            None: as many as the bytes hold.
+            None: as many as the bytes hold, and strings of any length.
     """
     from mpbroker.protocol.codec_decode import write_decoder
 
@@ -61,9 +63,10 @@ def compile_decoder(
 def compile_encoder(
     message: type[Struct], version: int, *, flexible: bool
 ) -> Encoder[Any]:
-    """Return `encode(message) -> parts` for one version; see compile_decoder().
+    """Return a function that encodes one version of a message; see compile_decoder().
 
-    The parts are a list of bytes to be joined; records may be other objects.
+    The function is `encode(message) -> parts`. The parts are a list of bytes to be
+    joined; records may be objects other than bytes.
     """
     from mpbroker.protocol.codec_encode import write_encoder
 

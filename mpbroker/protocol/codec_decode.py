@@ -1,4 +1,4 @@
-"""Write the source of decoding functions.
+"""Generate the Python source of functions that decode messages.
 
 The generated functions read bytes of a peer, which may be hostile. So they have these
 rules:
@@ -38,6 +38,7 @@ from mpbroker.protocol.source_writer import Handled, SourceWriter
 _ROUNDS: Final = tuple((None,) * count for count in range(9))
 # Arrays of fewer numbers than this have a prepared `struct` format for their length.
 _SHORT_ARRAY: Final = 16
+_MAX_STRING: Final = 0x7FFF
 
 
 def read_long_varint(buffer: Buffer, position: int, first: int) -> tuple[int, int]:
@@ -45,11 +46,11 @@ def read_long_varint(buffer: Buffer, position: int, first: int) -> tuple[int, in
 
     Args:
         buffer: the bytes.
-        position: where its second byte is.
+        position: the position of the varint's second byte.
         first: its first byte, 0x80 or above.
 
     Returns:
-        The value, and the position behind it.
+        The value, and the position behind the varint.
     """
     second = buffer[position]
     if second < 0x80:
@@ -61,7 +62,12 @@ def read_long_varint(buffer: Buffer, position: int, first: int) -> tuple[int, in
 
 
 def skip_tags(buffer: Buffer, position: int) -> int:
-    """Skip a tagged-field section whose count begins just before the position."""
+    """Return the position behind a section of tagged fields in a message.
+
+    Args:
+        buffer: the bytes.
+        position: the position behind the section's first byte, which is already read.
+    """
     return skip_tagged_fields(buffer, position - 1)
 
 
@@ -80,7 +86,7 @@ def write_decoder(
 
 
 class _DecodeWriter:
-    """Writes the source of one decoding function.
+    """Generates the Python source of one decoding function.
 
     The variables in the source are: b, the buffer; v, a memoryview of it; p, the
     position; end, the length of the buffer; n, a count or length; q, the end of a
@@ -159,7 +165,10 @@ class _DecodeWriter:
     # -- runs of fixed size ------------------------------------------------------
 
     def _flush(self) -> None:
-        """Write the pending reads of fixed size as one `struct` call."""
+        """Generate the line that reads all pending fields of fixed size.
+
+        They are neighbours, so one `struct` call reads them.
+        """
         if not self._run:
             return
         run, self._run = self._run, []
@@ -276,9 +285,11 @@ class _DecodeWriter:
             self._line(f"{target} = {inner}")
 
     def _length(self, code: str, path: str) -> None:
-        """Write the lines that read a length or count into n.
+        """Generate the lines of a decoder that read a length or count into ``n``.
 
-        In flexible versions n is one more than the length, and 0 stands for null.
+        In flexible versions n is one more than the length, and 0 stands for null. In a
+        request a string of more than 32,767 bytes is refused, as in Kafka: other
+        versions and logs have an int16 for its length.
         """
         if not self._flexible:
             self._run.append((code, "n", path))
@@ -288,6 +299,11 @@ class _DecodeWriter:
         self._flush()
         self._line("if n > 127:")
         self._line(" n, p = read_long_varint(b, p, n)", Handled(path))
+        if code == "h" and self._max_elements is not None:
+            self._line(f" if n > {_MAX_STRING + 1}:")
+            self._line(
+                '  raise ProtocolError(f"a string of {n - 1} bytes")', Handled(path)
+            )
 
     @contextmanager
     def _unless_null(self, target: str, nullable: bool) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Write the source of encoding functions, which return a list of bytes to be joined.
+"""Generate the Python source of encoding functions; they return bytes to be joined.
 
 Neighbouring fields of fixed size become one `struct` call; an empty section of tagged
 fields is a pad byte in it. Neighbouring pieces are added to the list in one step.
@@ -29,7 +29,7 @@ _pack_three = Layout(">BBB").pack
 
 
 def varint(value: int) -> bytes:
-    """Return an unsigned varint; fastest for values of one to three bytes."""
+    """Return a value as an unsigned varint; fastest for varints of up to 3 bytes."""
     if value < 0x80:
         return _ONE_BYTE[value]
     if value < 0x4000:
@@ -40,7 +40,11 @@ def varint(value: int) -> bytes:
 
 
 def size_of_region(value: Any) -> int:
-    """Return the size of records, which are bytes or an object with a size_in_bytes."""
+    """Return the size of a records field in bytes.
+
+    Args:
+        value: the records: bytes, or an object with the attribute size_in_bytes.
+    """
     if isinstance(value, (bytes, bytearray, memoryview)):
         return len(value)
     size: int = value.size_in_bytes
@@ -48,7 +52,7 @@ def size_of_region(value: Any) -> int:
 
 
 def write_encoder(message: type[Struct], version: int, flexible: bool) -> SourceWriter:
-    """Write the source of `encode(o)`, which returns the parts of the message.
+    """Generate the source of `encode(o)`, which returns the parts of the message.
 
     The arguments are those of compile_encoder().
     """
@@ -56,7 +60,7 @@ def write_encoder(message: type[Struct], version: int, flexible: bool) -> Source
 
 
 class _EncodeWriter:
-    """Writes the source of one encoding function.
+    """Generates the Python source of one encoding function.
 
     A value passes three stages: pending values of fixed size, which become one `struct`
     call; pending expressions, which are added to the list in one step; and lines of
@@ -109,9 +113,13 @@ class _EncodeWriter:
         self._run.append((code, Handled(path, value, code)))
 
     def _end_run(self, varint: str = "") -> None:
-        """Make one expression of the pending values, and of a varint after them.
+        """Turn the pending values of fixed size into one expression for the encoder.
 
         Most varints are below 128: then they are one more byte of the same call.
+
+        Args:
+            varint: the source of an expression for a varint that follows the values;
+                "": none.
         """
         run, self._run = self._run, []
         self._handled += [handled for code, handled in run if code != "x"]
@@ -142,7 +150,10 @@ class _EncodeWriter:
         self._handled.append(handled)
 
     def _flush(self) -> None:
-        """Write a line that adds all pending values and expressions to the list."""
+        """Generate the line of the encoder that adds everything pending to ``parts``.
+
+        Pending are values and expressions that were not written to the source yet.
+        """
         if self._run:
             self._end_run()
         pieces, self._pieces = self._pieces, []
@@ -179,7 +190,11 @@ class _EncodeWriter:
         )
 
     def _differs(self, row: Field, value: str) -> str:
-        """Return an expression: whether a value differs from the field's default."""
+        """Return the source of a test whether a value differs from the default.
+
+        The generated encoder leaves out tagged fields with their default, and refuses
+        other values of a field that the version does not have.
+        """
         if row.fresh_default == "list":
             return f"{value} != []" if row.is_nullable else value
         if row.struct is not None and not row.is_array:
@@ -217,7 +232,11 @@ class _EncodeWriter:
 
     @contextmanager
     def _apart(self) -> Iterator[None]:
-        """Let lines within the context use another list; keep the pending values."""
+        """Let the lines generated in this context fill a ``parts`` list of their own.
+
+        Values and expressions that are pending at the start stay pending for the outer
+        list.
+        """
         waiting = self._run, self._pieces, self._handled
         self._run, self._pieces, self._handled = [], [], []
         outer = self._source.variable("parts")

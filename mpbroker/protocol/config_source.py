@@ -1,4 +1,4 @@
-"""ConfigSource: where the value of a config was set.
+"""ConfigSource: the place where the value of a config was set.
 
 Source: org.apache.kafka.clients.admin.ConfigEntry.ConfigSource; DescribeConfigs in the
 Kafka protocol guide.
@@ -8,7 +8,7 @@ from enum import IntEnum
 
 
 class ConfigSource(IntEnum):
-    """Where a value was set, in the numbers of the protocol."""
+    """The place where a config's value was set, by its number in the protocol."""
 
     UNKNOWN = 0
     TOPIC_CONFIG = 1

@@ -61,7 +61,7 @@ RECORDS: Final[Kind[Any]] = Kind("records", "", None)
 
 
 class Field:
-    """One row of a table; see `field` for its columns."""
+    """A field of a struct: a row of the table in its class; see `field`."""
 
     __slots__ = (
         "_default",
@@ -94,11 +94,11 @@ class Field:
         self.ignorable = ignorable
 
     def present_in(self, version: int) -> bool:
-        """Return whether a version has the field."""
+        """Return whether a version of the message has the field."""
         return _includes(self._versions, version)
 
     def nullable_in(self, version: int) -> bool:
-        """Return whether the field may be null in a version."""
+        """Return whether the field may be null in a version of the message."""
         return self._nullable is not None and _includes(self._nullable, version)
 
     @property
@@ -108,17 +108,17 @@ class Field:
 
     @property
     def struct(self) -> type[Struct] | None:
-        """The class of the value, or of its elements, if it is a struct."""
+        """The Struct class of the field's value or elements; None: a primitive type."""
         return self.kind if isinstance(self.kind, type) else None
 
     @property
     def code(self) -> str:
-        """The code in the module `struct`; "" if the size of a value is not fixed."""
+        """The field's code in the module `struct`; "": its size is not fixed."""
         return "" if isinstance(self.kind, type) else self.kind.code
 
     @property
     def default(self) -> Any:
-        """The value of an absent field; for arrays and structs see `fresh_default`."""
+        """The value that the field has if it is absent; UNSET: see `fresh_default`."""
         if self._default is not UNSET or self.is_array:
             return self._default
         if isinstance(self.kind, type):
@@ -129,7 +129,7 @@ class Field:
 
     @property
     def fresh_default(self) -> str | None:
-        """The type of a default that is made anew each time: "list" or "struct".
+        """The type of a default that is made anew for each message: "list" or "struct".
 
         None: the default is an immutable value, which is shared.
         """
@@ -144,7 +144,7 @@ def _includes(versions: str, version: int) -> bool:
 
 
 def parse_versions(text: str) -> tuple[int, int]:
-    """Return the first and last version of "3+", "0-12" or "4"."""
+    """Return the first and the last version in a text such as "3+", "0-12" or "4"."""
     if text.endswith("+"):
         return int(text[:-1]), FOREVER
     first, dash, last = text.partition("-")
@@ -229,7 +229,7 @@ def array(
 
 
 class MessageMeta(type):
-    """Turns the rows of a class body into slots and `__fields__`."""
+    """Metaclass of Struct: makes slots and `__fields__` of the rows in a class body."""
 
     def __new__(
         mcls, name: str, bases: tuple[type, ...], body: dict[str, Any], **kwargs: Any

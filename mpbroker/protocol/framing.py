@@ -55,10 +55,12 @@ def encode_frame_parts(payload: Sequence[Buffer]) -> list[Buffer]:
 
 
 class FrameDecoder:
-    """Split a byte stream into payloads; its chunks may be cut at any byte.
+    """Splits a byte stream into the payloads of frames.
+
+    The chunks of the stream may be cut at any byte.
 
     Args:
-        max_frame_bytes: the largest length of a payload.
+        max_frame_bytes: the largest length of a payload, in bytes.
     """
 
     def __init__(self, max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES) -> None:
@@ -68,14 +70,14 @@ class FrameDecoder:
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes fed and not returned yet.
+        """The number of bytes that were fed, but not returned in a payload yet.
 
         If it is above 0 at the end of a stream, the last frame is cut off.
         """
         return len(self._received) - self._position
 
     def feed(self, data: Buffer) -> None:
-        """Add bytes as they came from the peer."""
+        """Add the next bytes of the stream, as they came from the peer."""
         if self._position >= _COMPACT_BYTES or self._position == len(self._received):
             del self._received[: self._position]
             self._position = 0
@@ -85,8 +87,8 @@ class FrameDecoder:
         """Return the next payload, or None if more bytes are needed first.
 
         Raises:
-            FrameLengthError: length negative or above ``max_frame_bytes``. The stream
-                cannot be resynchronised: close the connection without answering.
+            FrameLengthError: the length is negative or above ``max_frame_bytes``. The
+                stream cannot be resynchronised: close the connection without answering.
         """
         start = self._position + SIZE_BYTES
         received = self._received

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from struct import Struct
 from struct import error as StructError
-from typing import Final, NamedTuple
+from typing import Final
 
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.protocol.errors import ProtocolError
 from mpbroker.protocol.primitives import SHORT_TEXT, Buffer, skip_tagged_fields
 
@@ -33,6 +34,8 @@ FLEXIBLE_FROM: Final = (
     0, 0, 0,  # 90-92
 )
 # fmt: on
+
+_API_KEYS: Final = len(FLEXIBLE_FROM)
 
 _API_VERSIONS: Final = 18
 _CONTROLLED_SHUTDOWN: Final = 7
@@ -120,7 +123,7 @@ def parse_request_header(view: Buffer) -> RequestHeader:
         position = 10
     else:
         return _parse_unusual_header(view)
-    if 0 <= api_key < 93 and api_version >= FLEXIBLE_FROM[api_key]:
+    if 0 <= api_key < _API_KEYS and api_version >= FLEXIBLE_FROM[api_key]:
         if position < size and not view[position]:
             position += 1
         else:
@@ -133,14 +136,17 @@ def parse_request_header(view: Buffer) -> RequestHeader:
 
 
 def _parse_short_header(view: Buffer) -> RequestHeader:
-    """Read a header of fewer than 10 bytes; only version 0 may be that short."""
+    """Read the header of a request of fewer than 10 bytes.
+
+    Only a header of version 0 may be that short.
+    """
     if len(view) < _REQUEST_V0.size:
         raise ProtocolError(f"request header: {len(view)} bytes, at least 8 needed")
     return _parse_unusual_header(view)
 
 
 def _parse_unusual_header(view: Buffer) -> RequestHeader:
-    """Read a header of version 0, which has no client id; refuse all others.
+    """Read a request header of version 0, which has no client id; refuse all others.
 
     Raises:
         ProtocolError: the client id is cut off, or its length is negative.

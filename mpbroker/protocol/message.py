@@ -40,14 +40,17 @@ MessageT = TypeVar("MessageT", bound="Message")
 
 
 class SizedRegion(Protocol):
-    """Bytes that are not in memory, but in a log file; see `Message.encode_parts`."""
+    """A region of bytes in a log file, not in memory; see `Message.encode_parts`."""
 
     @property
     def size_in_bytes(self) -> int: ...
 
 
 class _Compiled(dict[int, T]):
-    """The functions of one class by version, compiled when they are first used."""
+    """The decoding or encoding functions of one message class, by version.
+
+    A function is compiled when it is first used.
+    """
 
     def __init__(self, message: type[Message]) -> None:
         super().__init__()
@@ -126,16 +129,16 @@ class Message(Struct):
 
     @classmethod
     def is_request(cls) -> bool:
-        """Return whether clients send it, by its name: CreateAclsRequest."""
+        """Return whether the message is a request: its class's name ends in Request."""
         return cls.__name__.endswith("Request")
 
     @classmethod
     def decode(cls, version: int, buffer: Buffer, offset: int = 0) -> Self:
-        """Read a message from a buffer, from an offset to its end.
+        """Read a message that reaches from an offset to the end of a buffer.
 
         Strings are copied. Bytes and records are views of the buffer, which must not
-        change as long as they are used. Fields that the version does not have get their
-        defaults.
+        change as long as the views are used. Fields that the version does not have get
+        their defaults.
 
         Raises:
             ProtocolError: the bytes are malformed, the version is not valid, or bytes

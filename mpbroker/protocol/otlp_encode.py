@@ -1,4 +1,4 @@
-"""Encode metrics as OpenTelemetry's protobuf, as clients push them.
+"""Encode metrics in OpenTelemetry's protobuf format, in which clients push them.
 
 Only sums, gauges and histograms of doubles, with attributes of text, are encoded.
 `otlp_metrics` reads them.
@@ -29,7 +29,7 @@ _MONOTONIC: Final = b"\x18\x01"  # Sum.is_monotonic, field 3
 
 
 class Point(NamedTuple):
-    """A value of a metric.
+    """A value of a sum or gauge at one time.
 
     Attributes:
         value: the value.
@@ -45,15 +45,16 @@ class Point(NamedTuple):
 
 
 class Metric(NamedTuple):
-    """A metric and its points.
+    """A metric, which is a sum or a gauge, and its points.
 
     Attributes:
-        name: its name.
-        is_sum: it is a monotonic sum; else it is a gauge.
-        is_delta: a sum counts from the last push on; else from its start.
+        name: the metric's name.
+        is_sum: whether the metric is a monotonic sum; otherwise it is a gauge.
+        is_delta: whether a sum counts from the last push on; otherwise it counts from
+            its start.
         points: its points.
-        unit: its unit, as in UCUM.
-        description: its meaning.
+        unit: the unit of the values, as in UCUM.
+        description: the meaning of the metric, as a text for people.
     """
 
     name: str
@@ -65,13 +66,13 @@ class Metric(NamedTuple):
 
 
 class HistogramPoint(NamedTuple):
-    """A point of a histogram.
+    """The state of a histogram at one time.
 
     Attributes:
         number: the number of values.
-        total: their sum.
-        counts: the number of values in each bucket, one more than there are bounds;
-            empty: not known.
+        total: the sum of the values.
+        counts: the number of values in each bucket, which is one count more than there
+            are bounds; empty: the counts are not known.
         start_ns: the time at which counting began, in ns since 1970.
         time_ns: the time of the point, in ns since 1970.
         attributes: the point's attributes.
@@ -86,14 +87,14 @@ class HistogramPoint(NamedTuple):
 
 
 class Distribution(NamedTuple):
-    """A cumulative histogram and its points.
+    """A metric that is a cumulative histogram, and its points.
 
     Attributes:
-        name: its name.
-        bounds: the upper bounds of all buckets but the last, which has none.
+        name: the metric's name.
+        bounds: the upper bounds of all buckets but the last, which has no bound.
         points: its points.
-        unit: its unit, as in UCUM.
-        description: its meaning.
+        unit: the unit of the values, as in UCUM.
+        description: the meaning of the metric, as a text for people.
     """
 
     name: str
@@ -106,11 +107,11 @@ class Distribution(NamedTuple):
 def encode_metrics(
     resource: Mapping[str, str], metrics: Iterable[Metric | Distribution]
 ) -> bytes:
-    """Return a MetricsData of one resource.
+    """Return the metrics of one resource as OpenTelemetry's message MetricsData.
 
     Args:
         resource: the resource's attributes.
-        metrics: its metrics.
+        metrics: the resource's metrics.
 
     Returns:
         The protobuf; empty bytes if there are no metrics.
@@ -181,5 +182,8 @@ def _fixed(field: int, data: bytes) -> bytes:
 
 
 def _sized(field: int, data: bytes) -> bytes:
-    """Return a field with a length; its number is below 16, so its key is one byte."""
+    """Return a protobuf field of bytes: key, length and data.
+
+    The field's number is below 16, so its key is one byte.
+    """
     return bytes((field << 3 | _BYTES,)) + write_unsigned_varint(len(data)) + data

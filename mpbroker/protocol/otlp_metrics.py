@@ -1,4 +1,4 @@
-"""Read OpenTelemetry's protobuf metrics, as clients push them, into plain values.
+"""Read metrics in OpenTelemetry's protobuf format, as clients push them.
 
 From MetricsData these are read: names, units, and points with their attributes and
 values. From a histogram's point only count and sum are read. Points of summaries and of
@@ -49,7 +49,7 @@ Value = Any  # a field's value: an int for a varint, else a memoryview
 
 
 def read_metrics(data: bytes) -> list[dict[str, Any]]:
-    """Read a MetricsData.
+    """Read metrics that a client has pushed: OpenTelemetry's message MetricsData.
 
     Returns:
         A dictionary for each resource: "attributes", and "metrics", which is a list of
@@ -68,7 +68,7 @@ def read_metrics(data: bytes) -> list[dict[str, Any]]:
 
 
 class _Reader:
-    """Reads one MetricsData, and counts its points and fields."""
+    """Reads one message MetricsData, and limits the number of its points and fields."""
 
     def __init__(self) -> None:
         self._left = MAX_POINTS
@@ -154,7 +154,7 @@ class _Reader:
         return found
 
     def _any_value(self, view: memoryview) -> Any:
-        """Return a text, a number or a boolean; None for arrays and maps."""
+        """Return an attribute's value: text, number or boolean; None: another type."""
         for number, value in self._fields(view):
             if number == 1 and isinstance(value, memoryview):
                 return _text(value)
@@ -167,7 +167,7 @@ class _Reader:
         return None
 
     def messages(self, view: memoryview) -> Iterator[tuple[int, memoryview]]:
-        """Yield number and bytes of the fields that are not varints."""
+        """Yield the number and the bytes of each field of a message, except varints."""
         for number, value in self._fields(view):
             if isinstance(value, memoryview):
                 yield number, value

@@ -29,7 +29,7 @@ SHORT_TEXT: Final = tuple(Struct(f"{length}s").unpack_from for length in range(6
 
 
 class VarintError(ProtocolError):
-    """The bytes are not a varint of this size."""
+    """The bytes are not a varint of at most the wanted number of bits."""
 
 
 def read_unsigned_varint(
@@ -38,7 +38,8 @@ def read_unsigned_varint(
     """Return an unsigned varint and the position behind it.
 
     Raises:
-        VarintError: it is cut off by the end of the buffer, or has more than ``bits``.
+        VarintError: the varint is cut off by the end of the buffer, or its value has
+            more than ``bits`` bits.
     """
     value = shift = 0
     start = position
@@ -89,7 +90,7 @@ def write_unsigned_varint(value: int) -> bytes:
 
 
 def write_varint(out: bytearray, value: int) -> None:
-    """Append a value of at most 64 bits as a zig-zag varint."""
+    """Append a signed value of at most 64 bits to ``out``, as a zig-zag varint."""
     raw = (value << 1) ^ (value >> 63)
     while raw > 0x7F:
         out.append(raw & 0x7F | 0x80)
@@ -98,9 +99,9 @@ def write_varint(out: bytearray, value: int) -> None:
 
 
 def skip_tagged_fields(buffer: Buffer, position: int) -> int:
-    """Return the position after a section of tagged fields with any tags.
+    """Return the position after a section of tagged fields, whatever their tags.
 
-    The time is linear in the number of bytes.
+    The time that this takes is linear in the number of bytes.
 
     Raises:
         ProtocolError: the section is cut off, or its tags are not ascending.

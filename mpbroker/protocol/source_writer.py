@@ -1,23 +1,26 @@
 """SourceWriter: the source of one generated function, line by line.
 
-Every line has a note of the fields that it handles. A function has one ``except``,
-which finds the field that was wrong by the number of the line that raised the error.
+The functions decode or encode messages. Every line has a note of the message fields
+that it handles. A function has one ``except``, which finds the field that was wrong by
+the number of the line that raised the error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
+
+from mpbroker.base.named_tuple import NamedTuple
 
 
 class Handled(NamedTuple):
-    """A field that a line of generated source handles.
+    """A field of a message that a line of generated source handles.
 
     Attributes:
-        path: such as "topics.partitions.index".
+        path: the names of the field and its parents: "topics.partitions.index".
         expression: an expression for its value, with the function's variables.
-        code: its code in the module `struct`.
+        code: its code in the module `struct`, if its size is fixed.
     """
 
     path: str
@@ -26,7 +29,7 @@ class Handled(NamedTuple):
 
 
 class SourceWriter:
-    """The lines of a function, the fields that they handle, and the names they use.
+    """The source of a function that is generated line by line, and then compiled.
 
     Attributes:
         names: the values that the function uses, by name.
@@ -40,7 +43,7 @@ class SourceWriter:
         self._variables = 0
 
     def line(self, text: str, *handled: Handled) -> None:
-        """Append a line, and note the fields that it handles."""
+        """Append a line to the source, and note the message fields that it handles."""
         self._lines.append(self._indent + text)
         self._handled.append(handled)
 
@@ -58,21 +61,24 @@ class SourceWriter:
         return f"{prefix}{self._variables}"
 
     def use(self, name: str, value: Any) -> str:
-        """Give the function a value under a name; return the name."""
+        """Make a value a global of the generated function; return its name."""
         self.names[name] = value
         return name
 
     def use_class(self, cls: type) -> str:
-        """Give the function a class under its name; return the name."""
+        """Make a class a global of the generated function; return its name."""
         return self.use(cls.__name__, cls)
 
     @property
     def text(self) -> str:
-        """Return the source."""
+        """Return the source of the function."""
         return "\n".join(self._lines)
 
     def handled_by(self, line_number: int) -> tuple[Handled, ...]:
-        """Return the fields of a line, or of the nearest line above that has some."""
+        """Return the message fields that a line of the source handles.
+
+        If it handles none, they are those of the nearest line above that handles some.
+        """
         for handled in reversed(self._handled[:line_number]):
             if handled:
                 return handled

@@ -1,1 +1,1 @@
-"""Execute requests: dispatch, authorization, handlers, waiting, answers."""
+"""Execute requests in handler processes, from authorization to the answer."""

@@ -1,7 +1,7 @@
 """Find the message classes of an API by its key, and make answers without its handler.
 
 A message module is imported when it is first needed. ``error_answer`` makes the answer
-to a request whose handler failed; ``with_throttle_time`` sets the throttle time of an
+to a request whose handler failed. ``with_throttle_time`` sets the throttle time of an
 answer that is already encoded.
 """
 
@@ -38,7 +38,7 @@ def _message_class(api_key: int, suffix: str) -> type[Message]:
 
 
 def error_answer(request: Request, code: ErrorCode) -> bytes | None:
-    """Return the encoded body of a response with only a top-level error code.
+    """Return the encoded body of a response that has only a top-level error code.
 
     Returns:
         The body, or None if this version of the API has no top-level error code.

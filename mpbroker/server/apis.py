@@ -1,7 +1,8 @@
 """List the APIs that are served, one row for each.
 
 To serve another API write three things: its message in protocol/messages/, its handler
-in handlers/, and its row here. The message and the handler are found by the API's name:
+in handlers/, and its row in this module, which also names the API's authorization rule.
+The message and the handler are found by the API's name:
 
     CREATE_TOPICS   protocol/messages/create_topics.py   CreateTopicsRequest
                                                          CreateTopicsResponse
@@ -11,7 +12,8 @@ A handler takes the request message and a HandlerContext and returns the respons
 message. message_apis.py decodes the request, applies the row's authorization rule,
 calls the handler and encodes the response. An API that the coordinator executes has a
 method instead of a handler; coordinator/coordinator_apis.py finds it. A handler and a
-rule are imported when the first request needs them.
+rule are imported when the first request needs them. An API that Kafka 4.3 does not have
+also needs its key in protocol/api_key.py and its row in protocol/headers.py.
 """
 
 from __future__ import annotations
@@ -19,8 +21,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from enum import Enum
 from importlib import import_module
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
+from mpbroker.base.named_tuple import NamedTuple
+from mpbroker.metadata.features import GROUP_VERSION, SHARE_VERSION, STREAMS_VERSION
 from mpbroker.protocol.acl import AclOperation
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.headers import FLEXIBLE_FROM
@@ -30,7 +34,7 @@ _O = AclOperation
 
 
 class Forwarded(Enum):
-    """Whether a handler process forwards an API's requests to the coordinator."""
+    """Says whether a handler process forwards an API's requests to the coordinator."""
 
     NEVER = "the handler process executes all requests"
     SOMETIMES = "the API's handler decides for each request"
@@ -38,7 +42,7 @@ class Forwarded(Enum):
 
 
 class Api(NamedTuple):
-    """One API: the versions served, its authorization rule, and where it executes.
+    """Describes one API: served versions, authorization rule, where it executes.
 
     Attributes:
         key: the API's number in the protocol.
@@ -52,7 +56,9 @@ class Api(NamedTuple):
         in_bytes: a service of the handler process decodes and encodes the bytes
             itself; handlers/ has no function that takes the decoded message.
         is_data: the API moves records. The control plane does not serve it, because
-            such requests would delay the others there.
+            such requests would delay the others on its listener.
+        feature: the feature without which the coordinator refuses the API with
+            UNSUPPORTED_VERSION.
         needs_receiver: served only if the broker has a receiver for clients' metrics.
     """
 
@@ -63,6 +69,7 @@ class Api(NamedTuple):
     in_bytes: bool = False
     is_data: bool = False
     needs_receiver: bool = False
+    feature: str | None = None
 
     @property
     def name(self) -> str:
@@ -102,8 +109,15 @@ _ROWS: Final = (
 
     # -- the cluster and configs -------------------------------------------------------
     Api(_K.DESCRIBE_CLUSTER, (0, 2), "cluster_rules:describe_cluster"),
-    Api(_K.DESCRIBE_LOG_DIRS, (1, 4), "cluster_rules:describe_log_dirs"),
+    Api(_K.ALTER_REPLICA_LOG_DIRS, (1, 2), "cluster_rules:alter_replica_log_dirs"),
+    Api(_K.DESCRIBE_LOG_DIRS, (1, 5), "cluster_rules:describe_log_dirs"),
+    Api(_K.DESCRIBE_QUORUM, (0, 2), _O.DESCRIBE),
+    Api(_K.UPDATE_FEATURES, (0, 2), _O.ALTER),
+    Api(_K.ADD_RAFT_VOTER, (0, 1), _O.ALTER),
+    Api(_K.REMOVE_RAFT_VOTER, (0, 0), _O.ALTER),
+    Api(_K.UNREGISTER_BROKER, (0, 0), _O.ALTER),
     Api(_K.ELECT_LEADERS, (0, 2), "cluster_rules:elect_leaders"),
+    Api(_K.ALTER_PARTITION_REASSIGNMENTS, (0, 1), _O.ALTER),
     Api(_K.LIST_PARTITION_REASSIGNMENTS, (0, 0), _O.DESCRIBE),
     Api(_K.DESCRIBE_CONFIGS, (1, 4), "cluster_rules:describe_configs"),
     Api(_K.ALTER_CONFIGS, (0, 2), "cluster_rules:alter_configs"),
@@ -116,6 +130,11 @@ _ROWS: Final = (
     Api(_K.DESCRIBE_USER_SCRAM_CREDENTIALS, (0, 0), _O.DESCRIBE),
     Api(_K.ALTER_USER_SCRAM_CREDENTIALS, (0, 0),
         "cluster_rules:alter_user_scram_credentials"),
+    Api(_K.CREATE_DELEGATION_TOKEN, (1, 3), "token_rules:create_delegation_token"),
+    Api(_K.RENEW_DELEGATION_TOKEN, (1, 2), OPEN),
+    Api(_K.EXPIRE_DELEGATION_TOKEN, (1, 2), OPEN),
+    Api(_K.DESCRIBE_DELEGATION_TOKEN, (1, 3),
+        "token_rules:describe_delegation_token"),
     Api(_K.DESCRIBE_ACLS, (1, 3), _O.DESCRIBE),
     Api(_K.CREATE_ACLS, (1, 3), "cluster_rules:create_acls"),
     Api(_K.DELETE_ACLS, (1, 3), "cluster_rules:delete_acls"),
@@ -131,7 +150,15 @@ _ROWS: Final = (
     Api(_K.HEARTBEAT, (0, 4), "group_rules:read_group", _ALWAYS),
     Api(_K.LEAVE_GROUP, (0, 5), "group_rules:read_group", _ALWAYS),
     Api(_K.CONSUMER_GROUP_HEARTBEAT, (0, 1), "group_rules:consumer_group_heartbeat",
-        _ALWAYS),
+        _ALWAYS, feature=GROUP_VERSION),
+    Api(_K.SHARE_GROUP_HEARTBEAT, (1, 1), "group_rules:consumer_group_heartbeat",
+        _ALWAYS, feature=SHARE_VERSION),
+    Api(_K.STREAMS_GROUP_HEARTBEAT, (0, 0), "group_rules:streams_group_heartbeat",
+        _ALWAYS, feature=STREAMS_VERSION),
+    Api(_K.SHARE_FETCH, (1, 2), "group_rules:read_group", _ALWAYS, is_data=True,
+        feature=SHARE_VERSION),
+    Api(_K.SHARE_ACKNOWLEDGE, (1, 2), "group_rules:read_group", _ALWAYS,
+        is_data=True, feature=SHARE_VERSION),
     Api(_K.OFFSET_COMMIT, (2, 10), "group_rules:offset_commit", _ALWAYS),
     Api(_K.OFFSET_FETCH, (1, 10), "group_rules:offset_fetch", _ALWAYS),
     Api(_K.OFFSET_DELETE, (0, 0), "group_rules:offset_delete", _ALWAYS),
@@ -139,6 +166,24 @@ _ROWS: Final = (
     Api(_K.DESCRIBE_GROUPS, (0, 6), "group_rules:describe_groups", _ALWAYS),
     Api(_K.CONSUMER_GROUP_DESCRIBE, (0, 1), "group_rules:consumer_group_describe",
         _ALWAYS),
+    Api(_K.SHARE_GROUP_DESCRIBE, (1, 1), "group_rules:share_group_describe", _ALWAYS),
+    Api(_K.STREAMS_GROUP_DESCRIBE, (0, 0), "group_rules:streams_group_describe",
+        _ALWAYS, feature=STREAMS_VERSION),
+    Api(_K.DESCRIBE_SHARE_GROUP_OFFSETS, (0, 1),
+        "group_rules:describe_share_group_offsets", _ALWAYS),
+    Api(_K.ALTER_SHARE_GROUP_OFFSETS, (0, 0), "group_rules:read_group", _ALWAYS),
+    Api(_K.DELETE_SHARE_GROUP_OFFSETS, (0, 0),
+        "group_rules:delete_share_group_offsets", _ALWAYS),
+    Api(_K.INITIALIZE_SHARE_GROUP_STATE, (0, 0),
+        "share_state_rules:share_group_state", _ALWAYS),
+    Api(_K.READ_SHARE_GROUP_STATE, (0, 0),
+        "share_state_rules:share_group_state", _ALWAYS),
+    Api(_K.WRITE_SHARE_GROUP_STATE, (0, 1),
+        "share_state_rules:share_group_state", _ALWAYS),
+    Api(_K.DELETE_SHARE_GROUP_STATE, (0, 0),
+        "share_state_rules:share_group_state", _ALWAYS),
+    Api(_K.READ_SHARE_GROUP_STATE_SUMMARY, (0, 1),
+        "share_state_rules:share_group_state", _ALWAYS),
     Api(_K.DELETE_GROUPS, (0, 2), "group_rules:delete_groups", _ALWAYS),
 
     # -- transactions ------------------------------------------------------------------
@@ -159,7 +204,7 @@ APIS: Final[Mapping[ApiKey, Api]] = {row.key: row for row in _ROWS}
 
 
 def served(*, has_receiver: bool, is_control_plane: bool = False) -> list[Api]:
-    """Return the rows of the APIs that a process serves.
+    """Return the APIs that a process serves: their rows in this module's list.
 
     Args:
         has_receiver: whether the broker has a receiver for clients' metrics.

@@ -1,19 +1,21 @@
-"""Teach the compiled core which requests it may execute by itself.
+"""Tell the compiled core (C code) which requests it may execute by itself.
 
 Most requests of a busy broker are a Produce of plain batches, a Fetch of what has just
 been produced, or an ApiVersions that was answered before. The core
 (native/server/handler_execute.c) executes these without any Python, by the tables that
-``CoreCache`` fills and empties. It leaves a request to Python if it is not exactly
-that, if it has no entry for it, or if the metadata log has news. Requests for the
-coordinator it forwards, news or not: the coordinator checks them and charges for them.
+``CoreCache`` fills and empties. It leaves all other requests to Python. It also leaves
+a request to Python if its tables have no entry for it, or if the metadata log has new
+records. There is one exception: it forwards requests for the coordinator even if the
+metadata log has new records, since the coordinator checks and charges them itself.
 
-If you add something that each request must pass, see to it here. The tables of
-permissions (verdicts.py) and of quotas (client_quotas.py) are kept beside this one.
+If you add something that each request must pass, see to it in this module. The tables
+of permissions (verdicts.py) and of quotas (client_quotas.py) are kept beside this one.
 
-handler_role.py makes the cache, once a handler process. The loop asks it to execute
-each request, and shows it each that Python has executed. The services of Produce and
-Fetch tell it what they have just written or read, and how they park. Where there is no
-core, or where it may not be used, ``NoCoreCache`` takes all that and executes nothing.
+handler_role.py makes one cache in each handler process. The loop asks the cache to
+execute each request, and shows it each request that Python has executed. The services
+of Produce and Fetch tell it what they have just written or read, and how they park.
+Without a core, or if the core may not be used, ``NoCoreCache`` takes these calls and
+does nothing.
 
 The tests of tests/server/core_cache compare the core's answers with those of Python.
 """
@@ -22,8 +24,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.ipc.compiled import core
 from mpbroker.ipc.layout import CELL_END, METADATA_CELL, cell, handler_row
 from mpbroker.protocol.api_key import ApiKey
@@ -55,7 +58,11 @@ if TYPE_CHECKING:
 
 
 class ParkProduce(Protocol):
-    """Hold back the answer to a Produce that the core has executed."""
+    """Takes over a Produce whose records the compiled core has appended.
+
+    The compiled core is C code that executes plain requests without Python. The client
+    gets the answer when the records are on disk.
+    """
 
     def __call__(
         self,
@@ -66,31 +73,41 @@ class ParkProduce(Protocol):
         *,
         at_once: bool,
     ) -> None:
-        """Args:
-        needed: each log, in the order of the request, with the offset below which
-            all must be on disk.
-        answer_bytes: length of the answer, which the core has written.
-        at_once: its client has nothing else under way.
+        """Send the answer that C code has written, once the records are on disk.
+
+        Args:
+            slot: the request's slot, which is its entry in shared memory.
+            needed: each log, in the order of the request, with the offset below which
+                all records must be on disk.
+            answer_bytes: length of the answer that the core has written.
+            at_once: whether the client has no other request under way, so that the
+                logs may be synced at once.
         """
 
 
 class ParkFetches(Protocol):
-    """Keep the fetches for which the core has found too little."""
+    """Keeps fetches for which the compiled core (C code) has found too few records."""
 
     def park(self, slot: int, max_wait_ms: int, rows: tuple[int, ...], /) -> None:
-        """Keep one until one of these partition rows grows."""
+        """Keep a fetch unanswered until one of its partitions gets more records.
+
+        Args:
+            slot: the fetch's slot, which is its entry in shared memory.
+            max_wait_ms: the longest wait.
+            rows: the indexes of the fetch's partitions in the shared partition table.
+        """
 
     def was_answered(self, slot: int, /) -> None:
-        """Forget one: the core has answered it, with what it has appended."""
+        """Forget a waiting fetch, because C code has answered it after an append."""
 
 
 class Forwarding(NamedTuple):
-    """What the core hands to the coordinator.
+    """Says which requests the core (C code) forwards undecoded to the coordinator.
 
     Attributes:
-        lane: where it goes.
-        apis: oldest, newest and first flexible version of each, by API key. Nothing
-            may have to be done to these requests here but to read the header.
+        lane: the ring in shared memory by which requests reach the coordinator process.
+        apis: oldest, newest and first flexible version of each API, by API key. A
+            handler needs to read only the header of these APIs' requests.
     """
 
     lane: CoordinatorLane
@@ -117,13 +134,21 @@ if core is not None:
 
 
 class Woken(NamedTuple):
-    """What the core has done when it woke up."""
+    """Holds what the core (C code) has done when its wait for events ends.
 
-    slots: list[int]  # claimed
+    Attributes:
+        slots: the slots of the requests that it has claimed for this process.
+        at_ns: when it woke up (CLOCK_MONOTONIC).
+        has_executed: whether it has executed the request in the only claimed slot.
+        result: the result of that request, for ``CoreCache.finish``.
+        fetched: the slots of waiting fetches that it has answered and forgotten.
+    """
+
+    slots: list[int]
     at_ns: int
-    has_executed: bool  # the one slot that there is
-    result: int | None  # of that, for ``CoreCache.finish``
-    fetched: list[int]  # parked slots that are answered, and forgotten
+    has_executed: bool
+    result: int | None
+    fetched: list[int]
 
 
 # Sleeps for so many seconds, and then claims so many slots at most.
@@ -131,7 +156,7 @@ Wait = Callable[[float, int], Woken]
 
 
 class NoCoreCache:
-    """Stands where no compiled core executes requests: learns and executes nothing."""
+    """Takes the place of `CoreCache` if no C code is used, and does nothing."""
 
     def __init__(self) -> None:
         self.waiting: dict[int, int] = {}
@@ -182,17 +207,21 @@ class NoCoreCache:
 
 
 class CoreCache:
-    """The tables of one handler process, and what Python does after the core.
+    """Tells the compiled core what it may execute, and finishes what it has executed.
+
+    The core is C code in the same handler process. Tables say for which clients, topics
+    and partitions it may execute requests without Python.
 
     Args:
-        compiled: the core's part of the handler, which holds the tables.
-        table: the partitions' rows.
+        compiled: the C object that has these tables.
+        table: the shared table with a row for each partition.
         registry: says which topics there are, and when metadata has changed.
-        purgatory: told of rows that have grown.
+        purgatory: tells handlers with waiting fetches which partitions have grown.
         authorization: says who may do what; None: every sender may do everything.
         quotas: charge clients for what the core executes; None: nothing is charged.
-        transactions: None, or not verified: Python executes every Produce of one.
-        forwarding: what the core hands to the coordinator; None: nothing.
+        transactions: finds open transactions. If it is None, or does not verify them,
+            Python executes every Produce of a transaction.
+        forwarding: what the core forwards to the coordinator; None: nothing.
     """
 
     def __init__(
@@ -247,7 +276,11 @@ class CoreCache:
     # -- executing ---------------------------------------------------------------------
 
     def execute(self, slot: int) -> int | None:
-        """Answer a claimed slot's request and return its API key; None: not plain."""
+        """Let the C core execute a request that this process has claimed.
+
+        Returns:
+            The API key. None if the core cannot execute the request; then Python must.
+        """
         if self._has_own_rules:
             self._see_rules()
         result = self._execute(slot)
@@ -256,12 +289,16 @@ class CoreCache:
         return self.finish(slot, result)
 
     def wait_at(self, epoll_fd: int, channel: HandlerEnd, handler: int) -> Wait | None:
-        """Let the core wait for events; return what waits, or None if it cannot.
+        """Prepare the C core to wait for events in place of Python's epoll.
 
         Args:
-            epoll_fd: what it waits at.
-            channel: requests come from its ring.
+            epoll_fd: the epoll set to wait at.
+            channel: has the ring (a queue in shared memory) from which requests come.
             handler: this process's id.
+
+        Returns:
+            The function to call in order to wait. None if the core cannot wait, because
+            there is no compiled ring.
         """
         ring = channel.compiled_ring
         if ring is None:
@@ -270,7 +307,14 @@ class CoreCache:
         return self.wait
 
     def wait(self, timeout_s: float, limit: int) -> Woken:
-        """Sleep, then claim slots; a single one's request may have been executed."""
+        """Wait for events, then claim waiting requests; return what C code has done.
+
+        If there is a single request, the core may have executed it already.
+
+        Args:
+            timeout_s: the longest wait, in seconds.
+            limit: how many requests to claim at most.
+        """
         timeout_ms, may_execute = math.ceil(timeout_s * 1e3), not self._has_own_rules
         woken = Woken(*self._compiled.wait(timeout_ms, limit, may_execute))
         for slot in woken.fetched:
@@ -279,9 +323,18 @@ class CoreCache:
         return woken
 
     def finish(self, slot: int, result: int | None) -> int | None:
-        """Do what is left of a request that the core has executed; return its API key.
+        """Do in Python what is left of a request after the C core has looked at it.
 
-        None: it is not executed after all, and Python must.
+        According to the result, tell waiting handlers that logs have grown, keep the
+        request until its records are on disk or its data is there, or forward it.
+
+        Args:
+            slot: the request's slot, which is its entry in shared memory.
+            result: what the core has returned for the request.
+
+        Returns:
+            The API key. None if the core has not executed the request; then Python
+            must.
         """
         if result is None or 0 <= result < _NOTIFY:
             return result
@@ -314,10 +367,11 @@ class CoreCache:
         return result & _API_KEY
 
     def execute_produces(self, park: ParkProduce | None) -> None:
-        """Execute produces.
+        """Let the C core, instead of Python, execute Produce requests from now on.
 
         Args:
-            park: holds the answers to acks=all back; None: they need not wait.
+            park: holds answers to acks=all back until the records are on disk; None:
+                these answers need not wait.
         """
         self._park = park
         self._compiled.syncs_acks_all = park is not None
@@ -325,26 +379,37 @@ class CoreCache:
     def execute_fetches(
         self, handler: int, max_bytes: int, parked: ParkFetches
     ) -> None:
-        """Execute fetches.
+        """Let the C core, instead of Python, execute Fetch requests from now on.
 
         Args:
             handler: this process's id.
             max_bytes: fetch.max.bytes.
-            parked: keeps those that find too little.
+            parked: keeps the fetches that find less than min.bytes.
         """
         self._parked_fetches = parked
         self._compiled.set_fetches(ReadPlan, LogSegment, handler, max_bytes)
 
     @property
     def waiting(self) -> dict[int, int]:
-        """The parked fetch that the core answers first: a slot, by its partition rows.
+        """The slot of the fetch that waits for a partition, by the partition's row.
 
-        It must be taken out when it is parked no more.
+        A slot is a request's place in shared memory, a row that of a partition. The
+        core (C code) answers the fetch right after it has appended to the partition.
+        The caller adds an entry, and removes it when the fetch is not parked any more.
         """
         return self._compiled.waiting
 
     def try_fetch(self, slot: int, *, must_answer: bool) -> bool | None:
-        """Answer a parked fetch; False: it waits on; None: it is not plain any more."""
+        """Let the C core read a waiting fetch again, and answer it if there is enough.
+
+        Args:
+            slot: the fetch's slot, which is its entry in shared memory.
+            must_answer: answer also if there is less than min.bytes.
+
+        Returns:
+            True if the fetch is answered, False if it still waits. None if the core
+            cannot execute it any more; then Python must.
+        """
         if self._has_own_rules:
             self._see_rules()
         return self._compiled.fetch(slot, must_answer)
@@ -354,10 +419,16 @@ class CoreCache:
     def learn_request(
         self, request: Request, frame: memoryview, answer: object
     ) -> None:
-        """Learn from a request that Python has executed.
+        """Learn from a request that Python has executed what the C core may do next.
 
-        Call this before the answer is sent: until then the slot names the client, and
-        the frame is whole.
+        It learns the client, so that it can charge it, and the answer to ApiVersions.
+        To be called before the answer is sent: until then the slot names the client,
+        and the frame is whole.
+
+        Args:
+            request: the request.
+            frame: its header and body.
+            answer: the answer that Python has made.
         """
         quotas = self._quotas
         if quotas is not None and quotas.count_requests:
@@ -366,7 +437,7 @@ class CoreCache:
             self._remember(request, frame, answer)
 
     def _learn_client(self, request: Request, quotas: ClientQuotas) -> None:
-        """Let the core charge a client for its next requests."""
+        """Enter a client and its quotas, so that the C core can charge its requests."""
         self._be_current()
         clients = self._compiled.clients
         if len(clients) >= _MAX_CLIENTS:
@@ -376,11 +447,14 @@ class CoreCache:
             clients[key] = quotas.limits(key, request.client_id)
 
     def _remember(self, request: Request, frame: memoryview, answer: object) -> None:
-        """Let the core answer the next ApiVersions that is the same."""
+        """Let the C core give the same answer to each equal ApiVersions request.
+
+        Do nothing if the answer is an error or the request was throttled.
+        """
         if (
             len(frame) > _MAX_REMEMBERED_BYTES
             or not isinstance(answer, bytes)
-            or answer[:2] != b"\0\0"  # it says an error
+            or answer[:2] != b"\0\0"  # the answer is an error
             or request.throttle_ms
         ):
             return
@@ -388,13 +462,17 @@ class CoreCache:
         remembered = self._compiled.remembered
         if len(remembered) >= _MAX_REMEMBERED:
             remembered.clear()
-        # All but the correlation id.
+        # The key is the whole frame without the correlation id.
         remembered[bytes(frame[:4]) + bytes(frame[8:])] = answer
 
     def learn_produce(
         self, topic: Topic, partition: int, log: PartitionLog, policy: ValidationPolicy
     ) -> None:
-        """Let the core execute the next plain produces to this partition."""
+        """Let the C core, instead of Python, append the next batches to a partition.
+
+        Do nothing if the topic's settings need Python: compaction, recompression or
+        LogAppendTime, for example.
+        """
         if self._registry.topic(topic.name) is not topic:
             return
         self._be_current()
@@ -428,14 +506,25 @@ class CoreCache:
         name: str,
         topic_id: bytes | None = None,
     ) -> None:
-        """Let the core execute a sender's next requests that do this."""
+        """Let the C core execute a sender's next requests to write or read a topic.
+
+        Args:
+            access: the sender, who has just been allowed to. None: there is no
+                authorizer, and nothing is done.
+            operation: WRITE or READ.
+            name: the topic's name.
+            topic_id: the topic's id, if the sender may also use that.
+        """
         if self._verdicts is not None and access is not None:
             self._verdicts.allow(access, operation, name, topic_id)
 
     def learn_fetch(
         self, name: str, topic_id: bytes, partition: int, log: PartitionLog
     ) -> None:
-        """Let the core execute the next plain fetches from this partition."""
+        """Let the C core, instead of Python, read a partition for the next fetches.
+
+        Do nothing if a quota limits fetches, because only Python charges them.
+        """
         topic = self._registry.topic(name)
         if topic is None or topic.topic_id != topic_id:
             return
@@ -451,10 +540,11 @@ class CoreCache:
         plans[partition] = log.reader.plan()
 
     def _be_current(self) -> None:
-        """Forget what was learnt before the last change of metadata.
+        """Empty the C core's tables if metadata has changed since they were filled.
 
-        The core uses its tables only while ``position`` is that of the metadata log. So
-        it is stored last: an error in between leaves the tables unused.
+        The core uses its tables only while their ``position`` is that of the metadata
+        log. The position is stored last, so an error in between leaves the tables
+        unused.
         """
         version = self._registry.version
         if self._compiled.position != version:

@@ -1,7 +1,8 @@
 """Describe the partitions of topics for Metadata, and keep the descriptions.
 
-One node leads all partitions, so a description changes only when a topic gets more
-partitions or another epoch after a restart. Topics with equal epochs share one list.
+One node leads all partitions of a topic. If this node leads them, their descriptions
+change only when the topic gets more partitions, or another epoch after a restart.
+Topics with equal epochs share one list.
 """
 
 from __future__ import annotations
@@ -14,13 +15,42 @@ from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages.metadata import MetadataResponsePartition
 from mpbroker.storage.files.leader_epochs import UNDEFINED
 
+NO_LEADER: Final = -1
 _MAX_TOPICS: Final = 20_000
 
 
-class DescribedPartitions:
-    """The descriptions that one process keeps, of up to 20,000 topics.
+def partitions_elsewhere(
+    topic: Topic, *, is_live: bool
+) -> list[MetadataResponsePartition]:
+    """Return the descriptions of partitions that another node of the cluster has.
+
+    They have no leader epoch, since only that node knows it.
 
     Args:
+        topic: the topic.
+        is_live: whether that node is live. If not, the partitions have no leader and
+            the error LEADER_NOT_AVAILABLE.
+    """
+    place = [topic.leader]
+    return [
+        MetadataResponsePartition(
+            error_code=ErrorCode.NONE if is_live else ErrorCode.LEADER_NOT_AVAILABLE,
+            partition_index=index,
+            leader_id=topic.leader if is_live else NO_LEADER,
+            leader_epoch=UNDEFINED,
+            replica_nodes=place,
+            isr_nodes=place,
+            offline_replicas=[] if is_live else place,
+        )
+        for index in range(len(topic.partitions))
+    ]
+
+
+class DescribedPartitions:
+    """Keeps the descriptions of the partitions of up to 20,000 topics.
+
+    Args:
+        node_id: this node's id, which leads all these partitions.
         leader_epoch: returns the leader epoch of a partition of a topic; UNDEFINED:
             it cannot be read now.
     """
@@ -51,7 +81,10 @@ class DescribedPartitions:
         return known
 
     def _alike(self, epochs: tuple[int, ...]) -> list[MetadataResponsePartition]:
-        """Return the descriptions of partitions with these epochs, shared by topics."""
+        """Return partitions' descriptions with these leader epochs, kept or new.
+
+        Topics with equal epochs share one list.
+        """
         known = self._by_epochs.get(epochs)
         if known is None:
             node = [self._node_id]

@@ -1,9 +1,10 @@
 """RequestDispatcher: find the handler of a request, and turn exceptions into answers.
 
 The composition root gives it a ServedApi for each API (message_apis.served_apis). A
-malformed request closes its connection; a refused request gets an error code. A bug of
-the broker is logged with its traceback and answered with UNKNOWN_SERVER_ERROR if the
-API has a field for it; then the next request is served.
+malformed request closes its connection. A refused request gets an error code. A bug of
+the broker is logged with its traceback and answered with UNKNOWN_SERVER_ERROR, or, if
+the API has no field for an error code, by closing the connection. Then the next request
+is served.
 
 Source: Kafka's KafkaApis.handle.
 """
@@ -45,11 +46,11 @@ _ASSIGNED: Final = frozenset(map(int, ApiKey))
 
 
 def _count_nothing(api_key: int, error_code: int) -> None:
-    """Do nothing: the default of ``count_error``."""
+    """Do nothing: for a dispatcher whose errors nobody counts."""
 
 
 class ServedApi:
-    """The versions of one API that are served, and the function that executes it.
+    """Holds the served versions of one API, and the function that executes it.
 
     Attributes:
         oldest, newest: versions, both included.
@@ -71,7 +72,7 @@ class ServedApi:
 
 
 class RequestDispatcher:
-    """Find the handler of a request, and return an answer whatever exception it raises.
+    """Finds the handler of a request, and returns an answer whatever it raises.
 
     Args:
         apis: the served APIs, by API key.
@@ -109,13 +110,15 @@ class RequestDispatcher:
         """Parse a request's header, and check that its API and version are served.
 
         Args:
+            slot: the request's slot, which is its entry in shared memory.
+            connection: the row of the request's connection.
             frame: the request header and body, without the size in front of it.
             received_ns: when the request was received (CLOCK_MONOTONIC).
 
         Returns:
-            The request. Or bytes: the frame of the answer, for an ApiVersions request
-            of a newer version than is served. Or None: close the connection; the
-            reason has been logged.
+            The request, if it can be executed. For an ApiVersions request of a newer
+            version than is served: the frame of the answer, as bytes. None: the
+            connection must be closed; the reason has been logged.
         """
         try:
             header = parse_request_header(frame)
@@ -153,7 +156,9 @@ class RequestDispatcher:
     def dispatch(self, request: Request) -> Answer:
         """Execute a request, charge its client and return the answer.
 
-        No exception leaves this method: each becomes an answer.
+        No exception leaves this method. A malformed request gets the answer CLOSE. Any
+        other exception becomes an answer with an error code, or CLOSE if the API has no
+        field for one.
         """
         answer: Answer
         try:
@@ -179,7 +184,8 @@ class RequestDispatcher:
     def met_bug(self, request: Request) -> Answer:
         """Log the current exception as a bug of the broker, and return an answer.
 
-        To be called within an ``except`` clause, since it logs the traceback.
+        The answer is UNKNOWN_SERVER_ERROR, or CLOSE if the API has no field for it. To
+        be called within an ``except`` clause, since it logs the traceback.
         """
         self.errors += 1
         self._count_error(request.api_key, ErrorCode.UNKNOWN_SERVER_ERROR)
@@ -195,7 +201,8 @@ class RequestDispatcher:
     def _unreadable_api_versions(self, frame: memoryview) -> bytes | None:
         """Return the answer to an ApiVersions request that is too new to be parsed.
 
-        Only its first 8 bytes can be read: API key, version and correlation id.
+        Only the first 8 bytes of such a request can be read: API key, version and
+        correlation id.
 
         Returns:
             The frame of the answer; None: the frame is no such request.

@@ -1,4 +1,4 @@
-"""Define errors that several rooms of the server raise."""
+"""Define errors that several packages of the server raise."""
 
 from mpbroker.base.errors import MpbrokerError
 from mpbroker.protocol.error_code import ErrorCode

@@ -1,16 +1,17 @@
-"""Group commit: one fdatasync of a log for all requests that wait for it.
+"""Group commit: make one fdatasync of a log serve all requests that wait for it.
 
 acks=all means that the records are on disk. A handler that has appended such records
-looks at the partition's row. If no process syncs this log, the handler becomes the
-owner of a sync, remembers the log end offset as its target and starts the sync. If
-another process syncs it, the handler sets its bit in ROW_SYNC_WAITERS. When the sync
-ends, its owner publishes the target as the durable end offset and sends a notice to
-the waiting handlers; those whose records lie behind the target start the next sync. So
-each log has at most one sync at a time, and each sync covers all records that were
-appended while the one before it ran.
+looks at the partition's row, its entry in a table that all processes share. If no
+process syncs this log, the handler becomes the owner of a sync, remembers the log end
+offset as its target and starts the sync. If another process syncs it, the handler sets
+its bit in the row's word ROW_SYNC_WAITERS. When the sync ends, its owner publishes the
+target as the durable end offset and sends a notice to the waiting handlers. A handler
+whose records lie behind the target starts the next sync. So each log has at most one
+sync at a time, and each sync covers all records that were appended while the one before
+it ran.
 
-A process that has only one request to execute, on a fast disk, syncs at once instead
-(``sync_at_once``), as the owner of that sync, too.
+If a process has only one request to execute, and its disk is fast, it makes the sync at
+once instead (``sync_at_once``). It is the owner of this sync, too.
 
 If the owner of a sync dies, the supervisor's repair clears the ownership and sends a
 notice to every handler.
@@ -18,10 +19,11 @@ notice to every handler.
 
 import errno
 import os
-from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Callable, Collection, Sequence
+from typing import Final, Protocol
 
 from mpbroker.base.logger import get_logger
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.ipc.layout import (
     HANDLER_COUNTERS,
     RowStatus,
@@ -42,20 +44,25 @@ _MOST_IN_A_ROW: Final = 24
 
 
 class LogFiles(Protocol):
-    """The part of a log's LogSync that a sync needs."""
+    """The methods for one log's files that a sync (fdatasync) needs: see LogSync."""
 
     def segments_to_sync(self, from_offset: int, to_offset: int) -> list[int]:
-        """Return descriptors of the files that hold these offsets, for fdatasync."""
+        """Return descriptors of the files that hold these offsets, for fdatasync.
+
+        Args:
+            from_offset: the first offset.
+            to_offset: the offset behind the last one.
+        """
 
     def make_room(self) -> None:
         """Close the files of all logs of this process, to free file descriptors."""
 
     def mark_offline(self, why: str) -> None:
-        """Note on the disk that a sync has failed."""
+        """Note on the disk that a sync failed, so that the log stays unusable."""
 
 
 class SyncableLog(Protocol):
-    """The part of a PartitionLog that a sync needs."""
+    """The members of a partition's log that a sync (fdatasync) needs."""
 
     row: PartitionRow
 
@@ -68,7 +75,7 @@ _PASSING: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 def _number_of(error: OSError | ApiError) -> int:
-    """Return the errno of an error that opening a log's files has raised."""
+    """Return the errno of an error in opening a log's files; EIO if it has none."""
     cause = error if isinstance(error, OSError) else error.__cause__
     return (isinstance(cause, OSError) and cause.errno) or errno.EIO
 
@@ -79,15 +86,18 @@ class _Sync(NamedTuple):
 
 
 class GroupCommit:
-    """The syncs that one handler process owns.
+    """Starts and ends the syncs (fdatasync) of logs for one handler process.
 
     Attributes:
         disk: executes the syncs.
         syncs: how many this process has finished.
 
     Args:
-        notify: sends a notice about a row (index) to handlers (bit set).
-        words: the control segment, where syncs are counted; None: count only here.
+        handler: this process's id.
+        disk: executes the syncs.
+        notify: sends a notice about a partition's row (index) to handlers (a bit set).
+        words: the control segment, where syncs are counted for metrics, too. None: only
+            ``syncs`` counts them.
     """
 
     def __init__(
@@ -114,7 +124,11 @@ class GroupCommit:
 
     @property
     def is_alone(self) -> bool:
-        """Whether no other request waits for this process; its loop sets this."""
+        """Whether `sync_at_once` may wait for the disk: no other request waits.
+
+        The process's loop sets it to True if there is only one request to execute. It
+        becomes False after 24 syncs.
+        """
         return self._left_at_once > 0
 
     @is_alone.setter
@@ -127,15 +141,26 @@ class GroupCommit:
 
     @property
     def is_syncing(self) -> bool:
-        """Whether this process owns a running sync, for which others may wait."""
+        """Whether this process runs a sync, for whose end other handlers may wait."""
         return bool(self._running)
 
+    def syncs_any(self, rows: Collection[int]) -> bool:
+        """Return whether this process syncs, or will sync, a log of one of these rows.
+
+        A row is a partition's entry in the shared partition table.
+        """
+        busy = self._running.keys() | self._wanted.keys()
+        return not busy.isdisjoint(rows)
+
     def want(self, log: SyncableLog) -> None:
-        """Remember that a log must be synced; ``start`` starts the sync."""
+        """Remember that a log must be synced to disk; ``start`` starts the sync."""
         self._wanted[log.row.index] = log
 
     def start(self) -> None:
-        """Start the syncs that are wanted; called once after a batch of requests."""
+        """Start a sync of each log given to ``want``. Call it once after many requests.
+
+        A log that this process syncs already stays wanted until that sync has ended.
+        """
         if not self._wanted:
             return
         wanted, self._wanted = self._wanted, {}
@@ -149,11 +174,11 @@ class GroupCommit:
             self.disk.start_all(syncs)
 
     def sync_at_once(self, logs: Sequence[SyncableLog]) -> None:
-        """Sync logs before this returns, if no other request has to wait for it.
+        """Sync logs before this method returns, if this delays no other request.
 
-        The method may do nothing, or sync only some of the logs. Callers look at the
-        rows afterwards: they wait for what is not durable, and fail what is offline. A
-        log that another process syncs is left out.
+        The method may do nothing, or sync only some of the logs. It leaves out a log
+        that another process syncs. So callers check each log afterwards: they wait if
+        its records are not durable yet, and answer an error if it is offline.
         """
         disk = self.disk
         if not self.is_alone or len(logs) > _MOST_AT_ONCE or not disk.is_quick:
@@ -175,7 +200,7 @@ class GroupCommit:
             for log in logs:
                 if log.row.status != RowStatus.ONLINE:
                     continue
-                # No bit is set: a caller that has to wait wants the sync, and sets it.
+                # No bit is set. A caller that has to wait calls `want`; that sets it.
                 target = log.row.begin_sync(self._handler)
                 if target is None:
                     continue
@@ -190,7 +215,7 @@ class GroupCommit:
             if found:
                 make()
         finally:
-            # Files could not be opened now; or a bug, which must leave no owner behind.
+            # Their files could not be opened, or there was a bug: they need no owner.
             for log in owned.values():
                 self._tell(log.row.index, log.row.end_sync(0))
 
@@ -209,11 +234,15 @@ class GroupCommit:
     def _files_to_sync(
         self, log: SyncableLog, target: int, sync_others: Callable[[], None]
     ) -> list[int]:
-        """Return descriptors of the files to sync; free some once if none is left.
+        """Return descriptors of the files to sync.
+
+        If the process has no descriptor left, close files and try once more.
 
         Args:
-            sync_others: starts the syncs of the files found before, since freeing
-                descriptors closes their files.
+            log: the log.
+            target: sync the records below this offset.
+            sync_others: starts the syncs of other logs whose files were found before.
+                It is called before files are closed, since theirs are closed, too.
         """
         durable = log.row.durable_end_offset
         try:
@@ -226,9 +255,13 @@ class GroupCommit:
         return log.sync.segments_to_sync(durable, target)
 
     def _start(self, log: SyncableLog, syncs: list[tuple[int, int]]) -> None:
-        """Become the owner of a log's sync; add (token, descriptor) pairs to ``syncs``.
+        """Make this process the one that syncs a log, and add its files to ``syncs``.
 
-        If another process owns the log's sync, set this process's bit instead.
+        If another process syncs the log, mark in the log's row that this process waits.
+
+        Args:
+            log: the log.
+            syncs: gets pairs of a token and a descriptor.
         """
         row = log.row
         target = row.begin_sync(self._handler, self._bit)
@@ -259,10 +292,10 @@ class GroupCommit:
             self._finish(row.index, 0)
 
     def _put_off(self, log: SyncableLog) -> None:
-        """Give up a sync whose files cannot be opened now; want it again later.
+        """Give up a sync because files cannot be opened now, and try it again later.
 
         No sync has failed, so no record is lost. The waiting handlers get a notice:
-        they may have file descriptors left.
+        they may have file descriptors left, and can sync the log themselves.
         """
         index = log.row.index
         del self._running[index]
@@ -270,7 +303,10 @@ class GroupCommit:
         self._tell(index, log.row.end_sync(0) & ~self._bit)
 
     def process_finished(self) -> bool:
-        """Publish the results of the syncs that have ended; return whether any has."""
+        """Tell waiting handlers the results of syncs that ended; return if any has.
+
+        The new durable end offset, or the failure, is stored in the partition's row.
+        """
         done = self.disk.finished()
         for token, error in done:
             index = self._tokens.pop(token)

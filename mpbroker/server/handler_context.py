@@ -7,37 +7,46 @@ without starting a process.
 from __future__ import annotations
 
 import os
-import socket
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.network.connection_rows import listener_index, local_address
+from mpbroker.server.host_lookups import HostLookups
 from mpbroker.server.intent import Intent, no_intent
 
 if TYPE_CHECKING:
     from mpbroker.base.config_def import ConfigDef
     from mpbroker.ipc.log_levels import LogLevels
+    from mpbroker.metadata.cluster_nodes import ClusterNodes, NodeAddress
+    from mpbroker.metadata.delegation_tokens import TokenSettings
     from mpbroker.metadata.topics import NewTopic, Topic, TopicRegistry
     from mpbroker.server.authorization.authorization import Access
+    from mpbroker.server.authorization.rulings import Amend
     from mpbroker.server.described_partitions import DescribedPartitions
+    from mpbroker.server.parked_deletions import ParkedDeletions
     from mpbroker.server.quotas.client_quotas import ClientQuotas
     from mpbroker.server.request import Request
+    from mpbroker.server.request_context import RequestContexts
     from mpbroker.server.telemetry.client_telemetry import ClientTelemetry
     from mpbroker.storage.log_manager import LogManager
 
-# Host and port that clients are told; "" or 0: the one that the client connected to.
+# Host and port for clients. "" or 0 stand for those that the client has connected to.
 Advertised = tuple[str, int]
 
 
 class Volume(NamedTuple):
-    """The size and the free space of a file system, in bytes."""
+    """Holds the size and the free space of a file system, in bytes."""
 
     total_bytes: int
     usable_bytes: int
 
 
 def volume(path: str) -> Volume | None:
-    """Return size and free space of the file system of a directory; None: unknown."""
+    """Return size and free space of the file system on which a directory lies.
+
+    Return None if they cannot be found out.
+    """
     try:
         found = os.statvfs(path)
     except OSError:
@@ -46,17 +55,8 @@ def volume(path: str) -> Volume | None:
     return Volume(found.f_blocks * block, found.f_bavail * block)
 
 
-def resolves(host: str) -> bool:
-    """Return whether a text is an IP address or a host name that can be resolved."""
-    try:
-        socket.getaddrinfo(host, None)
-    except (OSError, UnicodeError):
-        return False
-    return True
-
-
 class Broker(NamedTuple):
-    """The broker as the handlers of one process see it.
+    """Holds the parts of the broker that the handlers of one process use.
 
     Attributes:
         node_id, cluster_id, rack: as they are told to clients.
@@ -66,11 +66,11 @@ class Broker(NamedTuple):
         num_partitions: num.partitions, for a request that leaves the number open.
         internal_topics: the definition of each internal topic, by name; the topic is
             created when a client first asks for it.
-        log_dirs: the paths of log.dirs.
+        log_dirs: the paths of log.dirs, also of those that could not be used.
         definition: the broker's config keys, with the defaults of this machine.
         static_configs: config texts set on the command line, in the environment or in
             a file, by key.
-        words: the control segment, as 64-bit words.
+        words: the control segment (shared memory of all processes), in 64-bit words.
         registry: the topics and everything else that the metadata log holds.
         logs: the logs of the partitions.
         described: the partitions as Metadata describes them.
@@ -79,8 +79,14 @@ class Broker(NamedTuple):
         quotas: limit how fast clients change topics; None: there is no limit.
         levels: the log levels of all processes; None: requests cannot access them.
         telemetry: receives clients' metrics; None: the broker has no receiver.
-        volume, resolves: the two system calls that handlers need. They are arguments,
-            so that tests can replace them.
+        tokens: the settings of delegation tokens; None: they are not served.
+        senders: finds the sender of a request. None: clients do not authenticate.
+        nodes: the other nodes of the cluster; None: this broker is in no cluster.
+        shared_deletions: removes records of shared topics; None as for nodes.
+        volume: returns the size and the free space of a path of log.dirs; None: the
+            directory is offline. A test may replace it.
+        unknown_hosts: returns those texts that are neither an IP address nor a known
+            host name. A test may replace it.
     """
 
     node_id: int
@@ -103,12 +109,16 @@ class Broker(NamedTuple):
     quotas: ClientQuotas | None = None
     levels: LogLevels | None = None
     telemetry: ClientTelemetry | None = None
+    tokens: TokenSettings | None = None
+    senders: RequestContexts | None = None
+    nodes: ClusterNodes | None = None
+    shared_deletions: ParkedDeletions | None = None
     volume: Callable[[str], Volume | None] = volume
-    resolves: Callable[[str], bool] = resolves
+    unknown_hosts: Callable[[Iterable[str]], Collection[str]] = HostLookups().unknown
 
 
 class HandlerContext:
-    """The broker, the request's header and its sender's permissions.
+    """Holds the broker, the request's header and its sender's permissions.
 
     Attributes:
         broker: the same for all requests.
@@ -116,21 +126,32 @@ class HandlerContext:
         version: the version of the request message and of the response.
         access: checks permissions of the sender; None if there is no authorizer, and
             for APIs that need no permission.
+        amend: adds what was refused to a response that is sent later. It is done for
+            one that a handler returns. None: nothing was refused.
     """
 
-    __slots__ = ("access", "broker", "request", "version")
+    __slots__ = ("access", "amend", "broker", "request", "version")
 
     def __init__(
-        self, broker: Broker, request: Request, access: Access | None = None
+        self,
+        broker: Broker,
+        request: Request,
+        access: Access | None = None,
+        amend: Amend | None = None,
     ) -> None:
         self.broker = broker
         self.request = request
         self.version = request.api_version
         self.access = access
+        self.amend = amend
 
     @property
     def endpoint(self) -> Advertised:
-        """The host and port that the client is told for this broker."""
+        """The host and port of this broker that the client is told.
+
+        A part that is not configured is taken from the address that the client has
+        connected to.
+        """
         words, connection = self.broker.words, self.request.connection
         host, port = self.broker.advertised[listener_index(words, connection)]
         if not host or not port:
@@ -139,14 +160,28 @@ class HandlerContext:
         return host, port
 
     @property
+    def other_nodes(self) -> Sequence[NodeAddress]:
+        """The other live nodes of the cluster, with the addresses for this client.
+
+        It is empty if the broker is in no cluster.
+        """
+        nodes = self.broker.nodes
+        if nodes is None:
+            return ()
+        return nodes.others(listener_index(self.broker.words, self.request.connection))
+
+    @property
     def intent(self) -> Intent:
-        """The place where the request notes what it is about to change."""
+        """Where a request notes what it is about to change, for a second execution.
+
+        A request is executed again if its handler process dies.
+        """
         return self.broker.intent(self.request)
 
     def mutation_permit(self, strict_since: int) -> Callable[[int], None] | None:
         """Return a function to call before partitions are created or deleted.
 
-        It takes the number of partitions and raises ApiError
+        The function takes the number of partitions. It raises ApiError
         (THROTTLING_QUOTA_EXCEEDED) if the sender's quota does not allow them now.
 
         Args:

@@ -1,4 +1,4 @@
-"""Note in a request's slot what the request is about to change.
+"""Note in a request's slot, its entry in shared memory, what it is about to change.
 
 A handler may die after it wrote a change to the metadata log and before it answered.
 The handler that executes the request again finds the topic already created, or already
@@ -6,8 +6,9 @@ deleted. The notes show that the request itself made the change, so the client g
 answer that the first execution would have given.
 
 A note is a 64-bit word. A slot has room for 200 notes, or for one per 64 bytes of a
-request of more than 13 KiB. A change that found no room is not recognized: the second
-execution answers with Kafka's error, for example TOPIC_ALREADY_EXISTS.
+request of more than 13 KiB. If there was no room for the note of a change, the second
+execution does not recognize the change as its own. It answers with Kafka's error, for
+example TOPIC_ALREADY_EXISTS.
 """
 
 from __future__ import annotations
@@ -25,23 +26,28 @@ _ID: Final = Struct("=qq")
 
 
 class Intent(Protocol):
-    """The notes of one request."""
+    """Keeps one request's notes about the changes that it is about to make."""
 
     def earlier(self) -> Sequence[int]:
-        """Return the notes of an execution that ended before its answer, or none."""
+        """Return the notes of an execution whose handler died before it answered.
+
+        Return an empty sequence if there was no such execution, or it made no notes.
+        """
         ...
 
     def note(self, words: Sequence[int]) -> None:
-        """Replace all notes; call it before the change is made."""
+        """Replace all notes of the request. To be called before the change is made."""
         ...
 
 
 class SlotIntent:
-    """The notes in a request's slot; a Produce keeps its progress in the same words.
+    """Keeps a request's notes in its slot, which is its entry in shared memory.
+
+    They take the words in which a Produce stores its progress.
 
     Args:
         channel: the handler's end of the request channel.
-        slot: the request's slot.
+        slot: the request's slot, which is its entry in shared memory.
     """
 
     def __init__(self, channel: HandlerEnd, slot: int) -> None:
@@ -62,7 +68,7 @@ class _NoIntent:
         return ()
 
     def note(self, words: Sequence[int]) -> None:
-        """Do nothing."""
+        """Do nothing: a request without a slot has no place for notes."""
 
 
 NO_INTENT: Final[Intent] = _NoIntent()

@@ -1,8 +1,9 @@
-"""Execute requests as messages: decode, authorize, handle, encode; each once.
+"""Execute requests as messages: decode, authorize, handle, encode.
 
-The authorization rule of the API's row removes from the request message the parts that
-are denied, before the handler gets it. The rule may return a function that adds the
-refusals to the response. So handlers contain no authorization.
+Each of these steps is done once for a request. The authorization rule of the API's row
+removes from the request message the parts that are denied, before the handler gets it.
+The rule may return a function that adds the refusals to the response. So handlers
+contain no authorization.
 """
 
 from __future__ import annotations
@@ -11,8 +12,11 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from mpbroker.base.logger import get_logger
 from mpbroker.protocol.acl import AclOperation
 from mpbroker.protocol.api_key import ApiKey
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.message import Message
 from mpbroker.server.api_messages import request_class
 from mpbroker.server.apis import OPEN, Api, Forwarded
@@ -28,13 +32,15 @@ if TYPE_CHECKING:
 Run = Callable[[Request, Any, "Access | None", "Amend | None"], Answer]
 Handler = Callable[[Any, HandlerContext], Message | Deferred]
 
+_LOG = get_logger(__name__)
+
 
 class MessageApi:
     """Executes the requests of one API in this process.
 
     Args:
-        api: the API's row.
-        authorization: asks the authorizer; None: there is none, all is allowed.
+        api: the API's row in apis.py: its versions, its authorization rule.
+        authorization: asks the authorizer. None: there is none, and all is allowed.
         run: takes the decoded request and returns the answer.
     """
 
@@ -48,10 +54,11 @@ class MessageApi:
         self._rule: Rule | None = None
 
     def execute(self, request: Request) -> Answer:
-        """Execute a request.
+        """Execute a request of this API: decode, authorize, handle, encode.
 
         Returns:
-            The encoded body of the response, or a Deferred.
+            The encoded body of the response, or a Deferred. CLOSE if the client has
+            disconnected, so that its permissions are unknown.
 
         Raises:
             ProtocolError: the request is malformed; the caller closes the connection.
@@ -73,7 +80,7 @@ class MessageApi:
         return self._run(request, message, access, ruling)
 
     def _import(self) -> Callable[[int, memoryview], Any]:
-        """Import the rule and the request class; return the function that decodes."""
+        """Import an API's rule and request class; return the function that decodes."""
         if self._authorization is not None:
             self._rule = rule_of(self._api)
         self._decode = request_class(self._api.key).decode
@@ -81,7 +88,7 @@ class MessageApi:
 
 
 def rule_of(api: Api) -> Rule:
-    """Import and return the rule of an API whose row is not OPEN."""
+    """Import and return the authorization rule of an API that needs a permission."""
     rule: Rule
     if isinstance(api.rule, AclOperation):
         from mpbroker.server.authorization.rulings import cluster_rule
@@ -105,9 +112,11 @@ def served_apis(
     """Return how a handler process serves each API, by API key.
 
     Args:
+        rows: the APIs to serve.
+        broker: the broker as the handlers see it.
         services: the functions that execute the APIs with ``in_bytes``.
         forward: forwards the request in a slot to the coordinator.
-        authorization: asks the authorizer; None: there is none, all is allowed.
+        authorization: asks the authorizer. None: there is none, and all is allowed.
     """
 
     def forward_unread(request: Request) -> Deferred:
@@ -117,10 +126,18 @@ def served_apis(
     catch_up = broker.registry.catch_up
 
     def caught_up(execute: ApiHandler) -> ApiHandler:
-        """Read the metadata log's new records before each request is executed."""
+        """Return a function that first reads the metadata log, and then executes.
+
+        It reads the log's new records. If that fails, it raises ApiError
+        KAFKA_STORAGE_ERROR.
+        """
 
         def execute_caught_up(request: Request) -> Answer:
-            catch_up()
+            try:
+                catch_up()
+            except OSError as error:
+                _LOG.error("the metadata log cannot be read: %s", error)
+                raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
             return execute(request)
 
         return execute_caught_up
@@ -148,7 +165,7 @@ def _handling(row: Api, broker: Broker, forward: Callable[[int], None]) -> Run:
         nonlocal handler
         if handler is None:
             handler = row.handler()
-        response = handler(message, HandlerContext(broker, request, access))
+        response = handler(message, HandlerContext(broker, request, access, amend))
         if isinstance(response, Deferred):
             if response is FORWARDED:
                 forward(request.slot)

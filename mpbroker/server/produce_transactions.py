@@ -1,16 +1,18 @@
-"""What a handler needs to know of transactions before it appends records of one."""
+"""Hold the objects with which a handler checks a Produce's transaction."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from mpbroker.base.named_tuple import NamedTuple
 
 if TYPE_CHECKING:
     from mpbroker.ipc.tables.transaction_table import TransactionTable
 
 
 class ProduceTransactions(NamedTuple):
-    """Which transactions are open, and what opens one.
+    """Holds the objects that tell which transactions are open, and that open one.
 
     Attributes:
         table: says whether a producer has a transaction open in a partition.

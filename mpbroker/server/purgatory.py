@@ -1,10 +1,11 @@
 """Keep the requests that wait for data, for a sync, or for their deadline.
 
-A handler never blocks. It parks here a fetch without enough data, or a produce whose
-records are not yet on disk. The request's slot says PARKED, so that another handler
-executes it if this process dies. A parked operation watches partition rows. A process
-that changes a row sends a notice to every handler whose bit is set in the row's
-waiters; that handler then tries only the operations that watch the row. So ten
+A handler process never blocks. A fetch without enough data, or a produce whose records
+are not yet on disk, is parked: it waits, unanswered, in the handler's purgatory. Its
+slot (its entry in shared memory) says PARKED, so that another handler executes it if
+this process dies. A parked operation watches rows of the shared partition table. A
+process that changes a partition's row sends a notice to every handler whose bit is set
+in the row's waiters. That handler tries only the operations that watch the row. So ten
 thousand parked fetches cost nothing while no row changes.
 
 Source: Kafka's DelayedOperationPurgatory.
@@ -12,11 +13,11 @@ Source: Kafka's DelayedOperationPurgatory.
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Final, Protocol
 
-from mpbroker.ipc.layout import ROW_WAITERS
-from mpbroker.ipc.ring import NotificationRing
+from mpbroker.ipc.masks import lowest_of
+from mpbroker.ipc.ring import NotificationRing, slot_notice
 from mpbroker.ipc.tables.partition_table import PartitionRow, PartitionTable
 from mpbroker.server.request import Request
 
@@ -24,24 +25,30 @@ _NEVER: Final = 1 << 62
 
 
 def sync_key(row: int) -> int:
-    """Return the key of operations that wait for a row's sync, not for its data.
+    """Return the key of requests that wait until a partition's log is synced to disk.
 
-    They need no bit in ROW_WAITERS: the process that syncs the log sends its notices
-    to the bits in ROW_SYNC_WAITERS (group_commit.py).
+    The partition's row number is the key of requests that wait for new records.
+
+    Such operations need no bit in ROW_WAITERS: the process that syncs the log sends its
+    notices to the bits in ROW_SYNC_WAITERS (group_commit.py).
     """
     return -1 - row
 
 
 class DelayedOperation(Protocol):
-    """A parked request.
+    """Answers one parked (waiting) request, when its data is there or its time is over.
 
     Attributes:
-        keys: the indexes of the partition rows that it watches, or their `sync_key`.
+        slot: the request's slot, which is its entry in shared memory.
+        keys: the indexes of the partition rows that the operation watches, or their
+            `sync_key`.
         deadline_ns: when `expire` is called (CLOCK_MONOTONIC).
-        done: whether it has left the purgatory.
-        may_end_early: whether it is answered at once when the broker stops.
+        done: whether the operation has left the purgatory.
+        may_end_early: whether the request is answered at once when the broker stops or
+            its client has hung up. True for a fetch, False for a produce.
     """
 
+    slot: int
     keys: Iterable[int]
     deadline_ns: int
     done: bool
@@ -49,22 +56,27 @@ class DelayedOperation(Protocol):
 
     @property
     def request(self) -> Request:
-        """The request that waits."""
+        """The request that waits for data, for the disk or for its deadline."""
 
     def try_complete(self, row: int) -> bool:
-        """Answer if the change of a watched row is enough; return whether it was."""
+        """Answer the request if the partition with this row now has what it needs.
+
+        Return whether the request is answered.
+        """
 
     def expire(self) -> None:
-        """Answer with the data there is, since the deadline has passed."""
+        """Answer the request now with what there is, because its wait is over."""
 
 
 class Purgatory:
-    """The parked operations of one handler process.
+    """Keeps the waiting requests of one handler process until they can be answered.
 
     Attributes:
         size: how many operations are parked.
+        fetches: how many of these are fetches; the others are produces.
         on_bug: called within ``except`` with an operation that raised; it answers the
             request. None: the exception is raised again.
+        must_end: says whether the request in a slot must not wait any longer.
     """
 
     def __init__(
@@ -73,6 +85,7 @@ class Purgatory:
         table: PartitionTable,
         notices: list[NotificationRing],
     ) -> None:
+        self._handler = handler
         self._bit = 1 << handler
         self._table = table
         self._notices = notices
@@ -82,42 +95,44 @@ class Purgatory:
         self._timers: list[tuple[int, int, DelayedOperation]] = []
         self._numbers = itertools.count()
         self._keys: dict[int, int] = {}
+        self._by_slot: dict[int, DelayedOperation] = {}  # the latest of each slot
         self._told: list[int] = []  # rows of the notices to this process itself
-        self.size = 0
+        self.size = self.fetches = 0
         self.on_bug: Callable[[DelayedOperation], None] | None = None
+        self.must_end: Callable[[int], bool] = lambda slot: False
 
     def watch(self, operation: DelayedOperation) -> None:
-        """Park an operation until it completes or expires.
+        """Keep a request, and try it again whenever one of its partitions changes.
 
         The caller then calls ``try_complete`` once more: a row that changed before
         this process's bit was set has sent no notice.
         """
         number = next(self._numbers)
         self._keys[id(operation)] = number
+        self._by_slot[operation.slot] = operation
         for key in operation.keys:
             self._watchers.setdefault(key, {})[number] = operation
             if key >= 0:
                 self._arm(key)
         heapq.heappush(self._timers, (operation.deadline_ns, number, operation))
         self.size += 1
+        self.fetches += operation.may_end_early
 
     def _arm(self, index: int) -> None:
-        """Set this process's bit in a row: its next change sends a notice."""
+        """Ask for a notice of the next change of a partition: set a bit in its row."""
         if index in self._armed:
             return  # the bit is still set, and no notice has used it up
-        row = self._table.row(index)
-        word = row.base + ROW_WAITERS
-        row.lock()
-        row.words[word] |= self._bit
-        row.unlock()
+        self._table.row(index).add_waiter(self._handler)
         self._armed.add(index)
 
     def unwatch(self, operation: DelayedOperation) -> None:
-        """Remove an operation that is done."""
+        """Stop keeping a waiting request: remove its operation, and mark it as done."""
         operation.done = True
         number = self._keys.pop(id(operation), None)
         if number is None:
             return
+        if self._by_slot.get(operation.slot) is operation:
+            del self._by_slot[operation.slot]
         for key in operation.keys:
             watchers = self._watchers.get(key)
             if watchers is not None:
@@ -125,17 +140,24 @@ class Purgatory:
                 if not watchers:
                     del self._watchers[key]
         self.size -= 1
+        self.fetches -= operation.may_end_early
         if len(self._timers) > 2 * self.size + 64:
             self._timers = [entry for entry in self._timers if not entry[2].done]
             heapq.heapify(self._timers)
 
     @property
     def has_notices(self) -> bool:
-        """Whether a notice to this process itself waits; it rings no doorbell."""
+        """Whether this process has sent itself a notice that it has not processed.
+
+        Such a notice does not wake the process from its wait for events.
+        """
         return bool(self._told and self.size)
 
     def process_notices(self) -> bool:
-        """Try the operations that watch the rows of new notices.
+        """Take the new notices; try again the requests that wait for their partitions.
+
+        A notice may also name a slot: answer its request if it must not wait any
+        longer.
 
         Returns:
             Whether there were notices.
@@ -151,8 +173,12 @@ class Purgatory:
         if look_at_all:
             # Some notices were lost (a death, or too many at once).
             self._armed.clear()
-            rows = [key if key >= 0 else sync_key(key) for key in self._watchers]
+            rows = [row for row in rows if row < 0]
+            rows += [key if key >= 0 else sync_key(key) for key in self._watchers]
         for row in dict.fromkeys(rows):
+            if row < 0:
+                self._end(slot_notice(row))
+                continue
             self._armed.discard(row)
             if row in self._watchers:
                 self._arm(row)  # before looking, or a change in between is missed
@@ -166,7 +192,10 @@ class Purgatory:
             self.look_at(operation, row)
 
     def look_at(self, operation: DelayedOperation, row: int) -> None:
-        """Try to complete an operation after a change of ``row``; unwatch it if so."""
+        """Try to answer a waiting request, after a change of the partition ``row``.
+
+        If it is answered, keep it no longer.
+        """
         if not operation.done and self._try_complete(operation, row):
             self.unwatch(operation)
 
@@ -189,15 +218,26 @@ class Purgatory:
             self.on_bug(operation)
 
     def expire(self, now_ns: int) -> None:
-        """Answer the operations whose deadline has passed."""
+        """Answer the waiting requests whose deadline has passed."""
         timers = self._timers
         while timers and timers[0][0] <= now_ns:
             operation = heapq.heappop(timers)[2]
             if not operation.done:
                 self._expire(operation)
 
+    def _end(self, slot: int) -> None:
+        """Answer the waiting request in a slot now, if it must not wait any longer.
+
+        A processor has sent a notice about the slot, for example since the client has
+        hung up. The slot (the place of one request in shared memory) may have a later
+        request by now, so ask ``must_end`` again.
+        """
+        operation = self._by_slot.get(slot)
+        if operation is not None and operation.may_end_early and self.must_end(slot):
+            self._expire(operation)
+
     def end_early(self) -> None:
-        """Expire the operations that may end early, because the broker stops."""
+        """Answer the waiting requests that may end early, because the broker stops."""
         for operation in self.operations():
             if operation.may_end_early:
                 self._expire(operation)
@@ -213,21 +253,33 @@ class Purgatory:
     def operations(self) -> list[DelayedOperation]:
         return [operation for _, _, operation in self._timers if not operation.done]
 
+    # -- deleted partitions ------------------------------------------------------------
+
+    def watches(self, rows: Collection[int]) -> bool:
+        """Return whether a request waits for one of these partitions, given by row."""
+        watched = self._watchers
+        return any(row in watched or sync_key(row) in watched for row in rows)
+
+    def forget_rows(self, rows: Collection[int]) -> None:
+        """Forget for which deleted partitions this process has asked for notices.
+
+        The next partitions with these rows begin without the bit.
+        """
+        self._armed.difference_update(rows)
+
     # -- sending notices ---------------------------------------------------------------
 
     def notify_waiters(self, row: PartitionRow) -> None:
-        """Send notices of a change of ``row`` to all handlers that wait for it."""
-        word = row.base + ROW_WAITERS
-        if not row.words[word]:
-            return
-        row.lock()
-        waiters = row.words[word]
-        row.words[word] = 0
-        row.unlock()
-        self.notify(row.index, waiters)
+        """Tell all handlers that wait for a partition that its row has changed.
+
+        This takes the handlers' bits out of the row.
+        """
+        waiters = row.take_waiters()
+        if waiters:
+            self.notify(row.index, waiters)
 
     def notify(self, row: int, handlers: int) -> None:
-        """Send a notice about a row to each handler whose bit is set in ``handlers``.
+        """Tell each handler whose bit is set that the partition ``row`` has changed.
 
         A notice to this process itself uses no ring and no doorbell: it is processed in
         this turn of the handler's loop, or before the next wait (``has_notices``).
@@ -239,6 +291,5 @@ class Purgatory:
             else:
                 self._armed.discard(row)  # this notice has used up the bit
         while handlers:
-            lowest = handlers & -handlers
-            self._notices[lowest.bit_length() - 1].put(row)
-            handlers ^= lowest
+            self._notices[lowest_of(handlers)].put(row)
+            handlers &= handlers - 1

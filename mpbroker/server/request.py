@@ -21,11 +21,12 @@ _SIZE_ID_AND_TAGS: Final = Struct(">iib")
 
 
 class Request:
-    """One request that this process executes: its header and its undecoded body.
+    """Holds one request that this process executes: its header and undecoded body.
 
     Attributes:
-        slot: the request's row in the control segment; -1: none.
-        connection: the connection's row in the control segment; -1: none.
+        slot: the index of the request's entry in shared memory (control segment); -1:
+            none.
+        connection: the index of the connection's entry there; -1: none.
         received_ns: when the processor received it (CLOCK_MONOTONIC).
         body: a view of shared memory; it is valid until the request is answered.
         flexible_response: whether the response header has tagged fields (version 1).
@@ -67,13 +68,13 @@ class Request:
         self.throttle_ms = 0
 
     def frame(self, body: bytes) -> bytes:
-        """Return the body of an answer with its size and response header in front."""
+        """Return an answer as it is sent: size, response header and body."""
         if self.flexible_response:
             return _SIZE_ID_AND_TAGS.pack(len(body) + 5, self.correlation_id, 0) + body
         return _SIZE_AND_ID.pack(len(body) + 4, self.correlation_id) + body
 
     def frame_parts(self, parts: list[bytes | FilePart]) -> list[bytes | FilePart]:
-        """Return the body of an answer in parts, with size and header in front.
+        """Return an answer in parts as it is sent: size and header before the body.
 
         Empty parts are left out; adjacent byte strings are joined.
         """
@@ -114,7 +115,10 @@ def parse_request(
 
 
 class Deferred:
-    """A handler's result if it returns no answer: it comes later or never."""
+    """Says why a handler process sends no answer now to a request that it was given.
+
+    Another process sends it, or it is sent later, or never.
+    """
 
     __slots__ = ("name",)
 

@@ -1,10 +1,11 @@
 """Find the sender of a request: principal, host and listener.
 
-The connection's row in the control segment holds all three. But a client may send a
-request and disconnect, and the row may belong to another client before the request is
-executed. The row is the sender's only while it names the request's slot: a slot is not
-used again before its request is answered. So the slot is compared after the other
-fields were read.
+The connection's row, an entry of a table in shared memory, holds all three. But a
+client may send a request and disconnect, and the row may belong to another client
+before the request is executed. The row is the sender's only while it names the
+request's slot (the request's own entry in shared memory): a slot is not used again
+before its request is answered. So the slot is compared after the other fields were
+read.
 
 Source: Kafka's RequestContext and AuthorizableRequestContext.
 """
@@ -15,6 +16,7 @@ from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
+from mpbroker.ipc.errors import DamagedSegmentError
 from mpbroker.ipc.layout import (
     CONNECTION_LISTENER,
     CONNECTION_PEER_ADDRESS,
@@ -32,12 +34,14 @@ _KEY: Final = Struct("=4q")
 
 
 class Sender:
-    """A principal at a host, connected to a listener; many requests share it.
+    """Describes who sends requests: a principal at a host, connected to a listener.
+
+    Many requests share one object.
 
     Attributes:
         key: identifies the sender in native/server/verdicts.c: 32 bytes, the words of
             a connection's row for principal, listener and address (two words), each 8
-            bytes, native-endian. None: unknown there.
+            bytes, native-endian. None: C must not know the sender.
     """
 
     __slots__ = ("host", "key", "listener_name", "principal", "security_protocol")
@@ -58,7 +62,7 @@ class Sender:
 
 
 class RequestContext:
-    """The sender of one request and the request's header, for an authorizer.
+    """Tells an authorizer the sender of one request and the request's header.
 
     Attributes:
         principal: as Kafka prints it: ``User:alice``.
@@ -89,6 +93,8 @@ class RequestContext:
         """Make the context of one request.
 
         Args:
+            sender: the request's sender.
+            request: the request.
             name: returns the id of a connection, by its row.
         """
         self.principal = sender.principal
@@ -106,7 +112,8 @@ class RequestContext:
     def connection_id(self) -> str:
         """The connection's id as Kafka writes it.
 
-        The broker's address and port, the client's address and port, and a number.
+        It consists of the broker's address and port, the client's address and port, and
+        a number.
         """
         return self._name(self._connection)
 
@@ -115,7 +122,7 @@ class RequestContexts:
     """Finds the senders of requests, and keeps up to 4096 of them.
 
     Args:
-        words: the control segment, as 64-bit words.
+        words: the control segment (shared memory of all processes), in 64-bit words.
         principal_name: returns the text of a principal's number.
         listeners: name and security protocol of each listener, by index.
     """
@@ -132,7 +139,7 @@ class RequestContexts:
         self._senders: dict[tuple[int, int, int, int], Sender] = {}
 
     def sender(self, connection: int, slot: int) -> Sender | None:
-        """Return the sender of the request in a slot; None: it has disconnected."""
+        """Return the sender of the request in a slot; None if it has disconnected."""
         words, row = self._words, connection_row(connection)
         principal = words[row + CONNECTION_PRINCIPAL]
         listener = words[row + CONNECTION_LISTENER]
@@ -145,15 +152,41 @@ class RequestContexts:
         key = principal, listener, high, low
         known = self._senders.get(key)
         if known is None:
-            if len(self._senders) >= _MAX_SENDERS:
-                self._senders.clear()
-            known = self._senders[key] = Sender(
-                self._principal_name(principal),
-                peer_address(words, connection)[0],
-                *self._listeners[listener],
-                _KEY.pack(*key),
-            )
+            known = self._read(key, connection, slot)
         return known
+
+    def _read(
+        self, key: tuple[int, int, int, int], connection: int, slot: int
+    ) -> Sender | None:
+        """Read a sender's principal and address from its connection's row; keep them.
+
+        Return None if the sender has disconnected.
+
+        Raises:
+            DamagedSegmentError: the row's principal has a number that no principal has.
+        """
+        principal, listener, _, _ = key
+        try:
+            text = self._principal_name(principal)
+            host = peer_address(self._words, connection)[0]
+        except DamagedSegmentError:
+            # A number is free once no connection has it.
+            if not self._is_senders(connection, slot):
+                return None
+            raise
+        # Once more, since the row was read once more: what is kept under the key must
+        # be of this connection.
+        if not self._is_senders(connection, slot):
+            return None
+        if len(self._senders) >= _MAX_SENDERS:
+            self._senders.clear()
+        sender = Sender(text, host, *self._listeners[listener], _KEY.pack(*key))
+        self._senders[key] = sender
+        return sender
+
+    def _is_senders(self, connection: int, slot: int) -> bool:
+        row = connection_row(connection)
+        return bool(self._words[row + CONNECTION_SLOT] == slot + 1)
 
     def name(self, connection: int) -> str:
         """Return a connection's id, as Kafka writes it."""

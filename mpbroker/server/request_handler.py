@@ -1,9 +1,10 @@
 """RequestHandler: the loop of one handler process.
 
-Take a fair share of the waiting requests, execute them, push the answers; then see to
-what was parked: notices, finished syncs, deadlines. The loop waits at its epoll only,
-and holds no lock and no claimed slot while it waits. The core executes what the core
-cache has taught it; the dispatcher executes the rest.
+The loop takes a fair share of the waiting requests, executes them and pushes the
+answers. After that it sees to parked requests, which wait for records or for the disk:
+it takes notices of changed logs, ends finished syncs, and looks at deadlines. The loop
+waits at its epoll only, and holds no lock and no claimed request while it waits. C code
+(the core) executes what core_cache.py allows it; the dispatcher executes the rest.
 
 Source: Kafka KafkaRequestHandler.run.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import select
 import time
+from collections.abc import Callable
 from typing import Final
 
 from mpbroker.ipc.black_box import NO_API, EventKind, own_box
@@ -44,7 +46,7 @@ from mpbroker.server.request import CLOSE, NO_RESPONSE, Request
 
 # Batched takes are worth 1.3-1.4x in pure Python; more than this only adds latency.
 _MAX_BATCH: Final = 16
-# Answers wait for the batch to end, and not longer than this for a slow request in it.
+# Answers wait until the batch ends, but not longer than this for a slow request in it.
 _SLOW_NS: Final = 300_000
 _IDLE_POLL_S: Final = 1.0
 _UNPLACED_POLL_S: Final = 0.001
@@ -54,18 +56,25 @@ _PLACE_NS: Final = 5_000_000_000
 _GIVE_BACK_NS: Final = 5_000_000_000
 
 
+def _hold_nothing() -> None:
+    """Do nothing: the default of ``let_go``, for a process that uses no partitions."""
+
+
 class RequestHandler:
-    """One handler process's loop.
+    """Runs the loop of one handler process.
+
+    Attributes:
+        let_go: called between requests, to let go of deleted partitions.
 
     Args:
-        handler: its id.
+        handler: the handler's id.
         control: the control segment.
         channel: requests come from it, and answers go into it.
         dispatcher: executes what the core leaves to Python.
-        purgatory: keeps what waits.
-        group_commit: makes what was appended durable.
-        doorbell: wakes it.
-        core_cache: executes requests before Python has a turn.
+        purgatory: keeps the requests that wait.
+        group_commit: makes the appended records durable.
+        doorbell: wakes this process.
+        core_cache: is asked to execute each request before Python does.
     """
 
     def __init__(
@@ -85,9 +94,11 @@ class RequestHandler:
         self._dispatcher = dispatcher
         self._purgatory = purgatory
         purgatory.on_bug = self._answer_bug
+        purgatory.must_end = channel.must_end
         self._group_commit = group_commit
         self._disk = disk = group_commit.disk
         self._core_cache = core_cache
+        self.let_go: Callable[[], None] = _hold_nothing
         self._execute_in_core = core_cache.execute
         self._epoll = select.epoll(flags=select.EPOLL_CLOEXEC)
         self._epoll.register(doorbell.fd, select.EPOLLIN | select.EPOLLET)
@@ -117,7 +128,11 @@ class RequestHandler:
         )
 
     def turn(self) -> None:
-        """Execute one batch of requests and all that is due, or wait for something."""
+        """Do one turn of the loop: requests, waiting requests, syncs, then answers.
+
+        If there are no requests, wait for events.
+        """
+        self.let_go()
         handlers = max(1, self._words[HEADER + HEADER_ACTIVE_HANDLERS])
         limit = 1 if self._one_by_one else _MAX_BATCH
         slots = self._channel.receive_requests(limit, handlers, arm=False)
@@ -135,7 +150,10 @@ class RequestHandler:
                 self._wait(limit)
 
     def _wait(self, limit: int) -> None:
-        """Sleep; the core may begin at once with what it finds then."""
+        """Wait for events, in C code if that is used.
+
+        The C code may execute a request that comes, before this method goes on.
+        """
         if self._purgatory.has_notices:
             return
         started = time.monotonic_ns()
@@ -153,14 +171,18 @@ class RequestHandler:
         woken = self._wait_in_core(timeout, limit)
         self._words[idle] += woken.at_ns - started
         if woken.fetched:
-            parked = self._row + HANDLER_COUNTERS + HandlerCounter.PARKED
-            self._words[parked] = self._purgatory.size
+            self._count_parked()
         if woken.slots:
             self._execute(woken.slots, woken)
             self._see_to_parked()
 
+    def _count_parked(self) -> None:
+        words, counters = self._words, self._row + HANDLER_COUNTERS
+        words[counters + HandlerCounter.PARKED] = self._purgatory.size
+        words[counters + HandlerCounter.PARKED_FETCHES] = self._purgatory.fetches
+
     def _see_to_parked(self) -> None:
-        """Start syncs; complete and expire what waits; push the answers."""
+        """Start syncs, answer waiting requests that are ready or late, send answers."""
         purgatory = self._purgatory
         self._see_to_syncs()
         if purgatory.size:
@@ -169,9 +191,7 @@ class RequestHandler:
             purgatory.expire(time.monotonic_ns())
             if self._words[HEADER + HEADER_PHASE] >= Phase.DRAINING:
                 purgatory.end_early()
-            self._words[self._row + HANDLER_COUNTERS + HandlerCounter.PARKED] = (
-                purgatory.size
-            )
+            self._count_parked()
             # What came too late for the sync that has just ended wants the next one. It
             # begins here, because no event would wake this process for it.
             self._see_to_syncs()
@@ -189,9 +209,9 @@ class RequestHandler:
         totals, requests, spent = self._box.words, self._box.requests, self._box.spent
         before = since = started = woken.at_ns if woken else time.monotonic_ns()
         words[row + HANDLER_BUSY_SINCE] = started
-        # More than one are taken only if more than one wait.
+        # If a single slot was taken, no other request was waiting.
         self._group_commit.is_alone = len(slots) == 1
-        # Totals are noted for all that come one after another and are of one API.
+        # Totals are noted once for each run of requests of one API.
         current, alike = NO_API, 0
         for slot in slots:
             if woken is None or not woken.has_executed:
@@ -222,7 +242,10 @@ class RequestHandler:
         words[row + HANDLER_COUNTERS + HandlerCounter.REQUESTS] += len(slots)
 
     def _execute_one(self, slot: int) -> int:
-        """Execute a request by Python; return its API key, or NO_API."""
+        """Execute a request in Python that the C core has not executed.
+
+        Return its API key, or NO_API if its header was refused.
+        """
         channel = self._channel
         received = channel.request(slot)
         request = self._dispatcher.parse(*received)
@@ -256,18 +279,19 @@ class RequestHandler:
             channel.close_connection(slot)
 
     def _answer_bug(self, operation: DelayedOperation) -> None:
-        """Answer a parked request that met a bug of ours when it was completed."""
+        """Answer a waiting request for which Python raised an unexpected exception."""
         request = operation.request
         self._channel.unpark(request.slot)
         self._send(request, self._dispatcher.met_bug(request))
 
     def _retire(self) -> None:
-        """Leave nothing behind but what the other handlers take up.
+        """Hand this process's work to the other handlers, before it ends.
 
-        First answer what has been executed, and end the syncs that are under way: other
-        handlers wait to be told of them. Then give what is parked to the others, with
-        its progress and deadline. This wakes all of them, because the wake-up that one
-        of them needs may have gone to this process.
+        First send the answers of executed requests, and end the running syncs, since
+        other handlers wait for notices about them. Then put waiting (parked) requests
+        back on the ring of requests, with their progress and deadlines. This wakes all
+        other handlers, because a wake-up for one of them may have gone to this process.
+        If the broker stops meanwhile, return at once.
         """
         until_ns = time.monotonic_ns() + _PLACE_NS
         while self._words[HEADER + HEADER_PHASE] < Phase.STOPPED:
@@ -282,5 +306,5 @@ class RequestHandler:
         else:
             return
         self._channel.put_back(
-            [operation.request.slot for operation in self._purgatory.operations()]
+            [operation.slot for operation in self._purgatory.operations()]
         )

@@ -1,9 +1,11 @@
-"""What the services of Produce and Fetch share in one handler process."""
+"""Hold the objects that execute both Produce and Fetch requests in one process."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from mpbroker.base.named_tuple import NamedTuple
 
 if TYPE_CHECKING:
     from mpbroker.metadata.topics import Topic, TopicRegistry
@@ -15,15 +17,15 @@ if TYPE_CHECKING:
 
 
 class ServiceParts(NamedTuple):
-    """The objects that execute, park and answer the requests of one handler.
+    """Holds the objects by which a handler process executes Produce and Fetch requests.
 
     Attributes:
         channel: requests come from it, and answers go into it.
         registry: finds topics.
         log: returns a partition's log.
-        purgatory: keeps what waits.
+        purgatory: keeps the requests that wait.
         core_cache: learns what the compiled core may execute.
-        count_error: told of the API key and the code of each partition's error.
+        count_error: called with the API key and the code of each partition's error.
         authorization: says who may do what; None: every sender may do everything.
     """
 

@@ -33,7 +33,7 @@ def record_batch(
     timestamp_type: int,
     rows: int,
 ) -> pa.RecordBatch:
-    """Return the first rows of decoded columns as an Arrow batch, without a copy.
+    """Return the first rows of a decoded record batch in Arrow's form, without a copy.
 
     Args:
         timestamp_type: 0 for CreateTime, 1 for LogAppendTime.
@@ -51,20 +51,31 @@ def record_batch(
     ]
     if columns.headers is None:
         return pa.RecordBatch.from_arrays(arrays, names=_NAMES)
+    import pyarrow.compute as pc  # tens of milliseconds that few queries need
+
     ends, names, contents = columns.headers
     count = len(names[1]) // 4 - 1
     headers = pa.StructArray.from_arrays(
         [_binary(names, pa.string(), count), _binary(contents, pa.binary(), count)],
         fields=list(_HEADER),
     )
+    bounds = _numbers(ends, pa.int32(), rows + 1)
+    # As in Spark's connector: null, not an empty array, for a record without headers.
+    some = pc.not_equal(bounds[:-1], bounds[1:])
     lists = pa.Array.from_buffers(
-        pa.list_(_HEADER), rows, [None, pa.py_buffer(ends)], children=[headers]
+        pa.list_(_HEADER),
+        rows,
+        [some.buffers()[1], pa.py_buffer(ends)],
+        children=[headers],
     )
     return pa.RecordBatch.from_arrays([*arrays, lists], names=[*_NAMES, "headers"])
 
 
 def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Join small batches: yield the same rows in batches of 10,000 rows or more."""
+    """Join small batches: yield the same rows in batches of 10,000 rows or more.
+
+    The last batch may have fewer.
+    """
     pending: list[pa.RecordBatch] = []
     rows = 0
     for batch in batches:

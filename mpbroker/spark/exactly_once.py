@@ -1,9 +1,10 @@
 """Write each batch once: tasks prepare transactions, the driver commits them.
 
     task      takes its transactional id (InitProducerId), which aborts the transaction
-              that an earlier try left open, and fences that try. If the mark says that
-              the batch is committed, the task writes nothing. Otherwise it writes all
-              its rows and the mark in one transaction, and leaves the transaction open.
+              that an earlier try left open, and fences that try. If the mark (see
+              below) says that the batch is committed, the task writes nothing.
+              Otherwise it writes all its rows and the mark in one transaction, and
+              leaves the transaction open.
     driver    If all tasks have ended, it commits their transactions. If a task has
               failed for good, it first records that the write is abandoned and then
               aborts the transactions: a task that starts too late to be aborted reads
@@ -109,7 +110,11 @@ class Task(NamedTuple):
 
 
 class Abandoned(NamedTuple):
-    """A value that is different after each abandoned write of a query."""
+    """A producer id and epoch that change each time a query's write is given up.
+
+    They are the counter of abandoned writes (`Coordinators.times_abandoned`). Both are
+    -1 as long as no write was abandoned.
+    """
 
     producer_id: int = -1
     producer_epoch: int = -1
@@ -117,7 +122,11 @@ class Abandoned(NamedTuple):
 
 @dataclass(frozen=True)
 class Coordinators:
-    """Asks the coordinators of transactions and of groups; can be pickled.
+    """Commits, aborts and looks up transactions and marks in a cluster; can be pickled.
+
+    A mark is a committed offset that says which batches a task has written.
+
+    It sends requests to the transaction coordinator and to the group coordinator.
 
     Attributes:
         client: the cluster's addresses and the security of connections.
@@ -126,7 +135,9 @@ class Coordinators:
     client: ClientSettings
 
     def has(self, task: Task) -> bool:
-        """Return whether the mark says that a task's batch is committed.
+        """Return whether a task's part of a batch is committed already.
+
+        The mark says so: an offset that the task's transaction has committed (`mark`).
 
         Raises:
             ApiError, BrokerUnavailableError: no answer within a minute.
@@ -172,8 +183,8 @@ class Coordinators:
     def abandon(self, query: str) -> None:
         """Record that no further task of a query's current write may begin.
 
-        The record is the epoch of a transactional id of its own, which rises each time.
-        It needs no topic, and no rights beyond those of the tasks.
+        The record is the epoch of a separate transactional id; each call raises it. It
+        needs no topic, and no rights beyond those of the tasks.
 
         Raises:
             CommitError: the record cannot be written within a minute.
@@ -181,9 +192,9 @@ class Coordinators:
         self.fence([_abandoned(query)])
 
     def times_abandoned(self, query: str) -> Abandoned:
-        """Return a value that changes with each `abandon`.
+        """Return a value that changes whenever `abandon` is called for the query.
 
-        Brokers older than Kafka 3.0 cannot be asked: with them it never changes.
+        Brokers older than Kafka 3.0 do not tell it: with them it never changes.
 
         Raises:
             ApiError, BrokerUnavailableError: no answer within a minute.
@@ -287,16 +298,21 @@ def _coordinator(cluster: Cluster, transactional_id: str) -> Broker:
 
 
 def mark(task: Task, topic: str) -> tuple[dict[TopicPartition, int], str]:
-    """Return the mark of a task's batch: offsets, and the group to commit them for.
+    """Return the offset and the group with which a task marks its batch as written.
+
+    The consumer group is named like the task's transactional id. The offset is the
+    batch id plus one: it says that the task's part of this batch and of all earlier
+    ones is written.
 
     Args:
-        topic: any topic that exists; a group's offsets need one.
+        task: the task.
+        topic: any topic that exists: a committed offset belongs to a topic.
     """
     return {TopicPartition(topic, 0): task.batch + 1}, task.transactional_id
 
 
 def this_task(write: str | None) -> Task:
-    """Return the identity of the task that is running.
+    """Return the query id, batch id and number of the Spark task that is running.
 
     Args:
         write: the name of a batch write; None in a stream, where Spark gives the query
@@ -328,7 +344,7 @@ def this_task(write: str | None) -> Task:
 
 
 def checkpoint_query(checkpoint: str) -> str | None:
-    """Return the id of a checkpoint's query; None if it cannot be read here."""
+    """Return the query id in a checkpoint; None if this machine cannot read it."""
     from mpbroker.spark.checkpoint import query_id
     from mpbroker.spark.file_systems import find
 

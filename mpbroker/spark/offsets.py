@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Mapping
 from itertools import pairwise
@@ -13,12 +12,14 @@ from mpbroker.client.admin.topic_admin import list_offsets
 from mpbroker.client.cluster import Cluster, TopicPartition
 from mpbroker.client.errors import BrokerUnavailableError
 from mpbroker.protocol.errors import ApiError
+from mpbroker.protocol.messages.metadata import MetadataResponseTopic
 from mpbroker.spark.options import (
     LATEST,
     OffsetRequest,
     OptionError,
     SourceOptions,
 )
+from mpbroker.spark.topic_pattern import compile_topic_pattern
 
 T = TypeVar("T")
 Offsets = dict[TopicPartition, int]
@@ -45,6 +46,19 @@ class OffsetRange(NamedTuple):
         return self.end - self.start
 
 
+def check_order(partition: TopicPartition, start: int, end: int) -> None:
+    """Refuse a batch query that would read nothing because it ends before it starts.
+
+    Raises:
+        OptionError: the start is greater than the end.
+    """
+    if start > end:
+        raise OptionError(
+            f"{partition}: the start, offset {start}, is greater than the end, offset"
+            f" {end}; give a start that is not, or another end"
+        )
+
+
 class OffsetReader:
     """Asks brokers for partitions and offsets; keeps its connections until `close`."""
 
@@ -66,8 +80,18 @@ class OffsetReader:
         """
         return self._retry(self._partitions)
 
+    def topic_ids(self) -> dict[str, str]:
+        """Return the ids of the subscribed topics by name, as 32 hex digits.
+
+        Raises:
+            As ``partitions``.
+        """
+        return self._retry(
+            lambda: {each.name or "": each.topic_id.hex() for each in self._topics()}
+        )
+
     def offsets(self, leaders: Mapping[TopicPartition, int], which: int) -> Offsets:
-        """Return the offset of each partition that EARLIEST or LATEST stands for.
+        """Ask the leaders for the EARLIEST or LATEST offset of each partition.
 
         LATEST is the last stable offset if the query reads committed records only.
         """
@@ -89,11 +113,13 @@ class OffsetReader:
         *,
         unmatched: Callable[[TopicPartition, int], int | None],
     ) -> Offsets:
-        """Return the offsets that a request stands for.
+        """Return each partition's offset where the user wants a query to start or end.
+
+        The request may name offsets, timestamps, EARLIEST or LATEST (`OffsetRequest`).
 
         Args:
-            unmatched: called with a partition and a timestamp if all its records are
-                older; returns LATEST, or raises.
+            unmatched: a function that is called with a partition and a timestamp (ms)
+                if all records are older; it returns LATEST, or raises.
 
         Raises:
             OptionError: the request names other partitions than those that exist.
@@ -130,21 +156,23 @@ class OffsetReader:
 
     # -- asking ------------------------------------------------------------------------
 
-    def _partitions(self) -> dict[TopicPartition, int]:
+    def _topics(self) -> list[MetadataResponseTopic]:
         cluster, wanted = self._connected(), self._options.subscription
         if wanted.pattern is not None:
-            matches = re.compile(wanted.pattern).fullmatch
-            topics = [
+            matches = compile_topic_pattern(wanted.pattern).fullmatch
+            return [
                 topic
                 for topic in cluster.metadata(None).topics
                 if topic.name and not topic.is_internal and matches(topic.name)
             ]
-        else:
-            names = wanted.topics or sorted({each.topic for each in wanted.partitions})
-            topics = [cluster.topic(name) for name in names]
+        names = wanted.topics or sorted({each.topic for each in wanted.partitions})
+        return [cluster.topic(name) for name in names]
+
+    def _partitions(self) -> dict[TopicPartition, int]:
+        wanted = self._options.subscription
         leaders = {
             TopicPartition(topic.name or "", each.partition_index): each.leader_id
-            for topic in topics
+            for topic in self._topics()
             for each in topic.partitions
         }
         if not wanted.partitions:
@@ -171,7 +199,7 @@ class OffsetReader:
     def _fill_in(
         self, offsets: Offsets, leaders: Mapping[TopicPartition, int]
     ) -> Offsets:
-        """Replace EARLIEST and LATEST by the offsets that they stand for."""
+        """Replace EARLIEST and LATEST by the offsets that the brokers give for them."""
         questions = {
             partition: offset for partition, offset in offsets.items() if offset < 0
         }
@@ -192,7 +220,10 @@ class OffsetReader:
         return self._cluster
 
     def _retry(self, ask: Callable[[], T]) -> T:
-        """Ask up to fetchOffset.numRetries times, each time over a new connection.
+        """Call ``ask``, which sends requests, until it succeeds.
+
+        After an error the next attempt has a new connection. The last attempt is number
+        fetchOffset.numRetries.
 
         Raises:
             BrokerUnavailableError, ApiError: of the last attempt, or at once if the
@@ -229,7 +260,7 @@ def _same_partitions(
 
 
 def to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
-    """Return ``{"topic": {"0": 23}}``, as Spark's connector writes it."""
+    """Return offsets as Spark's connector writes them: ``{"topic": {"0": 23}}``."""
     found: dict[str, dict[str, int]] = {}
     for partition, offset in sorted(offsets.items()):
         found.setdefault(partition.topic, {})[str(partition.partition)] = offset
@@ -286,9 +317,9 @@ def _cut(whole: OffsetRange, parts: int) -> list[OffsetRange]:
 
 
 def limit_offsets(start: Offsets, end: Offsets, max_rows: int) -> Offsets:
-    """Move ``end`` back so that about ``max_rows`` offsets remain after ``start``.
+    """Return end offsets, ``end`` at most, of a batch of about ``max_rows`` offsets.
 
-    Each partition keeps a share in proportion to its offsets, and at least one offset.
+    Each partition has a share in proportion to its offsets, and at least one offset.
 
     Source: Spark's KafkaMicroBatchStream.rateLimit.
     """

@@ -1,8 +1,9 @@
 """Parse the options of ``format("mpbroker")``.
 
 Names, defaults and rules are those of Spark's Kafka connector, so a query moves between
-the two by changing the format's name. Option names are case-insensitive. An unknown
-``kafka.`` option is ignored with a warning, as Kafka's consumer does.
+the two by changing the format's name. docs/spark.md has a table of all options. Their
+names are case-insensitive. An unknown option is ignored with a warning, as Kafka's
+consumer does; Spark's connector ignores it in silence.
 
 Source: Spark's "Structured Streaming + Kafka Integration Guide".
 """
@@ -13,6 +14,7 @@ import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -24,6 +26,7 @@ from mpbroker.client.cluster import TopicPartition
 from mpbroker.client.consumer.fetcher import READ_COMMITTED, READ_UNCOMMITTED
 from mpbroker.client.errors import AddressError
 from mpbroker.client.settings import ADMIN_CONFIG, ClientSettings, parse_settings
+from mpbroker.spark.topic_pattern import TopicPatternError, compile_topic_pattern
 
 logger = logging.getLogger(__name__)
 
@@ -41,20 +44,46 @@ _REFUSED: Final = {
     "kafka.enable.auto.commit": "offsets are kept in the checkpoint",
     "kafka.interceptor.classes": "interceptors could break the query",
 }
+# The options that the source knows, besides those that begin with ``kafka.``.
+SOURCE_OPTIONS: Final = (
+    "assign",
+    "subscribe",
+    "subscribePattern",
+    "startingTimestamp",
+    "startingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy",
+    "startingOffsets",
+    "endingTimestamp",
+    "endingOffsetsByTimestamp",
+    "endingOffsets",
+    "failOnDataLoss",
+    "kafkaConsumer.pollTimeoutMs",
+    "fetchOffset.numRetries",
+    "fetchOffset.retryIntervalMs",
+    "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "minPartitions",
+    "maxRecordsPerPartition",
+    "groupIdPrefix",  # without effect: a query joins no group
+    "includeHeaders",
+    "commitGroup",  # not in Spark's connector
+)
 _STRATEGIES: Final = ("subscribe", "subscribepattern", "assign")
 _INTEGER_MAX: Final = (1 << 63) - 1
 
 
 class OptionError(MpbrokerError):
-    """An option is missing or wrong; the text names it, its value and what to give."""
+    """An option is missing or wrong; the message says which, and what is right."""
 
 
 class Subscription(NamedTuple):
-    """Which partitions a query reads; one of the three fields is set.
+    """The partitions that a query reads; exactly one of the three fields is set.
 
     Attributes:
         topics: read all partitions of these topics.
-        pattern: read all topics whose whole name matches this regular expression.
+        pattern: read all topics whose whole name matches this regular expression of
+            Java (`compile_topic_pattern`).
         partitions: read these partitions only.
     """
 
@@ -64,7 +93,7 @@ class Subscription(NamedTuple):
 
 
 class OffsetRequest(NamedTuple):
-    """Where a query starts or ends.
+    """The point in each partition at which a query starts or ends.
 
     The first field that is set applies, in this order: ``timestamp_ms`` for all
     partitions, ``timestamps`` by partition, ``offsets`` by partition, ``everywhere``
@@ -109,8 +138,8 @@ def parse_source_options(
     """Parse and check the options of a query.
 
     Args:
-        streaming: refuse an end, and start at LATEST by default. A batch query starts
-            at EARLIEST and ends at LATEST.
+        streaming: whether the query is a stream. A stream has no end, and starts at
+            LATEST by default; a batch query starts at EARLIEST and ends at LATEST.
 
     Raises:
         OptionError: an option is missing or wrong.
@@ -121,9 +150,7 @@ def parse_source_options(
         for name in ("endingoffsets", "endingoffsetsbytimestamp", "endingtimestamp"):
             if name in given:
                 raise OptionError(f"{name} is not valid in streaming queries")
-    for name in given:
-        if name.startswith(_PREFIX) and name not in _UNDERSTOOD:
-            logger.warning("option %s has no meaning here and is ignored", name)
+    _warn_of_unknown(given)
     starting = parse_offset_request(
         given, "starting", LATEST if streaming else EARLIEST
     )
@@ -177,6 +204,21 @@ def parse_source_options(
     )
 
 
+def _warn_of_unknown(given: Mapping[str, str]) -> None:
+    known = {name.lower(): name for name in SOURCE_OPTIONS}
+    for name in given:
+        if name.startswith(_PREFIX):
+            if name not in _UNDERSTOOD:
+                logger.warning("option %s has no meaning here and is ignored", name)
+        elif name not in known:
+            near = get_close_matches(name, known, n=1)
+            logger.warning(
+                "option %s is unknown and is ignored%s",
+                name,
+                f"; did you mean {known[near[0]]}?" if near else "",
+            )
+
+
 def _commit_group(given: Mapping[str, str]) -> str | None:
     group = given.get("commitgroup")
     if group is not None and not group.strip():
@@ -187,7 +229,7 @@ def _commit_group(given: Mapping[str, str]) -> str | None:
 
 
 def parse_client_settings(given: Mapping[str, str]) -> ClientSettings:
-    """Parse the ``kafka.`` options of every client: addresses, timeouts, security.
+    """Parse the ``kafka.`` options that all clients have: addresses, security...
 
     Args:
         given: options by name in lower case.
@@ -250,7 +292,7 @@ def parse_bootstrap(given: Mapping[str, str]) -> tuple[Address, ...]:
 
 
 def parse_subscription(given: Mapping[str, str]) -> Subscription:
-    """Parse the one of subscribe, subscribePattern and assign that is given.
+    """Parse the option subscribe, subscribePattern or assign, whichever is given.
 
     Args:
         given: options by name in lower case.
@@ -271,14 +313,15 @@ def parse_subscription(given: Mapping[str, str]) -> Subscription:
             raise OptionError(f"subscribe={value!r} names no topic; give T1,T2")
         return Subscription(topics=topics)
     if chosen[0] == "subscribepattern":
-        try:
-            re.compile(value)
-        except re.error as error:
-            raise OptionError(
-                f"subscribePattern={value!r} is no regular expression: {error}"
-            ) from None
         if not value:
             raise OptionError("subscribePattern is empty; give a regular expression")
+        try:
+            compile_topic_pattern(value)
+        except TopicPatternError as error:
+            raise OptionError(
+                f"subscribePattern={value!r} is no regular expression of Java that can"
+                f" be used: {error}"
+            ) from None
         return Subscription(pattern=value)
     topics_given = _json(value, "assign", '{"topic":[0,1]}')
     partitions = []
@@ -322,7 +365,11 @@ def parse_offset_request(
 
 
 def asks_for(request: OffsetRequest, word: int) -> bool:
-    """Return whether a request names EARLIEST or LATEST for any partition."""
+    """Return whether a query starts or ends at ``word`` in any partition.
+
+    Args:
+        word: EARLIEST or LATEST.
+    """
     if request.timestamp_ms is not None or request.timestamps is not None:
         return False
     if request.offsets is not None:

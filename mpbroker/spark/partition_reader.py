@@ -34,11 +34,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MAX_WAIT_MS: Final = 500
-_RETRY_S: Final = 0.1
+# Before a new connection: each pause without progress is twice as long as the last.
+_FIRST_PAUSE_S: Final = 0.1
+_LONGEST_PAUSE_S: Final = 2.0
 
 
 def read_range(range_: OffsetRange, options: SourceOptions) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a range, in order.
+    """Yield the rows of a range of a partition's offsets, in order.
 
     After a lost connection or a change of the leader, reading goes on at the offset
     reached.
@@ -55,30 +57,33 @@ def read_range(range_: OffsetRange, options: SourceOptions) -> Iterator[pa.Recor
 def _read(range_: OffsetRange, options: SourceOptions) -> Iterator[pa.RecordBatch]:
     position = range_.start
     patience_s = options.poll_timeout_ms / 1000
-    deadline = time.monotonic() + patience_s
-    while position < range_.end:
+    waiting_since = time.monotonic()
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        failure: Exception | None = None
         try:
             for batch, reached in _read_connected(range_, position, options):
                 if reached > position:
-                    deadline = time.monotonic() + patience_s
-                position = reached
-                if batch is not None:
-                    yield batch
-                if time.monotonic() > deadline:
+                    position, pause_s = reached, _FIRST_PAUSE_S
+                    if batch is not None:
+                        yield batch
+                    # Only after the yield: the time that the query needs for the rows
+                    # is no wait for the broker.
+                    waiting_since = time.monotonic()
+                elif time.monotonic() - waiting_since > patience_s:
                     break
         except (BrokerUnavailableError, LeaderLostError) as error:
-            if time.monotonic() > deadline:
-                raise BrokerUnavailableError(
-                    f"{range_.partition}: no record from offset {position} on in"
-                    f" {patience_s:g} s (kafkaConsumer.pollTimeoutMs): {error}"
-                ) from error
-            time.sleep(_RETRY_S)
-        else:
-            if position < range_.end and time.monotonic() > deadline:
-                raise BrokerUnavailableError(
-                    f"{range_.partition}: no record from offset {position} on in"
-                    f" {patience_s:g} s (kafkaConsumer.pollTimeoutMs)"
-                )
+            failure = error
+        if position >= range_.end:
+            return
+        if time.monotonic() - waiting_since > patience_s:
+            why = f": {failure}" if failure else ""
+            raise BrokerUnavailableError(
+                f"{range_.partition}: no record from offset {position} on in"
+                f" {patience_s:g} s (kafkaConsumer.pollTimeoutMs){why}"
+            ) from failure
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
 def _read_connected(
@@ -86,8 +91,9 @@ def _read_connected(
 ) -> Iterator[tuple[pa.RecordBatch | None, int]]:
     """Yield the rows that one connection fetches, with the offset reached after them.
 
-    Ends when the range is read, or raises when the connection is of no more use. None
-    instead of rows reports progress alone.
+    Ends when the offset reached is at or after the range's end; raises when the
+    connection cannot be used any more. None stands for no rows: the offsets up to the
+    one reached are hidden (markers, aborted transactions) or gone (compaction).
     """
     partition = range_.partition
     timeout_s = options.request_timeout_ms / 1000
@@ -118,10 +124,8 @@ def _read_connected(
                 yield None, position
                 continue
             for batch in fetched:
-                rows = _rows(batch, range_, options)
-                if rows is not None and rows.num_rows:
-                    yield rows, batch.header.next_offset
                 position = batch.header.next_offset
+                yield _rows(batch, range_, options), position
                 if position >= range_.end:
                     return
             position = max(position, fetcher.positions[partition])
@@ -131,6 +135,7 @@ def _read_connected(
 def _rows(
     batch: FetchedBatch, range_: OffsetRange, options: SourceOptions
 ) -> pa.RecordBatch | None:
+    """Return a batch's rows below the end of the range; None if there are none."""
     header = batch.header
     if header.base_offset >= range_.end:
         return None
@@ -140,6 +145,8 @@ def _rows(
     rows = columns.rows
     if header.last_offset >= range_.end:
         rows = bisect_left(memoryview(columns.offsets).cast("q"), range_.end)
+    if not rows:
+        return None
     return record_batch(
         columns,
         batch.partition.topic,
@@ -156,7 +163,9 @@ def _after_loss(
     position: int,
     options: SourceOptions,
 ) -> int:
-    """Return the offset at which to go on where the log lacks ``position``.
+    """Return the offset to go on from after a Fetch was answered "offset out of range".
+
+    The log has no offset ``position``: its records were deleted, or the topic was.
 
     Raises:
         DataLossError: ``fail_on_data_loss`` is set.

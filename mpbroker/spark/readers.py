@@ -30,6 +30,7 @@ from mpbroker.spark.offsets import (
     OffsetRange,
     OffsetReader,
     Offsets,
+    check_order,
     from_json,
     limit_offsets,
     split_ranges,
@@ -63,23 +64,12 @@ class BatchReader(DataSourceReader):
         self._options = options
 
     def partitions(self) -> Sequence[InputPartition]:
-        options = self._options
-        reader = OffsetReader(options)
+        reader = OffsetReader(self._options)
         try:
-            leaders = reader.partitions()
-            start = reader.resolve(
-                options.starting, leaders, unmatched=self._unmatched_start
-            )
-            end = reader.resolve(options.ending, leaders, unmatched=lambda *_: LATEST)
-            start = _within(reader, options, "starting", start, leaders)
-            end = _within(reader, options, "ending", end, leaders)
+            ranges = batch_ranges(reader, self._options)
         finally:
             reader.close()
-        ranges = [OffsetRange(each, start[each], end[each]) for each in sorted(leaders)]
-        return _input_partitions(ranges, options)
-
-    def _unmatched_start(self, partition: TopicPartition, timestamp_ms: int) -> int:
-        return unmatched_start(self._options, partition, timestamp_ms)
+        return _input_partitions(ranges, self._options)
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         return _read_partition(partition, self._options)
@@ -94,7 +84,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # Where Trigger.AvailableNow ends; None with other triggers.
         self._target: Offsets | None = None
         self._latest: Offsets = {}
-        self._last_trigger_s = time.monotonic()
+        # None: no batch since the start; the time of the one before is not known.
+        self._last_trigger_s: float | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         leaders = self._offsets.partitions()
@@ -145,26 +136,28 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 )
         if isinstance(limit, ReadMaxRows):
             latest = limit_offsets(begun, latest, limit.max_rows)
-        if self._too_few(begun, latest):
-            return start
-        self._last_trigger_s = time.monotonic()
-        # Keep partitions that are missing from the metadata for a moment: they would
-        # look new when they come back, and be read again from their beginning.
-        return to_json({**before, **latest})
-
-    def _too_few(self, begun: Offsets, latest: Offsets) -> bool:
-        """Return whether to wait for minOffsetsPerTrigger before the next batch."""
-        least = self._options.min_offsets_per_trigger
-        if least is None or self._target is not None:
-            return False
-        waited_s = time.monotonic() - self._last_trigger_s
-        if waited_s * 1000 >= self._options.max_trigger_delay_ms:
-            return False
         new = sum(
             max(0, offset - begun.get(partition, offset))
             for partition, offset in latest.items()
         )
-        return new < least
+        if self._too_few(new):
+            return start
+        if new:
+            self._last_trigger_s = time.monotonic()
+        # Keep partitions that are missing from the metadata for a moment: they would
+        # look new when they come back, and be read again from their beginning.
+        return to_json({**before, **latest})
+
+    def _too_few(self, new: int) -> bool:
+        """Return whether to wait for minOffsetsPerTrigger before the next batch.
+
+        The first batch after a start does not wait: the delay may have ended long ago.
+        """
+        least = self._options.min_offsets_per_trigger
+        if least is None or self._target is not None or self._last_trigger_s is None:
+            return False
+        waited_s = time.monotonic() - self._last_trigger_s
+        return waited_s * 1000 < self._options.max_trigger_delay_ms and new < least
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         return to_json(self._latest) or None
@@ -186,10 +179,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _with_new_partitions(
         self, before: Offsets, leaders: dict[TopicPartition, int]
     ) -> Offsets:
-        """Return offsets with those of new partitions added: their earliest ones.
+        """Return ``before``, and the earliest offset of each partition not in it.
+
+        A partition whose leader is -1 (none) is left out.
 
         Raises:
-            DataLossError: a new partition begins above 0, and ``fail_on_data_loss``.
+            DataLossError: a new partition begins above 0, so records are lost, and
+                ``fail_on_data_loss`` is set. If it is not, the loss is logged.
         """
         new = {
             partition: leader
@@ -231,6 +227,28 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         report_loss(self._options, text)
 
 
+def batch_ranges(reader: OffsetReader, options: SourceOptions) -> list[OffsetRange]:
+    """Return the range of each partition that a batch query reads.
+
+    Raises:
+        OptionError: a start is greater than an end, or an option does not fit.
+        DataLossError: an offset lies beyond the end, and ``fail_on_data_loss`` is set.
+        ApiError, BrokerUnavailableError: the broker refuses, or does not answer.
+    """
+
+    def unmatched(partition: TopicPartition, timestamp_ms: int) -> int:
+        return unmatched_start(options, partition, timestamp_ms)
+
+    leaders = reader.partitions()
+    start = reader.resolve(options.starting, leaders, unmatched=unmatched)
+    end = reader.resolve(options.ending, leaders, unmatched=lambda *_: LATEST)
+    within = _within(reader, options, "starting", start, leaders)
+    for each in sorted(leaders):
+        check_order(each, start[each], end[each])
+    end = _within(reader, options, "ending", end, leaders)
+    return [OffsetRange(each, within[each], end[each]) for each in sorted(leaders)]
+
+
 def _within(
     reader: OffsetReader,
     options: SourceOptions,
@@ -238,7 +256,7 @@ def _within(
     offsets: Offsets,
     leaders: Mapping[TopicPartition, int],
 ) -> Offsets:
-    """Return offsets, with those beyond the end of a log replaced by that end.
+    """Return the offsets; one beyond a partition's log end is lowered to that end.
 
     Only offsets that the user named can lie beyond. Offsets below the start of a log
     stay: the tasks that read them report the data loss.

@@ -1,4 +1,7 @@
-"""The columns of both sources: those of Spark's Kafka connector."""
+"""The columns of format("mpbroker") and format("mpbroker-segments").
+
+They are those of Spark's Kafka connector.
+"""
 
 from __future__ import annotations
 

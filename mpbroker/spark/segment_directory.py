@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Final
 
 import pyarrow as pa
@@ -29,6 +29,7 @@ INDEX: Final = ".index"
 TIME_INDEX: Final = ".timeindex"
 TXN_INDEX: Final = ".txnindex"
 SNAPSHOT: Final = ".snapshot"
+OFFSET_DIGITS: Final = 20  # a file's name begins with its first offset
 
 _PARTITION: Final = re.compile(r"([A-Za-z0-9._-]{1,249})-(\d{1,10})")
 _FILE: Final = re.compile(r"(\d{20})(\.log|\.index|\.timeindex|\.txnindex|\.snapshot)")
@@ -49,8 +50,14 @@ class Segment:
     """A `.log` file with the offsets from ``base_offset`` to ``end`` - 1.
 
     Attributes:
-        end: the next segment's base offset; None for the partition's last segment.
+        end: the next segment's base offset; None for the last segment of a directory,
+            to which a broker may write.
         size: in bytes, at the time of listing.
+        largest_timestamp: the upper limit of its timestamps, in ms; None: not known.
+        has_aborted: whether it contains a marker that aborts a transaction; None: not
+            known.
+        indexes_crc: CRC-32C of the object that has its indexes in a remote store; None:
+            the indexes are files in the same directory.
     """
 
     partition: TopicPartition
@@ -58,32 +65,44 @@ class Segment:
     base_offset: int
     end: int | None
     size: int
+    largest_timestamp: int | None = None
+    has_aborted: bool | None = None
+    indexes_crc: int | None = None
 
-    def beside(self, suffix: str) -> str:
-        """Return the path of the segment's file with another suffix."""
-        return self.path.removesuffix(LOG) + suffix
 
-
-@dataclass
 class PartitionFiles:
-    """The files of one partition.
+    """The files of one partition in a directory.
 
     Attributes:
+        partition: the partition's topic and number.
+        files: the file system that has the files.
         segments: in order of their offsets; the last one is the active segment.
-        snapshots: paths of producer snapshots by offset.
         log_start_offset: records below it are deleted, even if their bytes remain.
-        sizes: of all files by path, in bytes.
+        paths: the paths of all files, at the time of listing.
     """
 
-    partition: TopicPartition
-    segments: list[Segment] = field(default_factory=list)
-    snapshots: dict[int, str] = field(default_factory=dict)
-    log_start_offset: int = 0
-    sizes: dict[str, int] = field(default_factory=dict)
+    def __init__(self, partition: TopicPartition, files: fs.FileSystem) -> None:
+        self.partition = partition
+        self.files = files
+        self.segments: list[Segment] = []
+        self.log_start_offset = 0
+        self.paths: set[str] = set()
 
-    def has(self, path: str) -> bool:
-        """Return whether a file was there when the directory was listed."""
-        return path in self.sizes
+    def beside(self, segment: Segment, suffix: str) -> bytes | None:
+        """Return an index or the producer snapshot of a segment; None if there is none.
+
+        Args:
+            suffix: the file's suffix, such as ".index".
+        """
+        path = segment.path.removesuffix(LOG) + suffix
+        return read_file(self.files, path) if path in self.paths else None
+
+    def snapshots(self) -> Iterator[tuple[int, bytes]]:
+        """Yield the offset and content of each producer snapshot, the newest first."""
+        found = (path for path in self.paths if path.endswith(SNAPSHOT))
+        for path in sorted(found, reverse=True):
+            offset = int(path.rpartition("/")[2].removesuffix(SNAPSHOT))
+            yield offset, read_file(self.files, path)
 
 
 def open_path(path: str) -> tuple[fs.FileSystem, str]:
@@ -129,14 +148,11 @@ def list_partitions(
         if match is None or parts is None:
             continue
         partition = TopicPartition(match[1], int(match[2]))
-        here = found.setdefault(partition, PartitionFiles(partition))
-        here.sizes[info.path] = info.size
-        offset = int(parts[1])
-        if parts[2] == SNAPSHOT:
-            here.snapshots[offset] = info.path
-        elif parts[2] == LOG:
-            segment = Segment(partition, info.path, offset, None, info.size)
-            here.segments.append(segment)
+        here = found.setdefault(partition, PartitionFiles(partition, files))
+        here.paths.add(info.path)
+        if parts[2] == LOG:
+            base = int(parts[1])
+            here.segments.append(Segment(partition, info.path, base, None, info.size))
     starts = _log_starts(files, root)
     for partition, here in found.items():
         here.segments = _with_ends(here.segments)
@@ -148,8 +164,7 @@ def _with_ends(segments: Iterable[Segment]) -> list[Segment]:
     ordered = sorted(segments, key=lambda each: each.base_offset)
     ends = [each.base_offset for each in ordered[1:]]
     return [
-        Segment(each.partition, each.path, each.base_offset, end, each.size)
-        for each, end in zip(ordered, [*ends, None], strict=True)
+        replace(each, end=end) for each, end in zip(ordered, [*ends, None], strict=True)
     ]
 
 
@@ -183,7 +198,7 @@ class SegmentReader:
         self._file.close()
 
     def header(self, position: int) -> BatchHeader | None:
-        """Return the header at a position; None if the file ends before its end.
+        """Return the batch header at a byte position; None if the file ends inside it.
 
         Raises:
             RecordBatchError: the bytes are not a batch header.
@@ -193,13 +208,16 @@ class SegmentReader:
         return parse_batch_header(self._bytes(position, BATCH_HEADER_SIZE))
 
     def batch(self, position: int, header: BatchHeader) -> memoryview | None:
-        """Return a whole batch; None if the file ends inside it."""
+        """Return a whole batch at a byte position; None if the file ends inside it."""
         if self.size - position < header.size_in_bytes:
             return None
         return self._bytes(position, header.size_in_bytes)
 
     def headers(self, position: int) -> Iterator[tuple[int, BatchHeader]]:
-        """Yield positions and headers of whole batches, until there is none."""
+        """Yield the byte position and header of each whole batch from a position on.
+
+        Stop at the first batch that is cut off, and at bytes that are not a batch.
+        """
         while True:
             try:
                 header = self.header(position)

@@ -1,7 +1,7 @@
 """Parse the files beside a segment: its indexes, producer snapshots, checkpoints.
 
-Bytes in, values out; the caller reads the files. The formats are Kafka's, so archives
-of Apache Kafka's segments are read too.
+The functions take bytes and return values; the caller reads the files. The formats are
+Kafka's, so archives of Apache Kafka's segments can be read, too.
 
     .index      int32 relative offset (a batch's last), int32 its position
     .timeindex  int64 largest timestamp so far (ms), int32 relative offset
@@ -33,14 +33,20 @@ _SNAPSHOT_ENTRY: Final = Struct(">qhiqiqiq")
 
 
 class IndexEntry(NamedTuple):
-    """The batch at ``position`` ends with ``offset``."""
+    """An offset index's entry: ``offset`` is the last one of the batch at ``position``.
+
+    The position is in bytes from the beginning of the segment's `.log` file.
+    """
 
     offset: int
     position: int
 
 
 class TimeEntry(NamedTuple):
-    """No record up to ``offset`` is later than ``timestamp`` (ms)."""
+    """A time index's entry: no record up to ``offset`` is later than ``timestamp``.
+
+    The timestamp is in ms since 1970.
+    """
 
     timestamp: int
     offset: int
@@ -55,7 +61,10 @@ class AbortedRange(NamedTuple):
 
 
 def parse_offset_index(content: bytes, base_offset: int) -> list[IndexEntry]:
-    """Return the entries up to the first whose offset or position does not rise."""
+    """Return the entries of an offset index, from its bytes.
+
+    Stop before the first entry whose offset or position does not rise.
+    """
     found: list[IndexEntry] = []
     last = IndexEntry(base_offset - 1, -1)
     for relative, position in _OFFSET_ENTRY.iter_unpack(_whole(content, _OFFSET_ENTRY)):
@@ -69,7 +78,10 @@ def parse_offset_index(content: bytes, base_offset: int) -> list[IndexEntry]:
 
 
 def parse_time_index(content: bytes, base_offset: int) -> list[TimeEntry]:
-    """Return the entries up to the first whose timestamp or offset falls."""
+    """Return the entries of a time index, from its bytes.
+
+    Stop before the first entry whose timestamp or offset falls.
+    """
     found: list[TimeEntry] = []
     last = TimeEntry(-1, base_offset - 1)
     for timestamp, relative in _TIME_ENTRY.iter_unpack(_whole(content, _TIME_ENTRY)):
@@ -82,7 +94,7 @@ def parse_time_index(content: bytes, base_offset: int) -> list[TimeEntry]:
 
 
 def parse_aborted(content: bytes) -> list[AbortedRange]:
-    """Return the aborted transactions that a segment's abort markers ended."""
+    """Return the aborted transactions in a segment's transaction index."""
     found = []
     for fields in _ABORTED_ENTRY.iter_unpack(_whole(content, _ABORTED_ENTRY)):
         version, producer_id, first, last, _ = fields
@@ -95,8 +107,8 @@ def parse_aborted(content: bytes) -> list[AbortedRange]:
 def parse_open_transactions(content: bytes) -> dict[int, int] | None:
     """Return the first offsets of open transactions in a snapshot, by producer id.
 
-    None if the snapshot is incomplete or of another version: the caller tries an older
-    one.
+    Return None if the snapshot is incomplete or of another version: the caller tries an
+    older one.
     """
     if len(content) < _SNAPSHOT_HEAD.size:
         return None
@@ -114,7 +126,7 @@ def parse_open_transactions(content: bytes) -> dict[int, int] | None:
 
 
 def parse_offset_checkpoint(text: str) -> dict[tuple[str, int], int]:
-    """Return offsets by topic and partition.
+    """Parse the broker's checkpoint file of offsets; return them by partition.
 
     Raises:
         ValueError: the text is not a whole checkpoint of version 0.

@@ -7,6 +7,10 @@ Rows have the columns of format("mpbroker"). A running broker writes to the last
 of each partition, so that segment is skipped. Set ``includeActive`` to read it: for the
 directory of a stopped broker, and for an archive that holds closed segments only.
 
+The path may also be a broker's remote.storage.url. Then its manifests say which closed
+segments there are. If kafka.bootstrap.servers is set, too, the broker gives the offsets
+at which the query begins and ends, and the records after those segments.
+
 Tombstones are rows with a null value, and compaction leaves gaps between offsets, as
 for any consumer. Every CRC is verified. Damage fails the query; with
 failOnDataLoss=false reading goes on at the next batch that the index knows.
@@ -28,24 +32,28 @@ from mpbroker.protocol.records.batch_header import (
 )
 from mpbroker.protocol.records.record_columns import read_columns
 from mpbroker.spark.arrow import joined, record_batch
-from mpbroker.spark.offsets import DataLossError
+from mpbroker.spark.offsets import DataLossError, OffsetRange
 from mpbroker.spark.options import OptionError
-from mpbroker.spark.partition_reader import logger
+from mpbroker.spark.partition_reader import logger, read_range
+from mpbroker.spark.readers import RangePartition
+from mpbroker.spark.remote_store import read_indexes
 from mpbroker.spark.schema import HEADERS_DDL, SCHEMA_DDL
 from mpbroker.spark.segment_directory import (
     INDEX,
     LOG,
+    OFFSET_DIGITS,
     SegmentError,
     SegmentReader,
     open_path,
     read_file,
 )
-from mpbroker.spark.segment_index import parse_offset_index
+from mpbroker.spark.segment_index import IndexEntry, parse_offset_index
 from mpbroker.spark.segment_plan import (
     SegmentOptions,
     SegmentTask,
     parse_segment_options,
     plan,
+    plan_with_tail,
 )
 
 if TYPE_CHECKING:
@@ -64,7 +72,7 @@ class SegmentPartition(InputPartition):
 
 
 class SegmentsDataSource(DataSource):
-    """Reads the segments of a data directory or of an archive."""
+    """Reads the segments of a data directory, an archive, or a remote store."""
 
     @classmethod
     def name(cls) -> str:
@@ -85,23 +93,33 @@ class SegmentsDataSource(DataSource):
 
 
 class SegmentsReader(DataSourceReader):
-    """Plans one task for a segment, several for a large one, and reads them."""
+    """Plans one task for each segment, several for a large one, and reads the rows."""
 
     def __init__(self, options: SegmentOptions) -> None:
         self._options = options
 
     def partitions(self) -> Sequence[InputPartition]:
-        return [SegmentPartition(task) for task in plan(self._options)]
+        if self._options.broker is None:
+            return [SegmentPartition(task) for task in plan(self._options)]
+        return [
+            RangePartition(task)
+            if isinstance(task, OffsetRange)
+            else SegmentPartition(task)
+            for task in plan_with_tail(self._options)
+        ]
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         if partition is None or partition.value is None:
             return iter(())  # Spark reads one empty partition where the plan has none
+        if isinstance(partition, RangePartition):
+            assert self._options.broker is not None
+            return read_range(partition.range, self._options.broker)
         assert isinstance(partition, SegmentPartition)
         return joined(read_task(partition.task, self._options))
 
 
 def read_task(task: SegmentTask, options: SegmentOptions) -> Iterator[pa.RecordBatch]:
-    """Yield a task's rows, in order.
+    """Yield the rows of a task, which reads a part of a segment, in order.
 
     Raises:
         DataLossError: bytes are not a batch or a CRC is wrong, and
@@ -128,9 +146,21 @@ def _read(
     task: SegmentTask,
     options: SegmentOptions,
 ) -> Iterator[pa.RecordBatch]:
-    unchanged = reader.size == task.size or (task.is_active and reader.size > task.size)
-    position = task.position if unchanged else 0
-    while position < reader.size:
+    if task.indexes_crc is not None:
+        position, end = _bounds(files, task)
+        if reader.size != task.size:
+            text = f"{task.path} has {reader.size} bytes, not {task.size}"
+            if options.fail_on_data_loss:
+                raise DataLossError(
+                    f"{text}; set failOnDataLoss=false to read the rest"
+                )
+            logger.warning("%s", text)
+        end = min(end, reader.size)
+    else:
+        grown = task.is_active and reader.size > task.size
+        position = task.position if grown or reader.size == task.size else 0
+        end = reader.size
+    while position < end:
         try:
             header = reader.header(position)
             if header is not None and header.base_offset >= task.end:
@@ -141,7 +171,7 @@ def _read(
             rows = _rows(header, batch, task, options)
         except ProtocolError as error:
             if task.is_active:
-                # Behind the last committed batch there may be anything: a broker's
+                # After the last committed batch there may be any bytes: a broker's
                 # recovery truncates the log here.
                 logger.warning("%s ends at position %d", task.path, position)
                 return
@@ -152,10 +182,42 @@ def _read(
         position += header.size_in_bytes
 
 
+def _bounds(files: fs.FileSystem, task: SegmentTask) -> tuple[int, int]:
+    """Return the first byte of a remote segment that a task reads, and its end byte."""
+    if (task.position, task.stop) == (0, task.size) and task.first == _base(task):
+        return 0, task.size
+    begin = stop = first = 0
+    for entry in _offset_index(files, task):
+        if entry.offset < task.first:
+            first = entry.position
+        if entry.position <= task.position:
+            begin = entry.position
+        if entry.position <= task.stop:
+            stop = entry.position
+    return max(begin, first), task.size if task.stop == task.size else stop
+
+
+def _offset_index(files: fs.FileSystem, task: SegmentTask) -> list[IndexEntry]:
+    try:
+        if task.indexes_crc is not None:
+            found = read_indexes(files, task.path, task.indexes_crc)
+            content = found.get(INDEX, b"")
+        else:
+            content = read_file(files, task.path.removesuffix(LOG) + INDEX)
+    except FileNotFoundError:
+        content = b""
+    return parse_offset_index(content, _base(task))
+
+
+def _base(task: SegmentTask) -> int:
+    """Return the first offset of a segment, with which its file's name begins."""
+    return int(task.path.rpartition("/")[2][:OFFSET_DIGITS])
+
+
 def _rows(
     header: BatchHeader, batch: memoryview, task: SegmentTask, options: SegmentOptions
 ) -> pa.RecordBatch | None:
-    """Return those rows of a batch that belong to the task; None if none does.
+    """Return the rows of a batch that belong to the task; None if there are none.
 
     Raises:
         RecordBatchError: the CRC is wrong, or the records are corrupt.
@@ -194,18 +256,15 @@ def _after_damage(
     error: ProtocolError,
     options: SegmentOptions,
 ) -> int:
-    """Return the position at which to go on after damage: the next index entry's.
+    """Return the position (bytes) in a segment's file to go on from after damage.
+
+    It is that of the next index entry, or else the end of the file.
 
     Raises:
         DataLossError: ``fail_on_data_loss`` is set.
     """
-    base_offset = int(task.path.rpartition("/")[2].removesuffix(LOG))
     resume = task.size
-    try:
-        content = read_file(files, task.path.removesuffix(LOG) + INDEX)
-    except FileNotFoundError:
-        content = b""
-    for entry in parse_offset_index(content, base_offset):
+    for entry in _offset_index(files, task):
         if entry.position > position:
             resume = entry.position
             break

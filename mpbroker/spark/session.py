@@ -1,4 +1,4 @@
-"""Start a Spark session with our formats, or say in one line what is missing."""
+"""Start a Spark session with mpbroker's formats, or say in a line what is missing."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def check_java() -> None:
 
 
 def check_master(master: str) -> None:
-    """Raise SparkSetupError if Spark knows no master of this form."""
+    """Raise SparkSetupError if a master is not local[N], spark://, yarn or k8s://."""
     if not _MASTERS.fullmatch(master):
         raise SparkSetupError(
             f"Spark knows no master {master!r}: give local[N], local[*],"
@@ -95,12 +95,12 @@ def session(
     master: str | None = None,
     config: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """Return a session with our formats; the running session, if there is one.
+    """Return the running Spark session or a new one, with mpbroker's formats.
 
     Args:
         name: the application's name on Spark's pages.
         master: None: the master of spark-submit or of ``config``, else local[*].
-        config: Spark settings, which replace our defaults.
+        config: Spark settings, which replace this module's defaults.
 
     Raises:
         SparkSetupError: PySpark or Java is missing, or the master cannot be used.
@@ -109,12 +109,12 @@ def session(
         from pyspark.sql import SparkSession
     except ImportError as error:
         raise SparkSetupError(
-            f"PySpark is not installed ({error}): pip install 'mpbroker[spark]'"
+            f"PySpark is not installed ({error}): pip install 'mpbroker-server[spark]'"
         ) from None
-    check_java()
     if master is not None:
         check_master(master)
         reach_master(master)
+    check_java()
     _prepare_environment()
     builder = SparkSession.builder.appName(name)
     settings = dict(_DEFAULTS)
@@ -156,6 +156,16 @@ def register(spark: SparkSession) -> None:
 
     spark.dataSource.register(MpbrokerDataSource)
     spark.dataSource.register(SegmentsDataSource)
+
+
+def activate(spark: SparkSession) -> None:
+    """Make a session the active one of this thread.
+
+    Spark looks for the format of a stream's sink in the active session, and a new
+    thread has none.
+    """
+    # createDataFrame() does so, and PySpark has no public function for this alone.
+    spark.createDataFrame([], "nothing INT")
 
 
 def _prepare_environment() -> None:

@@ -80,7 +80,7 @@ _TRANSACTION_TIMEOUT: Final = {"transaction.timeout.ms": "600000"}
 
 
 class SinkError(MpbrokerError):
-    """Rows cannot become records; the text names the column and its right type."""
+    """Rows cannot become Kafka records; the message names the column at fault."""
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,9 @@ class SinkOptions:
     """The checked options of a write; Spark pickles them to its executors.
 
     Attributes:
-        settings: of the producer.
-        topic: for all rows; None: each row's column.
-        checkpoint: a stream's directory, if the option is given.
+        settings: the producer's settings, by Kafka's names.
+        topic: the topic for all rows; None: each row has its own in a column.
+        checkpoint: a stream's checkpoint directory, if the option is given.
     """
 
     settings: Mapping[str, str]
@@ -102,11 +102,12 @@ class SinkOptions:
 
 @dataclass
 class Written(WriterCommitMessage):
-    """A task's result.
+    """The result of a task that has written rows.
 
     Attributes:
-        records: how many it has written.
-        prepared: their open transaction; None if there is nothing to commit.
+        records: the number of records written.
+        prepared: the open transaction that contains the records; None if there is
+            nothing to commit.
     """
 
     records: int
@@ -114,7 +115,7 @@ class Written(WriterCommitMessage):
 
 
 def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
-    """Parse and check the options of a write.
+    """Parse and check the options of a write to a topic.
 
     Raises:
         OptionError: an option is missing or wrong.
@@ -122,6 +123,11 @@ def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
     given = {name.lower(): value for name, value in options.items()}
     refuse_reserved(given)
     parse_bootstrap(given)
+    if "kafka.partitioner.class" in given:
+        raise OptionError(
+            "kafka.partitioner.class is not supported: no class of Java can choose"
+            " partitions here; give the rows a column 'partition'"
+        )
     exactly_once = parse_boolean(given, "exactlyOnce", False)
     settings = dict(_DEFAULTS) | (_TRANSACTION_TIMEOUT if exactly_once else {})
     for name, value in given.items():
@@ -152,7 +158,7 @@ def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
 
 
 def check_schema(schema: StructType, options: SinkOptions) -> None:
-    """Check that records can be made of the columns.
+    """Check that a DataFrame's columns can become records: value, key, topic...
 
     Raises:
         SinkError: a column is missing or has another type.
@@ -211,7 +217,7 @@ class _Sink:
         self._abandoned: Abandoned | None = None if name is None else Abandoned()
 
     def write_rows(self, batches: Iterator[pa.RecordBatch]) -> Written:
-        """Send all rows and wait until all are acknowledged.
+        """Send all rows of a task as records; wait until all are acknowledged.
 
         Raises:
             ProducerError: a record was refused or not delivered in time. The task
@@ -227,7 +233,7 @@ class _Sink:
         return Written(count)
 
     def _prepare(self, batches: Iterator[pa.RecordBatch]) -> Written:
-        """Write the rows in a transaction and leave it open; skip committed rows.
+        """Write the rows in a transaction and leave it open, unless they are committed.
 
         Raises:
             CommitError: the write was abandoned, or speculative execution is on.
@@ -236,21 +242,23 @@ class _Sink:
         settings = {**self._options.settings, "transactional.id": task.transactional_id}
         producer = Producer(settings)
         try:
-            # First abort the transaction of an earlier try of this task: after that,
-            # its mark can no longer be committed between our look at it and our rows.
+            # First abort the transaction of an earlier try of this task. Otherwise that
+            # transaction could be committed after this try has found no mark, and the
+            # rows would be written twice.
             producer.init_transactions()
             if self._coordinators.has(task):
                 for _ in batches:
                     pass  # Spark requires that the rows are consumed
                 return Written(0)
-            # Look after the id is ours. The driver counts first and fences then, so
-            # either this sees the new count or the fence ends this producer.
+            # Compare the counts only now that this producer owns the transactional id.
+            # The driver first raises the count and then fences: either this task sees
+            # the new count, or the fence ends its producer.
             if self._is_abandoned(task):
                 raise CommitError(
                     "the write was abandoned before this task began, because another"
                     " task failed for good; that task's error says why"
                 )
-            producer.begin_transaction()
+            producer.begin_transaction(to_prepare=True)
             count, topic = self._send(producer, batches)
             if topic is None:
                 return Written(0)  # there were no rows: no transaction was opened
@@ -308,10 +316,10 @@ class _Sink:
             self._coordinators.commit(_prepared(messages))
 
     def abandon_all(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Abort the transactions of all tasks; log what cannot be aborted now.
+        """Abort the transactions of all tasks; log those that cannot be aborted now.
 
-        A task without a message may have a transaction too: Spark may have ended its
-        process at any line.
+        A task that has sent no message may have an open transaction, too: Spark can end
+        its process at any moment.
         """
         if not self._options.exactly_once:
             return
@@ -335,7 +343,11 @@ class _Sink:
             logger.warning("%s", error)
 
     def _query(self) -> str | None:
-        """Return the name in the write's transactional ids; None if it is not known."""
+        """Return the query id that the write's transactional ids contain.
+
+        For a batch write it is the write's unique name, for a stream the id in the
+        checkpoint; None if the checkpoint is not given or cannot be read.
+        """
         if self._name is not None or self._options.checkpoint is None:
             return self._name
         return checkpoint_query(self._options.checkpoint)
@@ -386,7 +398,8 @@ def _rows(
 class BatchWriter(_Sink, DataSourceArrowWriter):
     """Serves ``df.write.format("mpbroker")``.
 
-    Each write has a name of its own, also within a stream's foreachBatch.
+    Each write has a unique name, also within a stream's foreachBatch. With exactlyOnce,
+    the transactional ids contain it.
     """
 
     def __init__(self, options: SinkOptions) -> None:
@@ -403,12 +416,16 @@ class BatchWriter(_Sink, DataSourceArrowWriter):
 
 
 class StreamWriter(_Sink, DataSourceStreamArrowWriter):
-    """Serves ``df.writeStream.format("mpbroker")``; Spark makes several per batch."""
+    """Serves ``df.writeStream.format("mpbroker")``.
+
+    Spark makes several instances for each batch.
+    """
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for a batch's tasks, with the count of abandoned writes.
+        """Return the state that Spark sends to a batch's tasks.
 
-        Spark pickles the writer when it plans a batch.
+        With exactly-once, ask the brokers first how often writes of this query were
+        abandoned. A task that finds another count refuses to write.
 
         Raises:
             ApiError, BrokerUnavailableError: no answer within a minute.

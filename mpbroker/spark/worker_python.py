@@ -43,11 +43,11 @@ _made: dict[int, str] = {}
 
 @contextmanager
 def quick_worker_python() -> Iterator[None]:
-    """Set PYSPARK_PYTHON to the script while a session is created.
+    """Set PYSPARK_PYTHON to a script that starts Python faster, while a session starts.
 
     Afterwards the variable has its old value: other processes could not use the path.
     The variable is not changed if the user has set it to another Python, or if workers
-    would not find PySpark without the archives.
+    would not find PySpark without Spark's zip archives.
     """
     before = os.environ.get(_VARIABLE)
     if before not in (None, sys.executable) or not _is_installed():
@@ -73,7 +73,12 @@ def _is_installed() -> bool:
 
 
 def _launcher() -> str | None:
-    """Return the script's path; None if the kernel forbids files in memory to run."""
+    """Return the path of a script that starts Python without Spark's zip archives.
+
+    It is a file in this process's memory, made by the first call.
+
+    None: the kernel does not execute files in memory.
+    """
     pid = os.getpid()
     if pid not in _made:
         try:

@@ -1,1 +1,1 @@
-"""Partition logs that any process may append to."""
+"""Partition logs: Kafka's files, which any process of the broker may append to."""

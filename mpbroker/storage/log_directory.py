@@ -11,9 +11,11 @@ import errno
 import fcntl
 import os
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Final
 
+from mpbroker.base.directories import sync_directory
 from mpbroker.base.logger import get_logger
 from mpbroker.base.storage_errors import (
     CheckpointError,
@@ -22,12 +24,13 @@ from mpbroker.base.storage_errors import (
 )
 from mpbroker.metadata.metadata_image import TopicImage
 from mpbroker.metadata.metadata_log import LogCell, recover_metadata_log
-from mpbroker.metadata.topic_names import TopicPartition
+from mpbroker.metadata.topic_names import CLUSTER_METADATA_TOPIC, TopicPartition
 from mpbroker.storage.files.checkpoints import (
     CLEANER_OFFSET,
     LOG_START_OFFSET,
     RECOVERY_POINT,
     TOPIC_IDS,
+    checkpoints_locked,
     read_offsets,
     read_topic_ids,
     write_offsets,
@@ -35,16 +38,16 @@ from mpbroker.storage.files.checkpoints import (
 )
 from mpbroker.storage.files.log_files import (
     DELETE_DIRECTORY_SUFFIX,
-    LOG_SUFFIX,
-    base_offsets,
+    LOG_DIRECTORIES_FILE,
     create_file,
-    sync_directory,
     write_file,
 )
 from mpbroker.storage.log.log_loader import LoadHints
 from mpbroker.storage.partition_directory import (
     directory_name,
     encode_topic_id,
+    parse_directory_name,
+    partition_directories,
     read_topic_id,
     rename_away,
 )
@@ -57,16 +60,18 @@ logger = get_logger(__name__)
 
 
 class LogDirectory:
-    """One directory, and its files that are about many partitions.
+    """One directory of ``log.dirs``: its lock, and its checkpoint files.
 
     Attributes:
         path: the absolute path.
-        clean: the last broker that used it stopped cleanly.
+        clean: the last broker that used the directory stopped cleanly.
+        has_failed: its disk had failed when this program took it over.
     """
 
     def __init__(self, path: str) -> None:
         self.path = os.path.abspath(path)
         self.clean = False
+        self.has_failed = False
         self._lock_fd = -1
         self._recovery_points: dict[TopicPartition, int] = {}
         self._start_offsets: dict[TopicPartition, int] = {}
@@ -80,8 +85,8 @@ class LogDirectory:
         """Create the directory if absent, lock it, and read its checkpoint files.
 
         Raises:
-            LogDirectoryLockedError: a running broker has it.
-            LogDirectoryError: it cannot be created or written.
+            LogDirectoryLockedError: a running broker uses the directory.
+            LogDirectoryError: the directory cannot be created or written.
         """
         try:
             os.makedirs(self.path, _DIRECTORY_MODE, exist_ok=True)
@@ -105,56 +110,66 @@ class LogDirectory:
 
     @property
     def lock_fd(self) -> int:
-        """The descriptor that holds the lock, to hand over to the next program."""
+        """The descriptor that holds the lock, which an upgrade leaves open.
+
+        The program that runs next in this process takes it over with the lock.
+        """
         return self._lock_fd
 
     @classmethod
     def taken_over(cls, path: str, lock_fd: int, *, clean: bool) -> "LogDirectory":
-        """Return a directory that this process had open before it ran this program.
+        """Return a directory that this process had open before an upgrade.
+
+        In an upgrade the process runs a new program, which keeps the old one's lock.
 
         Args:
             path: the directory.
             lock_fd: the descriptor that holds the lock; this object closes it.
-            clean: ``clean`` of the earlier program's LogDirectory.
+            clean: ``clean`` of the old program's LogDirectory.
         """
         directory = cls(path)
         directory._lock_fd = lock_fd
         directory.clean = clean
-        directory._recovery_points = directory._read(RECOVERY_POINT)
-        directory._start_offsets = directory._read(LOG_START_OFFSET)
+        try:
+            directory._recovery_points = directory._read(RECOVERY_POINT)
+            directory._start_offsets = directory._read(LOG_START_OFFSET)
+        except OSError as error:
+            # Its disk has failed. No program could start if this one did not: the old
+            # one reads it, too, when it goes on.
+            logger.error("log.dirs=%s cannot be used: %s", path, error.strerror)
+            directory.has_failed = True
         return directory
 
     def know_logs(self, logs: Iterable[tuple[str, int, int, int]]) -> None:
-        """Use the offsets that the old program's processes committed, in an upgrade.
+        """Take the log ends from the old program, when an upgrade replaces it.
 
-        The machine has not restarted since, so the logs are complete at least in the
-        page cache.
+        The checkpoint files may have older offsets. The machine has not restarted since
+        the old program committed these, so the logs are complete up to them, at least
+        in the page cache.
 
         Args:
-            logs: topic, partition, log start offset, log end offset.
+            logs: (topic, partition, log start offset, log end offset) of each log.
         """
         for topic, partition, start, end in logs:
             name = f"{self.path}/{directory_name(topic, partition)}"
             if not os.path.isdir(name):
                 continue
             self._ends[topic, partition] = end
-            # As in the checkpoint, only a start offset above the first segment's base.
-            if start > min(base_offsets(name, LOG_SUFFIX), default=0):
-                self._start_offsets[topic, partition] = start
-            else:  # the checkpoint may have that of an earlier topic of that name
-                self._start_offsets.pop((topic, partition), None)
+            # Also a start offset that is not above the first local segment's base: the
+            # segments of a tiered log that lie below it are in the remote store.
+            self._start_offsets[topic, partition] = start
 
     def know_topics(self, topic_ids: Mapping[str, bytes]) -> None:
         """Forget the checkpointed offsets of topics that do not exist any more.
 
-        Called last, after ``open`` and ``know_logs``.
+        The caller calls this after ``open`` and ``know_logs``, which fill in offsets.
 
         Args:
             topic_ids: the id (16 bytes) of each topic at this start, by name. An offset
                 is kept only if it belongs to the topic of this id.
         """
         known = _texts(topic_ids)
-        noted = self._read_topic_ids()
+        noted = None if self.has_failed else self._read_topic_ids()
         if noted is not None:
             same = _same(known, noted)
             self._recovery_points = _of(self._recovery_points, same)
@@ -163,14 +178,24 @@ class LogDirectory:
             self._start_offsets = {**_of(self._start_offsets, same), **told}
         self._topic_ids = known
 
+    def knew(self, topic: str, topic_id: bytes) -> bool:
+        """Return whether a topic existed when the broker started.
+
+        In a process that writes checkpoints: when it wrote the last ones. If
+        ``know_topics`` was not called, this is true of all topics.
+        """
+        ids = self._topic_ids
+        return ids is None or ids.get(topic) == encode_topic_id(topic_id)
+
     def finish_removals(self, removed: Sequence[TopicImage]) -> None:
-        """Rename the directories that deleted topics have left.
+        """Rename the directories that deleted topics have left to `-delete`.
 
         A deletion is committed in the metadata log before directories are renamed. A
         process killed in between leaves directories of topics that do not exist.
+        Errors are only logged.
 
         Args:
-            removed: the deleted topics. Errors are logged.
+            removed: the deleted topics.
         """
         try:
             names = set(os.listdir(self.path)) if removed else set()
@@ -188,6 +213,39 @@ class LogDirectory:
                         rename_away(directory, DELETE_DIRECTORY_SUFFIX)
                 except OSError as error:
                     logger.error("%s cannot be removed: %s", directory, error)
+
+    def warn_of_unknown(self, topics: Collection[str]) -> None:
+        """Log the number of partitions' directories whose topics do not exist.
+
+        The directories are left as they are. The setting ``metadata.log.dir`` of an
+        Apache Kafka that used them may have put its metadata log elsewhere; the broker
+        would then serve none of its topics.
+
+        Args:
+            topics: the names of all topics.
+        """
+        try:
+            names = partition_directories(self.path)
+        except OSError as error:
+            logger.error("%s cannot be read: %s", self.path, error)
+            return
+        known = {*topics, CLUSTER_METADATA_TOPIC}
+        unknown = sorted(
+            name
+            for name in names
+            if (found := parse_directory_name(name)) and found[0] not in known
+        )
+        if unknown:
+            logger.warning(
+                "%s: %d partition(s), such as %s, are of topics that the metadata log"
+                " does not have; they are left as they are. The metadata log of a Kafka"
+                " must be in the first directory of log.dirs, as %s-0; look for it in"
+                " Kafka's metadata.log.dir",
+                self.path,
+                len(unknown),
+                unknown[0],
+                CLUSTER_METADATA_TOPIC,
+            )
 
     def _lock(self) -> None:
         self._lock_fd = create_file(f"{self.path}/{LOCK_FILE}")
@@ -223,15 +281,14 @@ class LogDirectory:
         topic_id: bytes,
         producer_id_expiration_ms: int,
     ) -> LoadHints:
-        """Return the content of this directory's files that is about a partition.
+        """Return a partition's entries in this directory's checkpoint files.
 
         Args:
             partition: topic name and partition number.
             topic_id: the topic's id; entries of another topic of that name are ignored.
             producer_id_expiration_ms: the setting producer.id.expiration.ms.
         """
-        ids = self._topic_ids
-        if ids is not None and ids.get(partition[0]) != encode_topic_id(topic_id):
+        if not self.knew(partition[0], topic_id):
             # The topic was created after this start; the entries, if there are any, are
             # those of a deleted topic of the same name.
             return LoadHints(
@@ -253,18 +310,17 @@ class LogDirectory:
         known: Collection[TopicPartition],
         topic_ids: Mapping[str, bytes],
     ) -> None:
-        """Write recovery points and log start offsets; forget deleted topics.
+        """Write recovery points and log start offsets to the checkpoint files.
 
-        Entries of deleted topics are removed from the cleaner's checkpoint, too.
+        Entries of deleted topics are removed, in the cleaner's checkpoint, too.
 
         Args:
             recovery_points: the new recovery points. The logs and indexes below them
                 are on disk.
-            start_offsets: the log start offsets that are above their first segment's
-                base offset.
-            known: all partitions in this directory. Those without a new recovery point
-                were not used, and keep their entries. Entries of other partitions are
-                removed.
+            start_offsets: the log start offsets that the segments' names do not tell.
+            known: all partitions in this directory. A partition without a new recovery
+                point was not used, and keeps its entries. Entries of other partitions
+                are removed.
             topic_ids: the id (16 bytes) of each topic, by name.
 
         Raises:
@@ -284,39 +340,119 @@ class LogDirectory:
         self._start_offsets = {**starts, **start_offsets}
         write_offsets(f"{self.path}/{RECOVERY_POINT}", self._recovery_points)
         write_offsets(f"{self.path}/{LOG_START_OFFSET}", self._start_offsets)
-        # The ids last. Killed before that, a new topic that has the name of a deleted
-        # one has new offsets and another id than the file: the next start ignores the
-        # offsets, and checks the topic's logs from the beginning.
+        # The ids last. If this process is killed before that, a new topic that has the
+        # name of a deleted one has new offsets and another id than the file: the next
+        # start ignores the offsets, and checks the topic's logs from the beginning.
         self._topic_ids = ids
         noted = self._read_topic_ids()
-        cleaned = self.cleaner_offsets()
-        kept = _of(cleaned, ids if noted is None else _same(ids, noted))
-        if kept != cleaned:
-            self.write_cleaner_offsets(kept)
+        with self.cleaner_offsets_locked() as cleaned:
+            kept = _of(cleaned, ids if noted is None else _same(ids, noted))
+            for partition in cleaned.keys() - kept.keys():
+                del cleaned[partition]
         if ids != noted:
             write_topic_ids(f"{self.path}/{TOPIC_IDS}", ids)
 
-    def cleaner_offsets(self) -> dict[TopicPartition, int]:
-        """Read the offsets below which logs are compacted."""
-        return self._read(CLEANER_OFFSET)
+    def read_again(self, topic_ids: Mapping[str, bytes]) -> None:
+        """Read the checkpoint files again, which another process may have written.
 
-    def write_cleaner_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Replace the cleaner's checkpoint; raises OSError."""
-        write_offsets(f"{self.path}/{CLEANER_OFFSET}", offsets)
+        That is the housekeeper before this one, which was killed: this object has what
+        was in the files when the broker started.
 
-    def mark_clean(self) -> None:
-        """Write the mark of a clean stop. It must be the last write to the directory.
-
-        It promises that all logs, indexes and checkpoints are on disk and consistent.
+        Args:
+            topic_ids: the id (16 bytes) of each topic, by name.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: a file cannot be read.
         """
-        content = b'{"version":0,"brokerEpoch":-1}'
+        ids, before = _texts(topic_ids), self._topic_ids
+        noted = self._read_topic_ids()
+        own = set(ids) if before is None else _same(ids, before)
+        filed = own if noted is None else _same(ids, noted)
+        # The topics in neither of the two are new. Those that no file has yet keep the
+        # offsets that this object has.
+        self._ends = _of(self._ends, own)
+        self._closed_ends = _of(self._closed_ends, own)
+        points = _of(self._recovery_points, own - filed)
+        self._recovery_points = points | _of(self._read(RECOVERY_POINT), filed)
+        starts = _of(self._read(LOG_START_OFFSET), filed)
+        for partition, offset in _of(self._start_offsets, own).items():
+            # What `know_logs` has told may be in no file, too.
+            if partition[0] not in filed or partition in self._ends:
+                starts[partition] = max(offset, starts.get(partition, offset))
+        self._start_offsets = starts
+        self._topic_ids = ids
+
+    def take_in(
+        self,
+        partition: TopicPartition,
+        recovery_point: int,
+        start_offset: int | None,
+        topic_ids: Mapping[str, bytes],
+    ) -> None:
+        """Write the checkpoints with a partition that is about to be moved here.
+
+        The checkpoint of the log start offset above all: without it records that were
+        deleted would come back after a crash.
+
+        Args:
+            partition: topic name and partition number.
+            recovery_point: as in ``write_checkpoints``.
+            start_offset: the log start offset; None: it is the first segment's base.
+            topic_ids: as in ``write_checkpoints``.
+
+        Raises:
+            OSError: a file cannot be written.
+        """
+        self.read_again(topic_ids)
+        self.write_checkpoints(
+            {partition: recovery_point},
+            {} if start_offset is None else {partition: start_offset},
+            {partition, *self._recovery_points, *self._start_offsets},
+            topic_ids,
+        )
+
+    def cleaner_offsets(self) -> dict[TopicPartition, int]:
+        """Read the cleaner's checkpoint: the offset below which each log is compacted.
+
+        A file that is damaged counts as empty.
+        """
+        return self._read(CLEANER_OFFSET)
+
+    @contextmanager
+    def cleaner_offsets_locked(self) -> Iterator[dict[TopicPartition, int]]:
+        """Yield the cleaner's checkpoint, and write it when the caller has changed it.
+
+        A lock keeps out other processes: cleaners and the housekeeper.
+
+        Raises:
+            OSError: the file cannot be read or written.
+        """
+        with checkpoints_locked(self.path):
+            offsets = self.cleaner_offsets()
+            before = dict(offsets)
+            yield offsets
+            if offsets != before:
+                write_offsets(f"{self.path}/{CLEANER_OFFSET}", offsets)
+
+    def mark_clean(self, broker_epoch: int) -> None:
+        """Write the mark of a clean stop. It must be the last write to the directory.
+
+        The mark promises that all logs, indexes and checkpoints are on disk and
+        consistent.
+
+        Args:
+            broker_epoch: the epoch of the last registration with the controller of an
+                Apache Kafka; -1: there was none. If a Kafka goes on with this directory
+                and finds another epoch, it takes the stop for an unclean one.
+
+        Raises:
+            OSError: the mark cannot be written.
+        """
+        content = b'{"version":0,"brokerEpoch":%d}' % broker_epoch
         write_file(f"{self.path}/{CLEAN_SHUTDOWN_FILE}", content)
 
     def close(self) -> None:
-        """Close the lock's descriptor; the lock stays while a child has it open."""
+        """Close this process's descriptor of the lock; children keep the lock held."""
         fd, self._lock_fd = self._lock_fd, -1
         if fd >= 0:
             os.close(fd)
@@ -329,7 +465,7 @@ def _of(
 
 
 def _same(ids: Mapping[str, str], before: Mapping[str, str]) -> set[str]:
-    """Return the names that have the same id in both."""
+    """Return the topics that have the same topic id in both mappings (name to id)."""
     return {name for name, topic_id in ids.items() if before.get(name) == topic_id}
 
 
@@ -338,10 +474,10 @@ def _texts(topic_ids: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def open_log_directories(paths: Sequence[str]) -> list[LogDirectory]:
-    """Open all directories of ``log.dirs``; log and leave out those that are unusable.
+    """Open all directories of ``log.dirs``; log and leave out unusable ones.
 
     Raises:
-        LogDirectoryLockedError: a running broker has one of them.
+        LogDirectoryLockedError: a running broker uses one of them.
         LogDirectoryError: all of them are unusable.
     """
     opened: list[LogDirectory] = []
@@ -368,16 +504,34 @@ def open_log_directories(paths: Sequence[str]) -> list[LogDirectory]:
     return opened
 
 
-def recover_metadata(
-    directories: Sequence[LogDirectory], cell: LogCell, *, is_alone: bool
-) -> None:
-    """Recover the metadata log of the first directory; finish deletions in all.
+def know_of_each_other(paths: Sequence[str]) -> bool:
+    """Return whether there are several log directories, or were at an earlier start.
+
+    Most brokers have one, and need no code of used_directories.py.
 
     Args:
-        directories: all directories, open.
-        cell: the shared cell of the metadata log.
-        is_alone: False if the old program may go on after an upgrade that fails: then
-            neither the log is rewritten, nor are directories renamed.
+        paths: the directories of ``log.dirs`` that can be used.
+    """
+    return len(paths) > 1 or os.path.exists(f"{paths[0]}/{LOG_DIRECTORIES_FILE}")
+
+
+def recover_metadata(
+    directories: Sequence[LogDirectory],
+    cell: LogCell,
+    node_id: int,
+    *,
+    is_alone: bool,
+    news: bytes = b"",
+) -> None:
+    """Recover the metadata log in the first directory; finish deletions in all.
+
+    Args:
+        directories: all directories of ``log.dirs``, open.
+        cell: the end of the metadata log and its mutex, in shared memory.
+        node_id: the setting node.id.
+        is_alone: False if the old program may go on after a failed upgrade: then the
+            log is not rewritten, and directories are not renamed.
+        news: batches to append; see recover_metadata_log().
 
     Raises:
         CorruptLogError, LogDirectoryError: as recover_metadata_log().
@@ -387,10 +541,14 @@ def recover_metadata(
         for directory in directories if is_alone else ():
             directory.finish_removals(removed)
 
-    recover_metadata_log(
+    image = recover_metadata_log(
         directories[0].path,
         cell,
         time.time_ns() // 1_000_000,
+        node_id=node_id,
         may_rewrite=is_alone,
+        news=news,
         see_off=see_off,
     )
+    for directory in directories if is_alone else ():
+        directory.warn_of_unknown(image.topics)

@@ -8,14 +8,18 @@ Source: Kafka's PartitionMetadataFile; base64url is Kafka's text form of a UUID.
 
 import base64
 import binascii
+import fcntl
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from mpbroker.base.logger import get_logger
 from mpbroker.storage.files.leader_epochs import FILE_NAME as LEADER_EPOCHS
 from mpbroker.storage.files.log_files import (
     DELETE_DIRECTORY_SUFFIX,
+    FUTURE_DIRECTORY_SUFFIX,
     STRAY_DIRECTORY_SUFFIX,
     write_file,
 )
@@ -29,7 +33,8 @@ _NAME: Final = re.compile(
 _GONE: Final = re.compile(
     r".+\.[0-9a-f]{32}" f"({DELETE_DIRECTORY_SUFFIX}|{STRAY_DIRECTORY_SUFFIX})"
 )
-_MAX_NAME: Final = 255
+_FUTURE: Final = re.compile(f"(?P<name>.+)\\.[0-9a-f]{{32}}{FUTURE_DIRECTORY_SUFFIX}")
+MAX_NAME: Final = 255
 DIRECTORY_MODE: Final = 0o750
 
 
@@ -39,15 +44,79 @@ def directory_name(topic: str, partition: int) -> str:
 
 
 def parse_directory_name(name: str) -> tuple[str, int] | None:
-    """Return (topic, partition); None: not a directory of a partition that exists."""
+    """Return (topic, partition) from the name of a partition's directory.
+
+    Returns:
+        None for other names, such as those that end with `-delete` or `-stray`.
+    """
     match = _NAME.fullmatch(name)
     if match is None or _GONE.fullmatch(name):
         return None
     return match["topic"], int(match["partition"])
 
 
+def future_name(name: str) -> str:
+    """Return a new name for the copy of a partition that moves to a log directory.
+
+    Args:
+        name: the name of the partition's directory.
+    """
+    return f"{name}.{os.urandom(16).hex()}{FUTURE_DIRECTORY_SUFFIX}"
+
+
+def parse_future_name(name: str) -> tuple[str, int] | None:
+    """Return (topic, partition) of such a copy's directory; None: another name."""
+    match = _FUTURE.fullmatch(name)
+    return None if match is None else parse_directory_name(match["name"])
+
+
+@contextmanager
+def exclusive(directory: str) -> Iterator[bool]:
+    """Keep other processes from changing which segments a partition has on the disk.
+
+    The compaction of a log has this lock, its retention, and the remote log manager
+    when it is about to remove copies of local segments from the store.
+
+    Args:
+        directory: the partition's directory.
+
+    Yields:
+        True: the caller has the lock. False: another process has it, or the directory
+        was removed with its topic.
+
+    Raises:
+        OSError: the directory cannot be opened.
+    """
+    try:
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield False
+        return
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            is_ours = False
+        else:
+            # Between open and flock, another process may have moved the partition.
+            is_ours = _is_same(fd, directory)
+        yield is_ours
+    finally:
+        os.close(fd)
+
+
+def _is_same(fd: int, path: str) -> bool:
+    """Return whether a path still leads to the directory that is open."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
 def partition_directories(log_directory: str) -> list[str]:
-    """Return the names of the directories of all partitions that exist.
+    """Return the names of the partitions' directories in a log directory.
+
+    Directories that end with `-delete` or `-stray` are left out.
 
     Raises:
         OSError: the log directory cannot be read.
@@ -61,7 +130,7 @@ def partition_directories(log_directory: str) -> list[str]:
 
 
 def encode_topic_id(topic_id: bytes) -> str:
-    """Return Kafka's text of a 16-byte id: 22 characters of URL-safe base64."""
+    """Return Kafka's text form of a 16-byte id: 22 characters of URL-safe base64."""
     return base64.urlsafe_b64encode(topic_id).rstrip(b"=").decode()
 
 
@@ -69,7 +138,7 @@ def read_topic_id(directory: str) -> bytes | None:
     """Return the topic id (16 bytes) of a partition's directory.
 
     Returns:
-        None if the file is missing or malformed.
+        The id; None if the file `partition.metadata` is missing or malformed.
 
     Raises:
         OSError: the file cannot be read.
@@ -91,11 +160,11 @@ def read_topic_id(directory: str) -> bytes | None:
 
 
 def complete_directory(directory: str, topic_id: bytes) -> None:
-    """Create a partition's directory and its two files, as far as they are missing.
+    """Create a partition's directory, and its two files about topic id and epochs.
 
-    A process may be killed at any point in here: the next one creates the rest. Nothing
-    is forced to disk: the first sync of the log does so with the names, and files that
-    a power cut takes before that are created again.
+    Files that exist are kept. A process may be killed at any point in here: the next
+    one creates the rest. Nothing is forced to disk: the first sync of the log forces
+    the names to disk, and files that a power cut takes before that are created again.
 
     Raises:
         OSError: the directory or a file cannot be written.
@@ -113,14 +182,14 @@ def complete_directory(directory: str, topic_id: bytes) -> None:
 
 
 def rename_away(directory: str, suffix: str) -> str:
-    """Rename a directory to `NAME.<32 hex digits><suffix>`; return the new path.
+    """Rename a directory to `NAME.<32 hex digits><suffix>`, and return the new path.
 
     Raises:
-        OSError: it cannot be renamed.
+        OSError: the directory cannot be renamed.
     """
     parent, name = os.path.split(directory)
     ending = f".{os.urandom(16).hex()}{suffix}"
-    gone = f"{parent}/{name[: _MAX_NAME - len(ending)]}{ending}"
+    gone = f"{parent}/{name[: MAX_NAME - len(ending)]}{ending}"
     os.rename(directory, gone)
     return gone
 
@@ -135,22 +204,23 @@ def remove_deleted_directories(log_directory: str, before_s: float) -> int:
         before_s: the time, in seconds since 1970.
 
     Returns:
-        How many directories were due.
+        The number of directories that were due. The log names those that could not be
+        removed.
     """
     removed = 0
     with os.scandir(log_directory) as entries:
         gone = [e for e in entries if e.name.endswith(DELETE_DIRECTORY_SUFFIX)]
     for entry in gone:
         if _GONE.fullmatch(entry.name) and entry.stat().st_ctime <= before_s:
-            _remove_flat(entry.path)
+            remove_flat(entry.path)
             removed += 1
     return removed
 
 
-def _remove_flat(directory: str) -> None:
-    """Remove a directory that has only files.
+def remove_flat(directory: str) -> None:
+    """Remove a directory that contains only files. An error is logged.
 
-    Without shutil, because importing it costs every start 7 ms.
+    This does not use shutil, because importing it costs every start 7 ms.
     """
     try:
         for name in os.listdir(directory):

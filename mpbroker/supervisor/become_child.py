@@ -42,7 +42,7 @@ set_process_title = _setter()
 
 
 def become_child(title: str, memory: BrokerMemory) -> None:
-    """Make this process a child: it dies with the supervisor, ignores its signals.
+    """Prepare a forked process to die with the supervisor, and to ignore signals.
 
     Args:
         title: shown by ``ps`` behind the broker's name.

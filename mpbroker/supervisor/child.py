@@ -1,19 +1,20 @@
-"""The life of one child process, as a table."""
+"""The states of one child process, and a table of the transitions between them."""
 
 import os
 import signal
 import time
 from collections.abc import Callable, Mapping
 from enum import Enum, auto
-from typing import Final, NamedTuple
+from typing import Final
 
 from mpbroker.base.errors import MpbrokerError
 from mpbroker.base.exit_status import explain_exit
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.ipc.layout import METRICS
 
 
 class Role(Enum):
-    """A child's task; the names are those of Kafka's threads."""
+    """A child's task; acceptor, processor and handler are threads in Kafka."""
 
     ACCEPTOR = "acceptor"
     PROCESSOR = "processor"
@@ -22,10 +23,11 @@ class Role(Enum):
     HOUSEKEEPER = "housekeeper"
     KEEPER = "keeper"
     EXPORTER = "exporter"  # only if the settings ask for metrics or a request log
+    CONSOLE = "console"  # only if console.listeners is set
 
 
 class ChildState(Enum):
-    """What is true of a child."""
+    """The state of a child process; the table TRANSITIONS says what may follow."""
 
     STARTING = auto()  # forked, not yet serving
     READY = auto()  # serving
@@ -36,7 +38,7 @@ class ChildState(Enum):
 
 
 class ChildEvent(Enum):
-    """What happens to a child."""
+    """An event that changes the state of a child process."""
 
     REPORTED_READY = auto()
     STOP_REQUESTED = auto()
@@ -77,7 +79,7 @@ KEEPER_FILLS_S: Final = 1.0
 
 
 class ChildRecord(NamedTuple):
-    """A child, as described for a program that takes over from ours."""
+    """What the program that takes over in an upgrade must know of a child process."""
 
     role: str
     number: int
@@ -89,9 +91,9 @@ class ChildRecord(NamedTuple):
 
 
 class Child:
-    """One child id, and the process that has it now.
+    """A child of the supervisor: an id within a role, and the process that has it now.
 
-    The id outlives the process: a successor has the same one.
+    The id outlives the process: the successor of a dead process has the same id.
     """
 
     def __init__(
@@ -99,10 +101,12 @@ class Child:
     ) -> None:
         self.role = role
         self.number = number  # its id within the role; an acceptor has its listener's
-        self.listener = listener  # that it serves; -1: none in particular
+        self.listener = listener  # the one that it serves; -1: none in particular
         self.run = run
         self.targets: frozenset[int] | None = None  # processors for its connections
         self.dismissed = False  # killed on purpose: its end is not counted as a death
+        # Killed because a request has kept it computing for a whole lease.
+        self.overran = False
         self.replaced = False  # it retires as soon as a successor is ready
         self.killed_at = 0.0  # deadline of its retirement, monotonic; 0: it has none
         self.state = ChildState.BACKOFF
@@ -127,7 +131,7 @@ class Child:
         return time.monotonic() - self.started_at
 
     def happens(self, event: ChildEvent) -> None:
-        """Go to the next state.
+        """Go to the state that the transition table names for an event.
 
         Raises:
             IllegalTransitionError: the table has no such transition.
@@ -158,7 +162,10 @@ class Child:
         )
 
     def adopt(self, record: ChildRecord) -> None:
-        """Go on with the process that a program before this one forked."""
+        """Take over the process that the previous program forked for this child.
+
+        If that process is dead, only the number of restarts and the last exit are kept.
+        """
         self.restarts, self.last_exit = record.restarts, record.last_exit
         if record.pid:
             self.pid = record.pid
@@ -167,7 +174,11 @@ class Child:
             self.state = ChildState[record.state]
 
     def exited(self, status: int) -> None:
-        """Note the death of its process; compute when a successor may start."""
+        """Note the end of the child's process; compute when a successor may start.
+
+        Args:
+            status: the process's wait status.
+        """
         os.close(self.pidfd)
         self.pidfd = -1
         if not self.dismissed:  # a replaced process has not failed
@@ -180,8 +191,8 @@ class Child:
         if now - self.started_at >= _GOOD_LIFE_S:
             self.failures = self.crashes = 0
         elif was_ready:
-            # It can work, and something that it serves kills it. If that is a stranger
-            # who does it again and again, the others are served in between.
+            # It can work, and something that it serves kills it. If one client does so
+            # again and again, the other clients are served in between.
             self.failures += 1
             self.crashes = 0
         else:
@@ -196,10 +207,10 @@ class Child:
 
 
 def count_of_role(words: memoryview, counts: int, role: Role) -> None:
-    """Count a start or a death of a process of a role, in shared memory.
+    """Add 1 to the starts or the deaths of a role's processes, in shared memory.
 
     Args:
-        counts: METRICS_STARTS or METRICS_DEATHS.
+        counts: METRICS_STARTS or METRICS_DEATHS, whichever is to be counted.
     """
     words[METRICS + counts + list(Role).index(role)] += 1
 

@@ -1,15 +1,16 @@
 """Move connections between processors: the supervisor's side.
 
-An order is three words in the giving processor's row, and a ring of its doorbell. The
-row says at any time what is still to be moved, so no process waits for another. If a
-processor dies with an order, its successor carries it out. To retire a processor:
+An order is three words in the giving processor's row (its entry in shared memory), and
+a ring of its doorbell (an eventfd that wakes it). The row says at any time what is
+still to be moved, so no process waits for another. If a processor dies with an order,
+its successor carries it out. To retire a processor:
 
     stop_accepting(memory, 3)                acceptors pass it over
     move_connections(memory, 3, [0, 1])      all it has; its process ends when all have
                                              moved and every request is answered
     ... its process ends with status 0; if it is killed instead while
     owned_connections(memory, 3) is not 0, start it again: it goes on moving
-    rescue_connections(memory, [0, 1])       those that were given to it meanwhile
+    rescue_connections(memory, [0, 1])       connections that were given to it meanwhile
 """
 
 from collections.abc import Iterable
@@ -33,6 +34,7 @@ from mpbroker.ipc.layout import (
     connection_row,
     processor_row,
 )
+from mpbroker.ipc.masks import write_mask
 from mpbroker.network.connection_rows import live_rows
 from mpbroker.network.moves.departures import ALL
 from mpbroker.supervisor.memory import BrokerMemory
@@ -41,39 +43,44 @@ from mpbroker.supervisor.memory import BrokerMemory
 def move_connections(
     memory: BrokerMemory, source: int, targets: Iterable[int], count: int = ALL
 ) -> None:
-    """Tell a processor to give idle connections to other processors, in turn.
+    """Order a processor to give idle connections to other processors, in turn.
 
-    The last order counts. ``is_moved`` says when it has been carried out.
+    A processor is a process that serves connections. A new order replaces the last one.
+    ``is_moved`` says whether it was carried out.
 
     Args:
-        memory: the broker's.
-        source: the giving processor; alive, or to be restarted soon.
-        targets: may receive connections, if they serve the same listener.
-        count: how many; ALL: every one, also those that it still receives, and then
-            its process ends.
+        memory: the broker's shared memory.
+        source: the id of the giving processor; it lives, or is restarted soon.
+        targets: the ids of the processors that may receive connections, if they serve
+            the same listener.
+        count: how many connections are moved; ALL: every one, also those that the
+            processor still receives, and then its process ends.
     """
     words, row = memory.control.words, processor_row(source)
-    words[row + PROCESSOR_MOVE_TARGETS] = sum(1 << target for target in set(targets))
+    mask = sum(1 << target for target in set(targets))
+    write_mask(words, row + PROCESSOR_MOVE_TARGETS, mask)
     words[row + PROCESSOR_MOVE_COUNT] = count
-    words[row + PROCESSOR_MOVE_ORDER] += 1  # the commit
+    # The commit, after the targets and the count: the processor reads those when it
+    # finds a new number here.
+    words[row + PROCESSOR_MOVE_ORDER] += 1
     memory.processor_bells[source].ring()
 
 
 def is_moved(memory: BrokerMemory, source: int) -> bool:
-    """Whether a processor has carried its last order out."""
+    """Whether a processor has given away the connections that it was told to."""
     words, row = memory.control.words, processor_row(source)
     done: bool = words[row + PROCESSOR_MOVE_DONE] == words[row + PROCESSOR_MOVE_ORDER]
     return done
 
 
 def forget_orders(memory: BrokerMemory, processor: int) -> None:
-    """Mark a processor's orders as carried out, before its id is used again."""
+    """Drop a processor's order to give connections away, as its id is used again."""
     words, row = memory.control.words, processor_row(processor)
     words[row + PROCESSOR_MOVE_DONE] = words[row + PROCESSOR_MOVE_ORDER]
 
 
 def stop_accepting(memory: BrokerMemory, processor: int) -> None:
-    """Have acceptors and giving processors pass a processor over."""
+    """Stop acceptors and other processors from giving connections to a processor."""
     memory.control.words[processor_row(processor) + PROCESSOR_LISTENER] = 0
 
 
@@ -87,7 +94,10 @@ def connection_counts(memory: BrokerMemory, processors: Iterable[int]) -> list[i
 
 
 def owned_connections(memory: BrokerMemory, processor: int) -> int:
-    """Return how many rows name a processor as owner, whether it lives or not."""
+    """Return how many connections belong to a processor, which may be dead.
+
+    They are counted by their entries in shared memory, which name the owner.
+    """
     words = memory.control.words
     return sum(
         words[connection_row(row) + CONNECTION_OWNER] == processor + 1
@@ -111,13 +121,14 @@ def rebalance(memory: BrokerMemory, processors: Iterable[int]) -> int:
 
 
 def rescue_connections(memory: BrokerMemory, processors: Iterable[int]) -> int:
-    """Give the connections of retired processors to processors that serve.
+    """Give connections left with retired processors to processors that serve.
 
     Call it when a processor has retired: another one may have given it connections
     meanwhile. Such connections are waiting for a request.
 
     Returns:
-        How many were given; the keeper sends their sockets.
+        How many connections were given away. The keeper, a process that has a duplicate
+        of every socket, sends their sockets.
     """
     words, targets = memory.control.words, list(processors)
     rescued = 0

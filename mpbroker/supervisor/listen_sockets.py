@@ -1,10 +1,10 @@
 """Open the listen sockets.
 
-They are the supervisor's, so that a backlog outlives an acceptor. A socket that the
-service manager passed is used in place of a new one. Either a socket unit made it,
-which chooses its name; or the broker before us left it in the manager's store, under a
-name of ours. In the latter case clients that connected in between wait in its backlog,
-and none was refused.
+The supervisor owns them, so that a backlog outlives an acceptor. A socket that the
+service manager (systemd) passed is used in place of a new one. Either a socket unit
+made it, which chooses its name; or the previous broker left it in the manager's store,
+under the name that STORED_PREFIX begins. In the latter case clients that connected in
+between wait in its backlog, and none was refused.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ import socket
 import stat
 from collections.abc import Sequence
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from mpbroker.base.config_def import ConfigError
 from mpbroker.base.errors import MpbrokerError
 from mpbroker.base.logger import get_logger
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.config.listeners import EndPoint
 
 if TYPE_CHECKING:
@@ -34,34 +35,34 @@ _SOCKET_MODE: Final = 0o660  # a Unix socket admits its user and group
 
 
 class AddressError(MpbrokerError):
-    """The address cannot be listened on now; the settings need not be wrong."""
+    """A listener's address cannot be bound now; the settings need not be wrong."""
 
 
 class Origin(Enum):
-    """The maker of a listener's socket."""
+    """Who made a listener's socket: this broker, systemd, or the broker before."""
 
     BOUND = auto()  # this broker
     PASSED = auto()  # a socket unit of the service manager
-    STORED = auto()  # the broker before us, by way of the manager's store
+    STORED = auto()  # the previous broker, by way of the manager's store
 
 
 class Listener(NamedTuple):
-    """One open listener."""
+    """One open listener: its endpoint, its socket, and who made the socket."""
 
     number: int
     endpoint: EndPoint
     sock: socket.socket
-    port: int  # the real one, where the setting said 0
+    port: int  # the real one, if the setting is 0; a Unix socket has 0
     origin: Origin = Origin.BOUND
 
     @property
     def stored_name(self) -> str:
-        """The name of its socket in the service manager's store."""
+        """The name by which systemd keeps this socket for the next broker."""
         return STORED_PREFIX + self.endpoint.listener_name
 
     @property
     def path(self) -> str | None:
-        """The path of its Unix socket; None: it is a TCP socket."""
+        """The path of the listener's Unix socket; None: it is a TCP socket."""
         return self.endpoint.path
 
     @property
@@ -76,7 +77,10 @@ class Listener(NamedTuple):
 
     @property
     def told(self) -> str:
-        """Where it listens, for people; the wildcard is shown as such."""
+        """The listener's name and address as text for people: "NAME on 0.0.0.0:9092".
+
+        A listener on all addresses is shown with the wildcard address.
+        """
         address = self.address
         if self.endpoint.is_wildcard and self.path is None:
             is_ipv6 = self.sock.family == socket.AF_INET6
@@ -85,7 +89,10 @@ class Listener(NamedTuple):
 
     @staticmethod
     def state_of(those: Sequence[Listener]) -> dict[str, Any]:
-        """Return addresses for clients and for people, as the broker publishes them."""
+        """Return the part of the broker's published state that describes listeners.
+
+        "listeners" has by name the address for clients; "serving" has texts for people.
+        """
         return {
             "listeners": {each.endpoint.listener_name: each.address for each in those},
             "serving": [each.told for each in those],
@@ -105,13 +112,15 @@ def open_listeners(
     """Listen on all endpoints, or on none.
 
     Args:
-        endpoints: as configured.
+        endpoints: the configured endpoints.
         backlog: socket.listen.backlog.size; a socket unit has its own Backlog=.
         receive_buffer_bytes: socket.receive.buffer.bytes; -1 leaves it to the system.
-        inherited: used where one fits; unused ones from the store are closed.
+        inherited: sockets from the service manager, used where one fits an endpoint;
+            unused ones from the manager's store are closed.
 
     Raises:
-        AddressError: one cannot be bound; the text says which, why and what to do.
+        AddressError: an endpoint cannot be bound; the text says which one, why and what
+            to do.
         ConfigError: a socket unit passed a socket that no listener asks for.
     """
     opened: list[Listener] = []
@@ -152,7 +161,11 @@ def _origin_of(found: InheritedSocket) -> Origin:
 def _choose(
     endpoint: EndPoint, inherited: Sequence[InheritedSocket]
 ) -> InheritedSocket | None:
-    """Return the socket for a listener: by name, else by address, else stored."""
+    """Return the inherited socket for a listener; None: there is none that fits.
+
+    It is a socket unit's with the listener's name, else a socket unit's with its
+    address, else one that the previous broker stored under its name.
+    """
     passed = [each for each in inherited if _origin_of(each) is Origin.PASSED]
     for each in passed:
         if each.name.upper() == endpoint.listener_name:
@@ -171,7 +184,7 @@ def _choose(
 
 
 def _is_at(sock: socket.socket, endpoint: EndPoint) -> bool:
-    """Whether a socket listens where a listener is configured to listen."""
+    """Whether a socket listens on the address that is configured for a listener."""
     if sock.family == socket.AF_UNIX or endpoint.path is not None:
         return bool(sock.getsockname() == endpoint.path)
     host, port = sock.getsockname()[:2]
@@ -194,7 +207,7 @@ def _is_at(sock: socket.socket, endpoint: EndPoint) -> bool:
 
 
 def _as_passed(endpoint: EndPoint, sock: socket.socket) -> EndPoint:
-    """Return the endpoint with the address that its socket unit has chosen."""
+    """Return an endpoint with the address on which its socket unit listens."""
     host, port = _where(sock)
     if host.startswith("unix:") and endpoint.security_protocol != "PLAINTEXT":
         raise ConfigError(
@@ -216,7 +229,7 @@ def _as_passed(endpoint: EndPoint, sock: socket.socket) -> EndPoint:
 def _refuse_unasked(
     spare: Sequence[InheritedSocket], endpoints: Sequence[EndPoint]
 ) -> None:
-    """Raise ConfigError for a passed socket without a listener.
+    """Raise ConfigError if a socket unit passed a socket that no listener uses.
 
     Its clients would wait for ever.
     """
@@ -240,7 +253,7 @@ def _where(sock: socket.socket) -> tuple[str, int]:
 
 
 def close_listeners(listeners: Sequence[Listener]) -> None:
-    """Close the listeners, and remove the files of Unix sockets that this broker made.
+    """Close the listeners; remove their Unix sockets' files if a broker made them.
 
     A file stays if another process listens there by now.
     """
@@ -253,7 +266,7 @@ def close_listeners(listeners: Sequence[Listener]) -> None:
 
 
 def _bind_unix(endpoint: EndPoint, path: str) -> socket.socket:
-    """Bind a Unix socket at a path; the socket of a dead broker there is replaced.
+    """Bind a Unix socket at a path; replace a dead process's socket if it is there.
 
     Raises:
         AddressError: another process listens there, or the file is not a socket.

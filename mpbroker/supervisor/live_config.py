@@ -1,8 +1,8 @@
 """LiveConfig: bring new values of settings to the processes that read them.
 
 A running broker has the settings that it was started with, and dynamic configs, which
-count before them (config/dynamic.py). The row of a key names its reader
-(config/broker_key.py), which decides how a new value gets there:
+count before them (config/dynamic.py). The table of keys (config/broker_key.py) names
+the reader of each, which decides how a new value gets there:
 
     PAGE            published in shared memory at once
     SOCKETS         set on the listen sockets at once
@@ -15,7 +15,6 @@ they are then.
 
 from __future__ import annotations
 
-import errno
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -39,8 +38,8 @@ from mpbroker.ipc.limits_page import (
 from mpbroker.ipc.ring import RequestRing
 from mpbroker.metadata.quota_records import IP
 from mpbroker.metadata.topics import TopicRegistry
-from mpbroker.network.connection_rows import address_words
 from mpbroker.supervisor.child import ChildState, Role
+from mpbroker.supervisor.host_names import HostNames
 from mpbroker.supervisor.listen_sockets import Listener
 from mpbroker.supervisor.memory import BrokerMemory
 from mpbroker.supervisor.supervisor import Supervisor
@@ -60,11 +59,11 @@ _REPLACED: Final = (Role.HANDLER, Role.PROCESSOR)
 
 
 class LiveConfig:
-    """The supervisor's part in dynamic configs.
+    """Applies changed settings to the processes that read them.
 
     Args:
         config: the settings that the broker was started with.
-        registry: the supervisor's view of the metadata log.
+        registry: the supervisor's own copy of the metadata: topics and configs.
         use: is called with the settings for processes that start from now on.
     """
 
@@ -94,12 +93,12 @@ class LiveConfig:
             self._replace_ring()
 
     def turn(self, supervisor: Supervisor) -> None:
-        """Apply what is new in the metadata log."""
+        """Apply the dynamic configs that have changed since the last call."""
         self._registry.catch_up()
-        if self._registry.version != self._version or self._host_names.are_lacking:
+        if self._registry.version != self._version or self._host_names.has_news:
             self._version = self._registry.version
-            self._host_names.are_lacking = False
             self._apply(supervisor)
+        self._host_names.look_up(supervisor)
 
     def has_news(self) -> bool:
         """Return whether the next turn will apply a changed setting."""
@@ -110,7 +109,10 @@ class LiveConfig:
         )
 
     def rebase(self, supervisor: Supervisor, config: BrokerConfig) -> None:
-        """Apply settings as if the broker had been started with them."""
+        """Take other settings as those of the start, beside the dynamic configs.
+
+        ``ctl reload`` does so with a changed file.
+        """
         before = self._dynamic.config
         self._dynamic = DynamicConfig(config, self._registry.broker_overrides)
         told = [Role.HANDLER]  # handlers answer DescribeConfigs
@@ -150,7 +152,10 @@ class LiveConfig:
         return {key: self._dynamic.value(key) for key in self._readers}
 
     def _replace_ring(self) -> None:
-        """Give processors that start from now on the queue with its new limit."""
+        """Make the queue of requests (a ring) anew, with the new queued.max.requests.
+
+        Processors that are forked from now on use it.
+        """
         memory = self._memory
         limit = self._dynamic.integer("queued.max.requests")
         memory.ring = RequestRing(memory.control, memory.handler_bells, limit)
@@ -188,16 +193,22 @@ class LiveConfig:
         )
 
     def _address_rates(self) -> dict[str | None, int]:
-        """Return the quotas connection_creation_rate by address; None: all others."""
+        """Return the quotas connection_creation_rate by address, connections a second.
+
+        The key None is the default of all other addresses.
+        """
         quotas = self._registry.client_quotas.by_name(IP, _IP_RATE)
         return {name: min(int(rate), NO_LIMIT) for name, rate in quotas.items()}
 
     def _is_own(self, listener: str, key: str) -> bool:
-        """Return whether a listener has a limit of its own, beside the broker's."""
+        """Return whether a listener has a value of its own for a key.
+
+        Its limit then counts beside the broker's.
+        """
         return self._dynamic.own_of_listener(listener, key) is not None
 
     def _protected(self, names: Sequence[str]) -> int:
-        """Return the number of the listener for other brokers, or UNSET.
+        """Return the index of the listener in inter.broker.listener.name, or UNSET.
 
         As in Kafka it is exempt from the broker's limits, if there is another listener.
         """
@@ -211,18 +222,18 @@ class LiveConfig:
     ) -> dict[Address, AddressLimits]:
         items = self._dynamic.value("max.connections.per.ip.overrides")
         assert isinstance(items, tuple)
+        counts = parse_connection_overrides(items)
+        hosts = {name for name in rates if name is not None}.union(counts)
+        addresses = self._host_names.addresses(hosts)
         found: dict[Address, AddressLimits] = {}
-        for host, most in parse_connection_overrides(items).items():
-            for address in self._host_names.addresses(host):
+        for host, most in counts.items():
+            for address in addresses[host]:
                 found[address] = AddressLimits(most)
         for name, rate in rates.items():
-            for address in self._addresses_of(name):
+            for address in () if name is None else addresses[name]:
                 limits = found.get(address, AddressLimits())
                 found[address] = limits._replace(creation_rate=rate)
         return found
-
-    def _addresses_of(self, name: str | None) -> list[Address]:
-        return [] if name is None else self._host_names.addresses(name)
 
     # -- listen sockets ---------------------------------------------------------------
 
@@ -247,37 +258,3 @@ class LiveConfig:
             receive = self._dynamic.integer("socket.receive.buffer.bytes")
             if "socket.receive.buffer.bytes" in changed and receive >= 0:
                 listener.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive)
-
-
-class HostNames:
-    """The addresses of hosts. As in Kafka, a name is looked up when it is set.
-
-    Attributes:
-        are_lacking: whether a lookup failed because no descriptor was free, and has to
-            be tried again.
-    """
-
-    def __init__(self) -> None:
-        self.are_lacking = False
-        self._known: dict[str, list[Address]] = {}
-
-    def addresses(self, host: str) -> list[Address]:
-        """Return a host's addresses; the last known ones if the lookup fails."""
-        try:
-            found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError) as error:  # UnicodeError: it cannot be a name
-            known = self._known.get(host, [])
-            if getattr(error, "errno", 0) in (errno.EMFILE, errno.ENFILE):
-                self.are_lacking = True
-                return known
-            _LOG.warning(
-                "%s cannot be looked up (%s): a quota for it %s",
-                host,
-                error,
-                "is for its last known addresses" if known else "has no effect",
-            )
-            return known
-        self._known[host] = [
-            address_words(family, name)[0] for family, *_, name in found
-        ]
-        return self._known[host]

@@ -17,6 +17,7 @@ from typing import Final, NoReturn, TypeVar
 
 from mpbroker.base.logger import get_logger, shut_down
 from mpbroker.ipc.black_box import note_failure
+from mpbroker.ipc.robust_mutex import on_wait
 from mpbroker.supervisor.signals import HANDLED, reset_in_child
 
 _LOG = get_logger(__name__)
@@ -27,11 +28,12 @@ _T = TypeVar("_T")
 
 
 class Loop:
-    """One epoll, timers, and callbacks for each turn.
+    """An event loop with one epoll, timers, and callbacks that run in every turn.
 
     Attributes:
-        only_ours: descriptors that a child closes after its fork: the reader of the
-            other end waits until all copies are closed.
+        only_ours: descriptors that a child closes right after its fork. A child's copy
+            would keep a connection, a pipe or a lock alive when the supervisor has
+            closed its own descriptor.
     """
 
     def __init__(self) -> None:
@@ -59,11 +61,11 @@ class Loop:
         self._epoll.unregister(fd)
 
     def every(self, interval_s: float, run: Callable[[], None]) -> None:
-        """Call ``run()`` in the loop, first after one interval; it must not block."""
+        """Call ``run()`` at an interval, which passes first; it must not block."""
         self._tasks.append(_Task(interval_s, run))
 
     def once(self, delay_s: float, run: Callable[[], None]) -> None:
-        """Call ``run()`` in the loop a single time; it must not block."""
+        """Call ``run()`` in the loop once, after a delay; it must not block."""
 
         def last() -> None:
             run()
@@ -82,11 +84,11 @@ class Loop:
     def fork_aside(
         self, run: Callable[[], None], ended: Callable[[int], None]
     ) -> Callable[[], None] | None:
-        """Run something in a process of its own, and then ``ended(wait status)``.
+        """Call ``run()`` in a forked process; at its end call ``ended(wait status)``.
 
         Returns:
-            What kills the process. None: it could not be started; ``ended`` has been
-            called with a failure.
+            A function that kills the process. None: it could not be started, and
+            ``ended`` has been called with the wait status of a failure.
         """
 
         def begin() -> None:
@@ -114,22 +116,22 @@ class Loop:
 
     @property
     def asides(self) -> set[int]:
-        """Process ids of what ``fork_aside`` runs."""
+        """The ids of the processes that ``fork_aside`` has started and that run."""
         return set(self._asides)
 
     def kill_asides(self) -> None:
-        """Kill what ``fork_aside`` runs; its callbacks are not called."""
+        """Kill the processes of ``fork_aside``, and call none of their callbacks."""
         for pid, pidfd in self._asides.items():
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
             os.waitpid(pid, 0)
 
     def close_ours(self) -> None:
-        """In a child: close the descriptors that only the supervisor may hold."""
+        """Close, in a forked child, the descriptors that only the supervisor uses."""
         for fd in self.only_ours:
             os.close(fd)
 
     def run_turns(self) -> float:
-        """Call each turn's callbacks; return how long to wait at most, s."""
+        """Call the callbacks of ``each_turn``; return the longest wait in seconds."""
         waits = [
             wait for turn in self._turns if (wait := _unless_full(turn)) is not None
         ]
@@ -138,7 +140,7 @@ class Loop:
         return max(0.0, min([TICK_S, *waits]))
 
     def dispatch(self, timeout_s: float) -> None:
-        """Wait for descriptors and handle them; then run the tasks that are due."""
+        """Wait for events of descriptors and handle them; then run the due tasks."""
         for fd, events in self._epoll.poll(timeout_s):
             ready = self._watched.get(fd)
             if ready is not None:
@@ -153,9 +155,10 @@ class Loop:
 
 
 def _unless_full(run: Callable[[], _T]) -> _T | None:
-    """Run a repeated callback, and put it off if there is no descriptor left for it.
+    """Return the result of a repeated callback; None: it had no file descriptor left.
 
-    The lack passes when connections close, and until then it must not end the broker.
+    The callback is then tried again in its next turn. Descriptors become free when
+    connections close, and until then their lack must not end the broker.
     """
     try:
         return run()
@@ -167,7 +170,7 @@ def _unless_full(run: Callable[[], _T]) -> _T | None:
 
 
 class _Task:
-    """A callback that is repeated, and when it is due next."""
+    """A callback of the loop, and the time at which it is due next."""
 
     __slots__ = ("due", "interval_s", "run")
 
@@ -178,12 +181,13 @@ class _Task:
 
 
 def fork(run: Callable[[], None]) -> int:
-    """Run something in a child; return its process id.
+    """Call ``run()`` in a forked child; return the child's process id.
 
-    Afterwards the caller can open a pidfd of the child: there is a descriptor for it.
+    One file descriptor is free afterwards, so that the caller can open a pidfd of the
+    child.
 
     Raises:
-        OSError: too many processes or descriptors; there is no child.
+        OSError: there are too many processes or descriptors; no child was forked.
     """
     # Keeps the place of the pidfd: better no child than one that cannot be watched.
     place = os.pidfd_open(os.getpid())
@@ -203,10 +207,11 @@ def fork(run: Callable[[], None]) -> int:
 
 
 def _live(run: Callable[[], None], mask: Iterable[int]) -> NoReturn:
-    """A child's whole life; never returns."""
+    """Call ``run()`` in the child just forked; exit with 0 if it returns, else 1."""
     status = 1
     try:
         reset_in_child()
+        on_wait(None)  # what the supervisor does while it waits for a lock
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         run()
         status = 0

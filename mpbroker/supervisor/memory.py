@@ -1,4 +1,4 @@
-"""BrokerMemory: all that a broker's processes share, made before the first fork."""
+"""BrokerMemory: the shared memory of a broker's processes, made before any fork."""
 
 import os
 import time
@@ -47,7 +47,7 @@ from mpbroker.ipc.tables.quota_table import QuotaTable
 from mpbroker.ipc.tables.shared_log_cell import SharedLogCell
 from mpbroker.ipc.tables.transaction_table import TransactionTable
 from mpbroker.network.connection_ledger import ConnectionLedger
-from mpbroker.network.connection_rows import is_open
+from mpbroker.network.connection_rows import is_open, principals_in_use
 from mpbroker.network.moves.hand_over import KeeperLink
 from mpbroker.server.fetch.fetch_session import FetchSessions
 
@@ -59,10 +59,12 @@ CONTROL_PLANE_REQUESTS: Final = 20  # as in Kafka
 
 
 class BrokerMemory:
-    """Segments, rings, doorbells and hand-over sockets, for every id there can be.
+    """The shared memory of all processes of a broker, with its queues and wake-ups.
 
-    All are made for the largest number of processes. So a pool can grow without giving
-    anything new to the processes that run.
+    It is made for the largest number of handlers and processors. So a pool can grow
+    without giving anything new to the running processes. Rings are queues in this
+    memory, doorbells are eventfds that wake a process, and the sockets pass clients'
+    connections between processes.
     """
 
     def __init__(
@@ -72,13 +74,14 @@ class BrokerMemory:
         queued_bytes_each: int = 0,
         parts: Parts | None = None,
     ) -> None:
-        """Make the memory, or attach what the program before this one has made.
+        """Make the memory, or attach the memory that the previous program has made.
 
         Args:
             max_request_bytes: socket.request.max.bytes.
             queued_max_requests: queued.max.requests.
             queued_bytes_each: a processor's share of queued.max.request.bytes.
-            parts: descriptors that are inherited; None: none.
+            parts: the descriptors inherited from the previous program; None: there is
+                none, and new memory is made.
         """
         self.parts = parts = parts or Parts()
         self.queued_bytes_each = queued_bytes_each
@@ -90,7 +93,11 @@ class BrokerMemory:
         self._build_rings(queued_max_requests)
 
     def _map_segments(self, parts: Parts) -> None:
-        """Make or attach all segments. The names are those in a manifest."""
+        """Make all segments of shared memory, or attach those of the old program.
+
+        They have the names that an upgrade's manifest (the list of what is handed over)
+        uses.
+        """
         self.control = parts.segment(
             "control", lambda: Segment.create("mpbroker-control", CONTROL_WORDS * 8)
         )
@@ -111,7 +118,8 @@ class BrokerMemory:
             parts.segment(_LOG_LEVELS, LogLevels.create_segment)
         )
         self.principals = Principals(
-            parts.segment("principals", Principals.create_segment)
+            parts.segment("principals", Principals.create_segment),
+            partial(principals_in_use, self.control.words),
         )
         self.member_sessions = parts.segment(
             "member sessions", MemberSessions.create_segment
@@ -122,7 +130,10 @@ class BrokerMemory:
         )
 
     def _open_bells_and_pairs(self, parts: Parts) -> None:
-        """Make or attach what wakes processes, and what carries sockets to them."""
+        """Make or attach doorbells, and socket pairs that carry clients' sockets.
+
+        Doorbells are eventfds that wake processes.
+        """
         self.handler_bells = parts.bells("handler bells", HANDLER_IDS)
         self.processor_bells = parts.bells("processor bells", MAX_PROCESSORS)
         # One for all acceptors: it only says "look at the phase".
@@ -136,7 +147,10 @@ class BrokerMemory:
         self.keeper_link = KeeperLink(self.keeper_pair[0], self.keeper_bell)
 
     def _build_rings(self, queued_max_requests: int) -> None:
-        """Build this process's views of the rings and cells in the control segment."""
+        """Make the objects that use the queues (rings) in shared memory, and its cells.
+
+        A cell has the committed end of a log that several processes share.
+        """
         self.ring = RequestRing(self.control, self.handler_bells, queued_max_requests)
         self.control_ring = RequestRing(
             self.control, self.handler_bells, CONTROL_PLANE_REQUESTS, CONTROL_RING
@@ -154,7 +168,7 @@ class BrokerMemory:
         self.session_cell = SharedLogCell(self.control, SESSION_CELL)
 
     def _initialise(self) -> None:
-        """Make new segments usable."""
+        """Store the first values of all queues and words in new shared memory."""
         for number in range(CELL_COUNT):
             SharedLogCell.initialise(self.control, number)
         RequestRing.initialise(self.control)
@@ -174,12 +188,12 @@ class BrokerMemory:
         words[HEADER + HEADER_MAGIC] = MAGIC
 
     def inherit_from(self, parts: Mapping[str, Sequence[int]]) -> None:
-        """Copy what must outlive memory of another layout.
+        """Copy two things from a memory with another layout; nothing else outlives it.
 
-        The levels of loggers, and whether partitions are closed.
+        They are the levels of loggers, and whether all partitions are closed.
 
         Args:
-            parts: the descriptors of that memory, by name.
+            parts: the descriptors of the other memory, by name.
         """
         for fd in parts.get(_TRANSACTIONS, ()):
             TransactionTable(self.transactions).inherit(fd)
@@ -196,13 +210,13 @@ class BrokerMemory:
         return self.control.words[HEADER + HEADER_CONTROL_PLANE] - 1
 
     def ring_of(self, processor: int) -> RequestRing:
-        """Return the ring where a processor's requests wait for a handler."""
+        """Return the ring (queue) in which a processor's requests wait for handlers."""
         serves = self.control.words[processor_row(processor) + PROCESSOR_SERVES] - 1
         is_control = serves == self.control_plane >= 0
         return self.control_ring if is_control else self.ring
 
     def put_back(self, slots: Sequence[int]) -> None:
-        """Redeliver requests, each on the ring that it came from."""
+        """Put requests back on the queues (rings) they came from, for any handler."""
         for processor, of_one in groupby(
             sorted(slots, key=_processor_of), key=_processor_of
         ):
@@ -217,7 +231,7 @@ class BrokerMemory:
         self.control.words[HEADER + HEADER_PHASE] = phase
 
     def wake_everybody(self) -> None:
-        """Wake all processes, after a death or a change of phase.
+        """Wake all processes, after a death or a change of the broker's phase.
 
         A wake-up may have been lost with the dead process.
         """
@@ -237,7 +251,12 @@ def _processor_of(slot: int) -> int:
 def set_control_plane(
     memory: BrokerMemory, name: str | None, listeners: Sequence[str]
 ) -> None:
-    """Store which listener, by name, is the control plane's. Before the first fork."""
+    """Store which listener (by index) is the control plane's; call it before any fork.
+
+    Args:
+        name: the name of that listener; None: there is no control plane.
+        listeners: the names of all listeners, by index.
+    """
     if name is not None:
         number = listeners.index(name.upper())
         memory.control.words[HEADER + HEADER_CONTROL_PLANE] = number + 1

@@ -1,4 +1,4 @@
-"""Reap orphans, which are left to us where we are process 1, as in a container.
+"""Reap orphans, if the supervisor is process 1, as in a container.
 
 A process that loses its parent becomes a child of process 1, and when it ends no other
 process can remove its entry in the process table. `docker exec` may leave such
@@ -17,7 +17,7 @@ _INTERVAL_S: Final = 5.0
 
 
 class Owner(Protocol):
-    """The part of the Supervisor that is needed here."""
+    """A supervisor: its children, its helper processes, and its timers."""
 
     children: list[Child]
 
@@ -28,13 +28,13 @@ class Owner(Protocol):
 
 
 class Orphans:
-    """The orphans of one supervisor, from ``begin`` on."""
+    """Reaps the orphans that are left to one supervisor, from ``begin`` on."""
 
     def __init__(self, owner: Owner) -> None:
         self._owner = owner
 
     def begin(self) -> None:
-        """Reap at intervals, if orphans are left to this process."""
+        """Reap orphans at intervals, if this process has to (it is process 1)."""
         if os.getpid() == 1:
             self._owner.every(_INTERVAL_S, self._reap)
 
@@ -43,10 +43,12 @@ class Orphans:
 
 
 def reap_orphans(ours: Container[int]) -> int:
-    """Reap what has ended and is not ours; return how many there were.
+    """Reap ended processes that the supervisor has not forked; return their number.
+
+    The call ends early if the kernel names one of ``ours`` first.
 
     Args:
-        ours: process ids of children that other code here waits for.
+        ours: the ids of the supervisor's own children, which other code reaps.
     """
     reaped = 0
     while True:

@@ -15,10 +15,11 @@ def own_command() -> list[str]:
 
 
 def installed_command() -> list[str]:
-    """Return the command as it was typed; it may be another version by now.
+    """Return the command line that starts the version that is installed now.
 
-    A script is run by the Python that its first line names today. Where each version is
-    installed with a Python of its own, our Python would import our version again.
+    It is the command line of this process. A script in it is run by the Python that the
+    script's first line names today: where each version is installed with a Python of
+    its own, the Python of this process would import this version again.
     """
     arguments = _arguments()
     if arguments and _is_script(arguments[0]):

@@ -1,18 +1,19 @@
-"""PoolSettings: how many handlers and processors there shall be.
+"""PoolSettings: the wanted numbers of handlers and processors.
 
-num.io.threads and num.network.threads say so: the dynamic values of this broker, else
-those of all brokers, else the values that the broker was started with. ``ctl resize``
-sets the dynamic values of this broker. So a resize still counts after the next start,
-and DescribeConfigs shows it. It takes effect at once, even if it cannot be written.
+They are the values of num.io.threads and num.network.threads: the dynamic values of
+this broker, else those of all brokers, else the values that the broker was started
+with. ``ctl resize`` sets the dynamic values of this broker. So a resize still counts
+after the next start, and DescribeConfigs shows it. It takes effect at once, even if it
+cannot be written to the metadata log.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from mpbroker.base.config_def import ConfigError
 from mpbroker.base.logger import get_logger
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.config import BrokerConfig
 from mpbroker.config.broker_config import HANDLERS_KEY, PROCESSORS_KEY
 from mpbroker.config.dynamic import DynamicConfig
@@ -24,7 +25,7 @@ _LOG = get_logger(__name__)
 
 
 class _Asked(NamedTuple):
-    """A size that ``ctl resize`` asked for and that is not in the metadata log yet."""
+    """A pool size from ``ctl resize`` that is not in the metadata log yet."""
 
     text: str
     instead_of: str | None  # the dynamic value of this broker when it was asked for
@@ -32,7 +33,7 @@ class _Asked(NamedTuple):
 
 
 class PoolSettings:
-    """The sizes that the metadata log and ``ctl resize`` ask for.
+    """Returns the pool sizes that the metadata log and ``ctl resize`` ask for.
 
     Args:
         registry: the supervisor's view of the metadata log.
@@ -51,7 +52,11 @@ class PoolSettings:
         self._refused: set[tuple[str, str]] = set()
 
     def sizes(self) -> PoolSizes:
-        """Catch up with the log (one comparison), and return the sizes wanted now."""
+        """Return how many handlers and processors are wanted now.
+
+        New records of the metadata log are read first. If there are none, that costs
+        one comparison.
+        """
         self._registry.catch_up()
         own = self._own_processors()
         followers = len(self._listeners) - len(own)
@@ -66,7 +71,10 @@ class PoolSettings:
         )
 
     def _own_processors(self) -> dict[str, int]:
-        """Return by name the numbers of processors that listeners have set."""
+        """Return the numbers of processors that listeners set themselves, by name.
+
+        A listener sets it by listener.name.NAME.num.network.threads.
+        """
         configs = self._listener_configs
         return {
             listener: number
@@ -77,11 +85,12 @@ class PoolSettings:
         }
 
     def ask(self, handlers: int | None, processors: int | None) -> None:
-        """Ask for other sizes.
+        """Change the wanted numbers of handlers and processors, as ``ctl resize`` does.
 
         Args:
-            handlers: None: as before.
-            processors: for each listener without a number of its own; None: as before.
+            handlers: the number of handlers; None: unchanged.
+            processors: the number of processors of each listener without a number of
+                its own; None: unchanged.
 
         Raises:
             ConfigError: a size is outside its limits, or every listener has a number of
@@ -106,9 +115,10 @@ class PoolSettings:
             self._asked[name] = _Asked(text, self._dynamic(name))
 
     def to_write(self) -> dict[str, str]:
-        """Return the dynamic configs of this broker that are to be written now.
+        """Return the dynamic configs that must be written after a ``ctl resize``.
 
-        Empty while others are written, so that the last size asked for is written last.
+        The result is empty while others are being written, so that the last size asked
+        for is written last.
         """
         if self._being_written:
             return {}
@@ -120,7 +130,7 @@ class PoolSettings:
         return self._being_written
 
     def written(self, *, has_worked: bool) -> None:
-        """Note that the configs of to_write() are in the log, or cannot be written."""
+        """Note whether the sizes set by ``ctl resize`` are in the metadata log now."""
         written, self._being_written = self._being_written, {}
         self._registry.catch_up()
         for name, asked in list(self._asked.items()):
@@ -165,7 +175,7 @@ class PoolSettings:
         return self._registry.broker_overrides(str(self._config.node_id)).get(name)
 
     def _forget_overruled(self, name: str) -> None:
-        """Forget a size that was asked for if another one was set since."""
+        """Forget a size of ``ctl resize`` if a config has set another one since."""
         asked = self._asked.get(name)
         if asked is None:
             return

@@ -12,7 +12,7 @@ So the last of two resizes wins, however far the first has come, and a death in 
 only makes it take longer. To retire is to end in order: a handler finishes its batch
 and puts its parked requests back, a processor gives its connections to the others, an
 acceptor leaves the backlog to its successor. An id is spare when its process has been
-reaped and, if it was killed, repaired after.
+reaped and, if it was killed, shared memory has been repaired after its death.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 from mpbroker.base.errors import MpbrokerError
 from mpbroker.base.logger import get_logger
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.ipc.layout import (
     HANDLER_ACTIVE,
     HANDLER_ACTIVE_CONTROL,
@@ -56,6 +57,7 @@ from mpbroker.ipc.layout import (
     slot_row,
     slots_in_use,
 )
+from mpbroker.ipc.tables import row_users
 from mpbroker.supervisor.child import (
     Child,
     ChildEvent,
@@ -78,24 +80,24 @@ from mpbroker.supervisor.role_bodies import RoleBodies
 _LOG = get_logger(__name__)
 
 # A batch takes milliseconds, a slow disk perhaps seconds. A process that takes longer
-# to retire is killed; the repair handles all that it had.
+# to retire is killed; the repair then puts back the requests that it had.
 _RETIRE_S: Final = 30.0
 _POLL_S: Final = 0.002
 _SLOW_POLL_S: Final = 0.1
 _SLOW_AFTER_S: Final = 1.0
-# So many start at a time: on a machine with few cores clients wait meanwhile.
+# So many processes start at a time: each takes CPU time for which clients wait.
 AT_ONCE: Final = max(1, len(os.sched_getaffinity(0)) // 2)
 
 
 class PoolSizes(NamedTuple):
-    """The wanted numbers of processes."""
+    """The wanted numbers of handlers and of each listener's processors."""
 
     handlers: int
     processors: tuple[int, ...]  # of each listener, by its number
 
 
 class ChildWords(NamedTuple):
-    """The words of a child's row with its process id, and whether it serves."""
+    """Where shared memory says a child's process id, and whether it is ready."""
 
     pid: int
     incarnation: int
@@ -103,7 +105,10 @@ class ChildWords(NamedTuple):
 
 
 def child_words(child: Child) -> ChildWords | None:
-    """Return the words of a child's row; None: its role has no rows."""
+    """Return where in shared memory a child's process id and readiness are.
+
+    None: only handlers and processors have such words.
+    """
     if child.role is Role.HANDLER:
         row = handler_row(child.number)
         return ChildWords(
@@ -118,7 +123,7 @@ def child_words(child: Child) -> ChildWords | None:
 
 
 class _Pool(NamedTuple):
-    """Children that can do each other's work."""
+    """Children with the same role and listener, which can do each other's work."""
 
     role: Role
     listener: int  # -1: none; handlers have one if it is the control plane's
@@ -131,9 +136,10 @@ class Pools:
     """Starts and retires children until their numbers are as wanted.
 
     Args:
-        children: of all roles; shared with the supervisor, which forks and reaps.
+        children: the children of all roles; a list shared with the supervisor, which
+            forks and reaps them.
         spawn: forks a child's process.
-        adopted: children of the program before this one, to begin with.
+        adopted: the running children of the previous program, after an upgrade.
     """
 
     def __init__(
@@ -179,7 +185,7 @@ class Pools:
     # -- what is wanted ----------------------------------------------------------------
 
     def want(self, sizes: PoolSizes) -> None:
-        """Change the wanted sizes; ``step`` applies them."""
+        """Change the wanted numbers of processes; ``step`` starts and retires some."""
         if sizes != self.sizes:
             _LOG.info("resizing: %s", _change(self.sizes, sizes))
             self.sizes = sizes
@@ -209,11 +215,11 @@ class Pools:
 
     @property
     def settled(self) -> bool:
-        """Whether all numbers are as wanted, all children ready, and none retires."""
+        """Whether each pool has the wanted number of children and all are ready."""
         return all(self._is_settled(pool) for pool in self._pools)
 
     def _numbers(self, pool: _Pool) -> frozenset[int] | None:
-        """Return the ids of a pool's processors; None: the pool has none to balance."""
+        """Return the ids of the processors in a pool; None: it has other children."""
         if pool.role is not Role.PROCESSOR:
             return None
         return frozenset(child.number for child in self._members(pool))
@@ -230,10 +236,10 @@ class Pools:
     # -- the way there -----------------------------------------------------------------
 
     def step(self) -> bool:
-        """Do what can be done now to come nearer to the wanted sizes.
+        """Start and retire children towards the wanted numbers, as far as possible now.
 
         Returns:
-            Whether anything has changed.
+            Whether a child was added or removed, or its state has changed.
         """
         before = self._states()
         for pool in self._pools:
@@ -246,7 +252,10 @@ class Pools:
         return [(child.role, child.number, child.state) for child in self._children]
 
     def next_step_s(self) -> float | None:
-        """Return the seconds until the next look; None: only when something happens."""
+        """Return the seconds until children that start or retire must be looked at.
+
+        None: not before another event.
+        """
         now = time.monotonic()
         waits = [
             _POLL_S if now - child.started_at < _SLOW_AFTER_S else _SLOW_POLL_S
@@ -279,8 +288,8 @@ class Pools:
         leaving = [child for child in staying if child.replaced] + lasting[wanted:]
         serving = sum(child.state is ChildState.READY for child in staying)
         for child in leaving:
-            # The wanted number serves all the time. Only where no id is spare for a
-            # successor, one of them retires first.
+            # As many children as wanted serve all the time. Only if no id is spare for
+            # a successor, one of them retires first.
             if child.state is not ChildState.READY:
                 self._retire(child)
             elif serving > wanted or (
@@ -292,7 +301,10 @@ class Pools:
             self._open_and_move(pool)
 
     def _may_start(self) -> bool:
-        """Whether another may start now; a child that starts slowly does not count."""
+        """Whether another child may start now: fewer than AT_ONCE are starting.
+
+        A child that has been starting for more than a second does not count.
+        """
         now = time.monotonic()
         starting = sum(
             child.state is ChildState.STARTING
@@ -302,9 +314,10 @@ class Pools:
         return starting < AT_ONCE
 
     def _open_and_move(self, pool: _Pool) -> None:
-        """Give connections to new processors, and take them from those that retire.
+        """Have retiring processors give their connections to those that serve.
 
-        All of it may be repeated: after each change the last order counts.
+        New processors get some, too. This is repeated after each change: a processor
+        follows only the last order.
         """
         serving = frozenset(
             child.number
@@ -324,7 +337,10 @@ class Pools:
                 _LOG.info("%d connections move to even processors out", moved)
 
     def _add(self, pool: _Pool) -> Child | None:
-        """Make a child on the lowest spare id; None if there is none."""
+        """Return a new child, not forked yet, with the lowest spare id.
+
+        None: all ids are in use.
+        """
         if pool.role is Role.ACCEPTOR:  # all have the same id, their listener's
             return self._make(pool, pool.listener)
         used = {child.number for child in self._children if child.role is pool.role}
@@ -402,7 +418,11 @@ class Pools:
                 signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
 
     def forget(self, child: Child, *, was_killed: bool = False) -> None:
-        """Remove a child that has retired and been repaired after: its id is spare."""
+        """Remove a child that has retired, after any repair; its id becomes spare.
+
+        But a processor that was killed while it still had connections gets a successor
+        with the same id, which moves them.
+        """
         self._children.remove(child)
         if (
             child.role is Role.PROCESSOR
@@ -417,8 +437,10 @@ class Pools:
         if child.role is Role.HANDLER:
             row = handler_row(child.number)
             self._words[row + HANDLER_ACTIVE] = 0
-            self._words[row + HANDLER_COUNTERS + HandlerCounter.PARKED] = 0
+            for each in (HandlerCounter.PARKED, HandlerCounter.PARKED_FETCHES):
+                self._words[row + HANDLER_COUNTERS + each] = 0
             self._words[row + HANDLER_STARVED] = 0
+            row_users.is_gone(self._words, child.number)
             self._count_handlers()
             self._untidy.add(child.number)
         elif child.role is Role.PROCESSOR:
@@ -430,18 +452,27 @@ class Pools:
                 for other in self._children
                 if other.role is Role.PROCESSOR and _stays(other)
             }
-            # Last: it goes by the pid and the listener in the retired row, which are 0.
+            # Last: it finds the connections of retired processors by the process id and
+            # the listener in their rows, which are 0 only now.
             rescue_connections(self._memory, others)
         _LOG.info("%s %d has retired", child.role.value, child.number)
 
     def _give_back_processor(self, processor: int) -> None:
-        """Return the memory of a retired processor, of which nothing is in use."""
+        """Free the memory of a retired processor's requests.
+
+        It is a part of the arena: the shared memory for the bytes of requests.
+        """
         layout = self._memory.arena_layout
         first = layout.block(processor * SLOTS_PER_PROCESSOR)
         self._memory.arena.give_back(first, layout.processor_region_bytes)
 
     def tidy(self) -> None:
-        """Return the memory of retired handlers whose answers have all been sent."""
+        """Free the memory of retired handlers' responses, once it is unused.
+
+        It is in the arena, the shared memory for the bytes of requests and responses.
+
+        A part is in use until all responses in it have been sent.
+        """
         busy = (SlotState.CLAIMED, SlotState.RESPONDING)
         for handler in list(self._untidy):
             region = self._memory.arena_layout.response_extents(handler)
@@ -459,7 +490,10 @@ class Pools:
                 self._untidy.discard(handler)
 
     def _go_on_moving(self, child: Child) -> None:
-        """Let a successor retire in place of a processor that died while retiring."""
+        """Make a successor for a processor that was killed while it was retiring.
+
+        The successor gives the remaining connections away, and then retires.
+        """
         pool = _Pool(child.role, child.listener)
         successor = self._make(pool, child.number)
         successor.restarts, successor.failures = child.restarts, child.failures
@@ -470,7 +504,10 @@ class Pools:
         successor.replaced = True
 
     def _count_handlers(self) -> None:
-        """Store among how many handlers the requests are shared."""
+        """Store in shared memory how many handlers take requests of ordinary clients.
+
+        Handlers of the control plane are not counted.
+        """
         active = sum(
             self._words[handler_row(handler) + HANDLER_ACTIVE] == HANDLER_ACTIVE_DATA
             for handler in range(MAX_HANDLERS)
@@ -484,7 +521,7 @@ def _stays(child: Child) -> bool:
 
 
 def _change(old: PoolSizes, new: PoolSizes) -> str:
-    """Return the changes as text: "handlers 2 to 4"."""
+    """Return the change of pools' sizes as text: "handlers 2 to 4"."""
     parts = []
     if old.handlers != new.handlers:
         parts.append(f"handlers {old.handlers} to {new.handlers}")

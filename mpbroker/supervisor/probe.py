@@ -17,8 +17,9 @@ import select
 import socket
 from collections.abc import Callable, Container, Sequence
 from enum import Enum, auto
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.errors import ProtocolError
 from mpbroker.protocol.framing import FrameDecoder, encode_frame
@@ -52,7 +53,7 @@ _UNREACHABLE: Final = {
 
 
 class Loop(Protocol):
-    """The part of the supervisor's loop that a probe needs."""
+    """An event loop that reports what happens to file descriptors."""
 
     only_ours: set[int]
 
@@ -62,7 +63,7 @@ class Loop(Protocol):
 
 
 class Outcome(Enum):
-    """The result of a probe."""
+    """The result of a test request to a listener."""
 
     ANSWERED = auto()
     UNREACHABLE = auto()  # no connection, as this host has no way to the address
@@ -70,7 +71,7 @@ class Outcome(Enum):
 
 
 class Target(NamedTuple):
-    """The address at which this host connects to a listener."""
+    """A listener, and the address at which this host can connect to it."""
 
     name: str
     family: int
@@ -78,7 +79,7 @@ class Target(NamedTuple):
 
 
 def targets_of(listeners: Sequence[Listener]) -> list[Target]:
-    """Return the targets of the listeners without TLS or SASL."""
+    """Return where to send test requests: the listeners without TLS or SASL."""
     return [
         _target(listener)
         for listener in listeners
@@ -101,11 +102,11 @@ def _target(listener: Listener) -> Target:
 
 
 class Probe:
-    """One connection to one listener, from the attempt to connect to both answers.
+    """One connection to one listener, from the attempt to connect to both responses.
 
     Attributes:
         outcome: None until the probe has ended.
-        reason: why it did not succeed, for people.
+        reason: why the probe did not succeed, as text for people.
     """
 
     def __init__(self, target: Target, loop: Loop, ended: Callable[[], None]) -> None:
@@ -120,7 +121,7 @@ class Probe:
         self._sock: socket.socket | None = None
 
     def start(self) -> None:
-        """Connect; ``ended()`` is called at the end, perhaps before this returns."""
+        """Connect; ``ended()`` is called when the probe ends, perhaps in this call."""
         try:
             self._dial()
         except OSError as error:
@@ -221,10 +222,10 @@ class Probe:
 
 
 class Round:
-    """A probe of each target, all at the same time.
+    """A probe (a test request) of each listener, all at the same time.
 
     Args:
-        targets: without any, the round ends as soon as it begins.
+        targets: the targets to probe; without any, the round ends as soon as it begins.
         loop: reports what happens to the sockets.
         ended: called once, with the round, when the last probe has ended.
     """
@@ -237,7 +238,7 @@ class Round:
         self._running = 1 + len(self.probes)  # one is start() itself
 
     def start(self) -> None:
-        """Start all probes."""
+        """Begin the test requests to all listeners."""
         for probe in self.probes:
             probe.start()
         self._one_ended()
@@ -248,7 +249,7 @@ class Round:
             self._ended(self)
 
     def give_up(self, reached: Container[str]) -> None:
-        """End the probes that still wait; see `Probe.give_up`.
+        """End the test requests that still have no answer; see `Probe.give_up`.
 
         Args:
             reached: names of the listeners that an earlier probe has reached.
@@ -258,11 +259,11 @@ class Round:
                 probe.give_up(probe.target.name in reached)
 
     def names(self, outcome: Outcome) -> list[str]:
-        """Return the names of the listeners whose probes ended in this way."""
+        """Return the listeners whose test requests had this outcome, by name."""
         return [each.target.name for each in self.probes if each.outcome is outcome]
 
     def explain(self, outcome: Outcome) -> str:
-        """Return the reasons of all probes that ended in this way, as one text."""
+        """Return why test requests had this outcome, as one text for people."""
         return "; ".join(
             f"{each.target.name}: {each.reason}"
             for each in self.probes

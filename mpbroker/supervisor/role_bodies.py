@@ -1,4 +1,4 @@
-"""RoleBodies: what the children of a supervisor run.
+"""RoleBodies: the functions that the children of a supervisor run.
 
 The supervisor forks children and does not know what they do. The bodies are in the
 composition root, `mpbroker.broker.roles`.
@@ -9,11 +9,19 @@ from typing import Protocol
 
 
 class RoleBodies(Protocol):
-    """The whole life of each role's process, called in the child after its fork."""
+    """The functions that run in a child after its fork, one for each role.
+
+    A child ends when its function returns.
+    """
 
     @property
     def has_exporter(self) -> bool:
         """Whether the settings ask for an exporter process."""
+        ...
+
+    @property
+    def has_console(self) -> bool:
+        """Whether the settings ask for a console process."""
         ...
 
     def run_acceptor(self, index: int, /) -> None:
@@ -37,5 +45,8 @@ class RoleBodies(Protocol):
     def run_exporter(self) -> None:
         """Serve and push metrics; write the request log."""
 
+    def run_console(self) -> None:
+        """Serve the console: pages for people, with login."""
+
     def write_broker_configs(self, texts: Mapping[str, str], /) -> None:
-        """Set dynamic configs of this broker in the metadata log, then return."""
+        """Set dynamic configs of this broker in the metadata log; then return."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from typing import Protocol  # such a class takes its time to make
 
     class Loop(probe.Loop, Protocol):
-        """The part of the supervisor that is needed here."""
+        """An event loop with timers; ``failed`` ends the broker."""
 
         failed: bool
 
@@ -47,8 +47,8 @@ _STATUS_S: Final = 2.0
 _EXTENSION_S: Final = 30.0
 _FIRST_ANSWER_S: Final = 60.0
 _ROUND_S: Final = 5.0
-# A failed request is repeated at once so often, as a process may have died under it;
-# then once a tick.
+# A failed request is repeated at once this many times, since the process that had it
+# may have died; then it is repeated once a tick.
 _QUICK_RETRIES: Final = 3
 
 
@@ -60,16 +60,22 @@ class _State(Enum):
 
 
 class Service:
-    """One broker, as its service manager sees it.
+    """Decides when the broker is ready, and reports its state to the service manager.
+
+    It sends requests through the listeners, and fails the start if none is answered
+    for 60 s. Without a service manager it does the same, and drops the reports.
 
     Args:
-        manager: is told of the states, if there is one.
+        manager: gets the reports.
         loop: the supervisor.
-        listeners: are probed.
+        listeners: the listeners that the requests go through.
         serving: called once, in the loop, when a request has come through.
         describe: returns a few words on how busy the broker is.
-        handlers: returns the process ids of the handlers, which may wait for a disk.
-        is_accepting: returns False while new connections are refused on purpose.
+        children: returns the ids of the processes that use the disk. While one of
+            them waits for it, an unanswered request does not mean that the broker
+            hangs: that process may hold a lock that all handlers need.
+        is_accepting: returns False while new connections are refused on purpose. No
+            request is sent then.
         stored_names: names of the sockets in the manager's store at our start.
     """
 
@@ -80,7 +86,7 @@ class Service:
         listeners: Sequence[Listener],
         serving: Callable[[], None],
         describe: Callable[[], str],
-        handlers: Callable[[], Iterable[int]],
+        children: Callable[[], Iterable[int]],
         is_accepting: Callable[[], bool],
         stored_names: Iterable[str] = (),
     ) -> None:
@@ -90,7 +96,7 @@ class Service:
         self._targets = probe.targets_of(listeners)
         self._serving = serving
         self._describe = describe
-        self._handlers = handlers
+        self._children = children
         self._is_accepting = is_accepting
         self._stored_names = set(stored_names)
         self._state = _State.STARTING
@@ -104,7 +110,7 @@ class Service:
         self._status = ""
 
     def begin(self) -> None:
-        """Send the first request, which waits for the children to serve it."""
+        """Send the first test request, which waits until the children serve it."""
         watchdog_s = self._manager.watchdog_s
         if watchdog_s:
             # The manager aborts a process that it takes for hung; faulthandler then
@@ -116,19 +122,19 @@ class Service:
         self._ask()
 
     def all_started(self) -> None:
-        """Note that all processes serve: ready, once the request has come through."""
+        """Note that all processes serve; report ready after an answered request."""
         self._state = _State.PROVING
         self._look()
 
     def stopping(self) -> None:
-        """Tell the manager that the broker stops; each tick asks for more time."""
+        """Tell the service manager that we stop; each tick asks it for more time."""
         self._state = _State.STOPPING
         self._manager.tell("STOPPING=1", "STATUS=Stopping", wait=True)
         if self._round is not None:
             self._round.give_up(self._reached)
 
     def reload(self, run: Callable[[], _T]) -> _T:
-        """Tell the manager that ``run()`` reloads, and when that has ended."""
+        """Call ``run()``, and tell the service manager of a reload before and after."""
         self._manager.reloading()
         try:
             return run()
@@ -172,7 +178,7 @@ class Service:
         if self._state is _State.SERVING:
             _LOG.error("a request of the broker to itself failed: %s", why)
             if self._waits_for_disk():
-                _LOG.warning("a handler waits for its disk; the watchdog is fed")
+                _LOG.warning("a process waits for its disk; the watchdog is fed")
                 self._manager.tell("WATCHDOG=1", "STATUS=Waiting for a disk")
                 self._answered_at = time.monotonic()
         if self._retries < _QUICK_RETRIES:
@@ -180,7 +186,7 @@ class Service:
             self._ask()
 
     def _waits_for_disk(self) -> bool:
-        return any(process_state(pid) == "D" for pid in self._handlers())
+        return any(process_state(pid) == "D" for pid in self._children())
 
     def _look(self) -> None:
         if self._state is not _State.PROVING or not self._proved:
@@ -193,7 +199,7 @@ class Service:
             self._fill_store()
 
     def _fill_store(self) -> None:
-        """Leave our sockets, and only those, in the manager's store."""
+        """Leave our listen sockets with the service manager, and remove others."""
         used = {
             each.stored_name for each in self._listeners if each.origin is Origin.STORED
         }
@@ -219,7 +225,10 @@ class Service:
             self._wait_for_start(now)
 
     def _patience_s(self) -> float:
-        """How long a request may take; several fit into the watchdog's interval."""
+        """Return the seconds in which a test request must be answered.
+
+        Under a watchdog several such times fit into the watchdog's interval.
+        """
         if self._state is _State.SERVING and self._manager.watchdog_s:
             return self._manager.watchdog_s / 4
         return _ROUND_S

@@ -18,11 +18,11 @@ HANDLED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:
-    """Do nothing; Python has written the number to the wake-up descriptor."""
+    """Do nothing: Python has written the signal's number to the SignalSocket."""
 
 
 class SignalSocket:
-    """A descriptor that is readable when a signal has come. A process has one."""
+    """A descriptor that is readable when a signal has come; one for each process."""
 
     _current: "ClassVar[SignalSocket | None]" = None
 
@@ -63,7 +63,7 @@ class SignalSocket:
                     os.kill(os.getpid(), number)
 
     def close(self) -> None:
-        """Ignore all signals from here on: a broker that ends is not to be killed.
+        """Ignore SIGTERM, SIGINT and SIGHUP from now on, because the broker ends.
 
         Python restores the default action of handled signals when it ends. A second
         SIGTERM would then be the exit status of a broker that has stopped in order.
@@ -80,7 +80,8 @@ def reset_in_child() -> None:
     """Ignore the supervisor's signals, right after a fork.
 
     A Ctrl-C reaches the whole foreground group, but the supervisor decides in which
-    order its children end: they follow the phase in shared memory, and SIGKILL.
+    order its children end: they follow the broker's phase (such as STOPPED) in shared
+    memory, and SIGKILL.
     """
     signal.set_wakeup_fd(-1)
     for number in HANDLED:

@@ -1,8 +1,8 @@
 """Supervisor: spawn, reap, repair, restart with backoff, drain, stop.
 
-It owns the listen sockets, the segments and the children, and serves no client. The
-order of a stop is Kafka's: acceptors and processors first (requests in flight are
-answered), then handlers, then the logs.
+It owns the listen sockets, the segments of shared memory and the children, and serves
+no client. The order of a stop is Kafka's: acceptors and processors first (requests in
+flight are answered), then handlers, then the logs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,14 @@ from typing import TYPE_CHECKING, Any, Final
 from mpbroker.base.errors import MpbrokerError
 from mpbroker.base.logger import get_logger
 from mpbroker.ipc.black_box import BlackBox, EventKind, box_number, open_own_box
-from mpbroker.ipc.layout import METRICS_DEATHS, METRICS_STARTS, Phase
+from mpbroker.ipc.layout import (
+    COORDINATOR,
+    HOUSEKEEPER,
+    METRICS_DEATHS,
+    METRICS_STARTS,
+    Phase,
+)
+from mpbroker.ipc.tables import row_users
 from mpbroker.supervisor.child import (
     KEEPER_FILLS_S,
     Child,
@@ -28,14 +35,13 @@ from mpbroker.supervisor.child import (
     ChildState,
     Role,
     count_of_role,
-    is_kill,
 )
 from mpbroker.supervisor.listen_sockets import Listener, Origin
 from mpbroker.supervisor.loop import TICK_S, Loop, fork
 from mpbroker.supervisor.memory import BrokerMemory
 from mpbroker.supervisor.pool_settings import PoolSettings
 from mpbroker.supervisor.pools import Pools, child_words
-from mpbroker.supervisor.repair.recovery import Repair
+from mpbroker.supervisor.repair.recovery import Death, Repair
 from mpbroker.supervisor.role_bodies import RoleBodies
 from mpbroker.supervisor.signals import SignalSocket
 
@@ -49,23 +55,24 @@ _LOG = get_logger(__name__)
 
 _READY_POLL_S: Final = 0.002
 _READY_TIMEOUT_S: Final = 60.0
-# At a stop, requests in flight may take so long; then their connections are closed.
+# At a stop, requests in flight may take this long; then their connections are closed.
 _DRAIN_S: Final = 10.0
 _STOP_S: Final = 20.0
-# Requests still executed after that time have no client left to be answered. A handler
-# that hangs must not hold up the stop: it is killed, as at any other time.
+# After _DRAIN_S, requests that handlers still execute have no client left to be
+# answered. So a handler that hangs must not hold up the stop: it is killed.
 _UNHEARD_S: Final = 2.0
-# So many deaths in a row, each before the process was ready: a restart does not help.
+# After this many deaths in a row, each before the process was ready, the broker stops:
+# another restart would not help.
 _MAX_CRASHES: Final = 10
 _FORK_RETRY_S: Final = 1.0
 _IN_POOLS: Final = (Role.HANDLER, Role.PROCESSOR, Role.ACCEPTOR)
-# Started with the first answer, or after _LATER_S if there is none.
-_LATER: Final = (Role.COORDINATOR, Role.HOUSEKEEPER, Role.EXPORTER)
+# Roles that are started with the first response, or after _LATER_S if there is none.
+_LATER: Final = (Role.COORDINATOR, Role.HOUSEKEEPER, Role.EXPORTER, Role.CONSOLE)
 _LATER_S: Final = 1.0
 
 
 class Supervisor(Loop):
-    """The parent of one broker's processes."""
+    """The parent of one broker's processes, which it starts, restarts and stops."""
 
     def __init__(
         self,
@@ -96,6 +103,9 @@ class Supervisor(Loop):
         self.is_running = False
         self.has_started_all = False
         self.failed = False
+        # Called after every end of a child, before shared memory is believed: if that
+        # is damaged, it does not return.
+        self.check_memory: Callable[[], None] = _nothing_to_do
         # Called with each child that died unasked, before the repair.
         self.on_death: Callable[[Child], None] = _nothing_more
         # Called before every repair, also after a death that was asked for.
@@ -122,6 +132,10 @@ class Supervisor(Loop):
         self._add(Role.KEEPER, 0, roles.run_keeper)
         if roles.has_exporter:
             self._add(Role.EXPORTER, 0, roles.run_exporter)
+        else:  # the program before this one may have had one
+            row_users.is_gone(self._words, row_users.EXPORTER)
+        if roles.has_console:
+            self._add(Role.CONSOLE, 0, roles.run_console)
         self._adopt(adopted)
         self.every(TICK_S, self._pools.tidy)
         self.each_turn(self.repair.look_at_held)
@@ -130,7 +144,7 @@ class Supervisor(Loop):
         self.children.append(Child(role, number, run))
 
     def _adopt(self, records: Sequence[ChildRecord]) -> None:
-        """Go on with the children of the program before this one."""
+        """Take over the child processes of the previous program, after an upgrade."""
         for child in self.children:
             of_child = (child.role.value, child.number, child.listener)
             for record in records:
@@ -146,23 +160,28 @@ class Supervisor(Loop):
     # -- start -----------------------------------------------------------------------
 
     def fork_pools(self) -> None:
-        """Fork acceptors, processors and handlers, and do not wait for them."""
+        """Fork the processes that serve clients' requests; do not wait for them.
+
+        They are the acceptors, processors and handlers.
+        """
         for child in self.children:
             if child.role in _IN_POOLS and not child.is_alive:
                 self._spawn(child)
 
     def close_ours(self) -> None:
-        """In a child: close what is only the supervisor's."""
+        """Close, in a forked child, what only the supervisor may have open."""
         super().close_ours()
         if self._telemetry is not None:
-            # The first children were forked before it existed: so none has it.
+            # The first children were forked before it existed, so they do not have it;
+            # the later ones are not to have it either.
             self._telemetry.unmap()
 
     def start(self) -> bool:
-        """Fork the other children and wait until all serve; False if they do not.
+        """Fork the other children; return whether all of them serve within a minute.
 
-        Coordinator, housekeeper and exporter are forked later: no first answer waits
-        for what they import. Requests of groups wait on the coordinator's lane.
+        The coordinator, housekeeper, exporter and console (_LATER) are forked later, so
+        that the first response does not wait for their imports. Until then requests of
+        consumer groups wait in the coordinator's queue.
         """
         from mpbroker.ipc.named_segment import Telemetry, remove_leftovers
 
@@ -192,7 +211,10 @@ class Supervisor(Loop):
         return True
 
     def start_rest(self) -> None:
-        """Fork the children that ``start`` has left for later."""
+        """Fork the coordinator, housekeeper, exporter and console, if they do not run.
+
+        ``start`` leaves them for later.
+        """
         for child in self.children:
             if child.role in _LATER and child.incarnation == 0 and not child.is_alive:
                 self._spawn(child)
@@ -202,6 +224,9 @@ class Supervisor(Loop):
     def _spawn(self, child: Child) -> None:
         row = child_words(child)
         child.incarnation += 1
+        user = _row_user(child)
+        if user is not None:
+            row_users.begins(self._words, user)
         if row is not None:
             self._words[row.incarnation] = child.incarnation
         try:
@@ -225,14 +250,17 @@ class Supervisor(Loop):
             child.happens(ChildEvent.REPORTED_READY)  # no request waits for its start
 
     def _run(self, child: Child) -> None:
-        """In the child."""
+        """Run a child's role; called in the child's own process, after the fork."""
         self.close_ours()
         box = box_number(child.role.value, child.number)
         open_own_box(self._memory.boxes, box).note(EventKind.SPAWNED, os.getpid())
         child.run()
 
     def _box(self, child: Child) -> BlackBox:
-        """Return the black box of a dead child, which has no other writer then."""
+        """Return the black box (the log of events in shared memory) of a dead child.
+
+        The supervisor may write to it: its only other writer has ended.
+        """
         number = box_number(child.role.value, child.number)
         return BlackBox(self._memory.boxes.words, number)
 
@@ -259,7 +287,7 @@ class Supervisor(Loop):
     # -- the loop ----------------------------------------------------------------------
 
     def run(self) -> None:
-        """Supervise until told to stop, or until it cannot go on."""
+        """Supervise the children until a stop is requested or the broker fails."""
         self.is_running = True
         while not self._stopping and not self.failed:
             self._all_ready()
@@ -269,7 +297,7 @@ class Supervisor(Loop):
             self._turn(min(self.run_turns(), self._until_due()))
 
     def _until_due(self) -> float:
-        """Return the seconds until a child is due, if nothing happens before."""
+        """Return the seconds until a child is to be restarted, or a resize goes on."""
         now = time.monotonic()
         waits = [
             max(0.0, child.restart_at - now)
@@ -300,7 +328,7 @@ class Supervisor(Loop):
     def _signalled(self, _: int) -> None:
         for number in self._signals.take():
             if number in (signal.SIGTERM, signal.SIGINT):
-                self.request_stop()
+                self.request_stop(signal.Signals(number).name)
             elif number == signal.SIGHUP:
                 self.on_hangup()
 
@@ -315,10 +343,11 @@ class Supervisor(Loop):
         child.exited(status)
         if child.state is ChildState.ENDED and self._ending:
             return
-        if was_dismissed := child.dismissed:
-            child.dismissed = False
-            child.failures = child.crashes = 0
-        elif status != 0 or child.state is not ChildState.ENDED:
+        was_dismissed = child.dismissed
+        has_died = not was_dismissed and (
+            status != 0 or child.state is not ChildState.ENDED
+        )
+        if has_died:
             _LOG.warning(
                 "%s %d (pid %d) died: %s",
                 child.role.value,
@@ -327,19 +356,24 @@ class Supervisor(Loop):
                 child.last_exit,
             )
             count_of_role(self._words, METRICS_DEATHS, child.role)
-            # Before the repair, which gives the slots away that are the evidence; and
-            # the fences are looked at first, as the repair believes what it reads.
+        # Also after an end that was asked for: the process may have damaged the memory
+        # before, and the repair believes what it reads.
+        self.check_memory()
+        if was_dismissed:
+            child.dismissed = False
+            child.failures = child.crashes = 0
+        elif has_died:
+            # Before the repair, which gives the slots away that are the evidence.
             self.on_death(child)
         # A stopped process may hold a lock that the repair waits for: it is killed now.
         self.before_repair()
-        was_killed = is_kill(status)
+        death = Death.OVERRAN if child.overran else Death.of(status)
+        child.overran = False
         rows = self._partition_rows()
         if child.role is Role.HANDLER:
-            self.repair.after_handler(child.number, rows, was_killed=was_killed)
+            self.repair.after_handler(child.number, rows, death)
         elif child.role is Role.COORDINATOR:
-            self.repair.after_coordinator(
-                rows, was_killed=was_killed, was_dismissed=was_dismissed
-            )
+            self.repair.after_coordinator(rows, death, was_dismissed=was_dismissed)
         elif child.role is Role.HOUSEKEEPER:
             self.repair.after_housekeeper(rows)
         elif child.role is Role.PROCESSOR:
@@ -367,13 +401,15 @@ class Supervisor(Loop):
     ) -> None:
         """Change the number of handlers, and of processors of each listener.
 
-        Returns at once; ``resizing`` says whether it is still under way. It is the same
-        as setting num.io.threads and num.network.threads of this broker with
-        IncrementalAlterConfigs: the sizes stay until they are changed there, also over
-        a restart with other settings.
+        None leaves a number as it is. The call returns at once; ``resizing`` says
+        whether the change is still under way. It is the same as setting num.io.threads
+        and num.network.threads of this broker with IncrementalAlterConfigs: the sizes
+        stay until they are changed there, even if the broker restarts with other
+        settings.
 
         Raises:
-            MpbrokerError: such a size is not possible; nothing is changed.
+            MpbrokerError: a size is not possible, or the broker is stopping; nothing is
+                changed.
         """
         if self._stopping or self._ending:
             raise MpbrokerError("the broker is stopping: nothing is resized any more")
@@ -381,7 +417,7 @@ class Supervisor(Loop):
         self._write_configs()
 
     def _write_configs(self) -> None:
-        """Write the wanted sizes to the metadata log, so that a restart keeps them."""
+        """Write the sizes set by ``ctl resize`` to the metadata log."""
         texts = self._settings.to_write()
         if texts:
             self.fork_aside(
@@ -394,7 +430,7 @@ class Supervisor(Loop):
 
     @property
     def resizing(self) -> bool:
-        """Whether processes still start or retire, or are about to."""
+        """Whether processes still start or retire, or will soon, to reach a size."""
         return (
             not self._pools.settled
             or self._settings.sizes() != self._pools.sizes
@@ -404,7 +440,8 @@ class Supervisor(Loop):
     def restart(self, role: Role, number: int) -> None:
         """Replace a process by a successor, which serves before the process retires.
 
-        The successor has an id of its own, unless both can have the same id.
+        The successor of a handler or a processor gets another id. The acceptor of a
+        listener always has the listener's id.
 
         Raises:
             MpbrokerError: there is no such process, or its role cannot be restarted.
@@ -417,7 +454,7 @@ class Supervisor(Loop):
         self._pools.replace(role, number)
 
     def renew(self, child: Child) -> None:
-        """Kill a process; its successor has the same id and carries its work on."""
+        """Kill a process; its successor has the same id and resumes the work."""
         if not child.is_alive:
             return
         child.dismissed = True
@@ -432,7 +469,14 @@ class Supervisor(Loop):
 
     @property
     def is_quiet(self) -> bool:
-        """Whether no process starts, retires or runs aside; the keeper is complete."""
+        """Whether all children serve, and no work of the supervisor's own is under way.
+
+        Such work is a repair of shared memory after a death, or a process that does
+        something for the supervisor aside.
+
+        The keeper, which has a duplicate of every client's socket, must also have lived
+        long enough to have received all (KEEPER_FILLS_S).
+        """
         if any(
             child.role is Role.KEEPER and child.age_s < KEEPER_FILLS_S
             for child in self.children
@@ -449,10 +493,12 @@ class Supervisor(Loop):
         """Begin to replace the whole broker by another version; return at once.
 
         Args:
-            command: starts the other version; None: the command of this one.
+            command: the command line that starts the other version; None: the one that
+                started this version.
 
         Raises:
-            MpbrokerError: it cannot begin; a later failure is published.
+            MpbrokerError: the upgrade cannot begin. If it fails later, ``ctl status``
+                shows the reason.
         """
         if self.make_upgrade is None or self._stopping or self._ending:
             raise MpbrokerError("the broker is starting or stopping; try again later")
@@ -464,7 +510,7 @@ class Supervisor(Loop):
         self._upgrade.begin(command)
 
     def say_of_upgrade(self, text: str) -> None:
-        """Publish the progress of an upgrade, or the result of the last one."""
+        """Publish how far an upgrade is, or how the last one ended."""
         self._identity |= {"upgrade": text, "upgrade_at": time.time()}
         self._publish()
 
@@ -473,8 +519,8 @@ class Supervisor(Loop):
 
         Args:
             done: called at the end, with the reason if it failed, else with "".
-            are_ours: the children are a new generation, which this program has forked;
-                they only have to prove themselves.
+            are_ours: this program has forked the children itself (a new generation), so
+                none is replaced; only the proof that they serve is made.
         """
         from mpbroker.network.connection_rows import is_held, live_rows
         from mpbroker.supervisor.upgrade.renewal import Renewal
@@ -492,18 +538,24 @@ class Supervisor(Loop):
         )
         self.each_turn(renewal.turn)
 
-    def request_stop(self) -> None:
-        """Stop the broker in order, as SIGTERM does, in the loop's next turn."""
+    def request_stop(self, reason: str) -> None:
+        """Stop the broker in order, as SIGTERM does, in the loop's next turn.
+
+        Args:
+            reason: the reason that is logged; "": nothing is logged.
+        """
+        if reason and not self._stopping:
+            _LOG.info("stopping: %s", reason)
         self._stopping = True
 
     # -- stop --------------------------------------------------------------------------
 
     def is_accepting(self) -> bool:
-        """Whether new connections are wanted; an acceptor may be dead meanwhile."""
+        """Whether the broker accepts connections, also while an acceptor restarts."""
         return self._pools.accepts
 
     def stop_accepting(self) -> None:
-        """Refuse new connections from here on; present ones go on."""
+        """Refuse new connections from now on; existing connections stay open."""
         self._pools.accepts = False
         if self._upgrade is not None:  # the next program would accept again
             self._upgrade.give_up("the broker drains")
@@ -514,13 +566,18 @@ class Supervisor(Loop):
                     child.dismissed = True
                     signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
         for listener in self._listeners:
-            # Not close(): every child has the socket, and its backlog would fill up. A
-            # socket unit's socket stays open: its clients wait for the next broker.
+            # Not close(): every child has the socket, so it would go on listening, and
+            # its backlog would fill up. A systemd socket unit's socket goes on
+            # listening: its clients wait for the next broker.
             if listener.origin is not Origin.PASSED:
                 listener.sock.shutdown(socket.SHUT_RDWR)
 
     def stop(self) -> None:
-        """Drain and stop in order; leave nothing behind."""
+        """End all children in order, and close the supervisor's descriptors.
+
+        Acceptors and processors end first, when the requests in flight have been
+        answered; then all others. Children that take too long are killed.
+        """
         self._ending = True
         self.repair.hold_no_more()
         for listener in self._listeners:
@@ -539,13 +596,14 @@ class Supervisor(Loop):
         self._signals.close()
 
     def _end(self, phase: Phase, limits_s: Mapping[Role, float]) -> bool:
-        """Change the phase and await the end of some roles' children.
+        """Publish a phase of the broker; wait until the children of some roles end.
 
         Args:
-            limits_s: how long the children of each role may take; then they are killed.
+            limits_s: the roles to wait for, and the seconds after which a child of the
+                role is killed.
 
         Returns:
-            Whether none had to be killed.
+            Whether all children ended without being killed.
         """
         ending = [child for child in self.children if child.role in limits_s]
         for child in ending:
@@ -599,16 +657,30 @@ class Supervisor(Loop):
 
 
 def _nothing_more(child: Child) -> None:
-    """Do nothing: the death has been logged."""
+    """Do nothing after a death, which has been logged: the default of a callback."""
 
 
 def _nothing_to_do() -> None:
-    """There is no other process to stop before a repair."""
+    """No part of the supervisor wants to know of an end before the repair."""
 
 
 def _look_in_the_next_turn(_: int) -> None:
-    """Do nothing: the loop's next turn reads what has changed."""
+    """Do nothing when dynamic configs change: the next turn reads them anyway."""
 
 
 def _ignore_hangup() -> None:
-    """Do nothing: a lost terminal does not end the broker."""
+    """Do nothing at SIGHUP: the loss of a terminal does not end the broker."""
+
+
+def _row_user(child: Child) -> int | None:
+    """Return a child's number as a user of partition rows (see row_users.py).
+
+    None: processes of its role use no rows of the partition table.
+    """
+    if child.role is Role.HANDLER:
+        return child.number
+    return {
+        Role.COORDINATOR: COORDINATOR,
+        Role.HOUSEKEEPER: HOUSEKEEPER,
+        Role.EXPORTER: row_users.EXPORTER,
+    }.get(child.role)

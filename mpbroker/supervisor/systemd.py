@@ -1,4 +1,4 @@
-"""The service manager: the sockets that it passes to us, and the states that we send.
+"""systemd, the service manager: the sockets that it passes, the states that we send.
 
 No library is used: the protocol is datagrams of ``NAME=value`` lines to a Unix socket.
 
@@ -13,18 +13,21 @@ import os
 import socket
 import time
 from collections.abc import Mapping, MutableMapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from mpbroker.base.config_def import ConfigError
+from mpbroker.base.named_tuple import NamedTuple
 
 _FIRST_FD: Final = 3  # SD_LISTEN_FDS_START
-# A manager that does not read for so long is taken for hung, and not waited for.
+# A manager that does not read for this long seems to hang, and is not waited for.
 _PATIENCE_S: Final = 1.0
 _USEC: Final = 1_000_000
 
 
 class ServiceManager:
-    """The receiver of our states; without NOTIFY_SOCKET they are dropped.
+    """Sends the broker's states to the service manager; without one, drops them.
+
+    The environment variable NOTIFY_SOCKET names the manager's socket.
 
     No call waits longer than a second, and a missing manager is not an error: a broker
     must not fail or hang because its manager does.
@@ -40,17 +43,17 @@ class ServiceManager:
 
     @property
     def is_there(self) -> bool:
-        """Whether there is a manager that receives our states."""
+        """Whether there is a service manager that receives the broker's states."""
         return self._address is not None
 
     def tell(self, *states: str, fds: Sequence[int] = (), wait: bool = False) -> bool:
-        """Send states such as ``READY=1``; return whether they were taken.
+        """Send systemd states such as ``READY=1``; return whether they were sent.
 
         Args:
             states: sent in one datagram, so that they are seen together.
             fds: descriptors to send with them; the manager receives duplicates.
-            wait: wait up to a second while the manager is behind. Not for states that
-                are repeated soon.
+            wait: whether to wait up to a second while the manager is behind; needless
+                for states that are repeated soon.
         """
         if self._address is None:
             return False
@@ -70,28 +73,31 @@ class ServiceManager:
         return False
 
     def reloading(self) -> None:
-        """Tell the manager that a reload begins; READY=1 ends it."""
+        """Tell the service manager that a reload begins; READY=1 ends it."""
         now_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         self.tell("RELOADING=1", f"MONOTONIC_USEC={now_us}", wait=True)
 
     def extend_timeout(self, seconds: float, *states: str) -> None:
-        """Extend the manager's timeout to this many seconds from now."""
+        """Ask the service manager to wait this many seconds more, from now on."""
         self.tell(f"EXTEND_TIMEOUT_USEC={int(seconds * _USEC)}", *states)
 
     def keep(self, name: str, fd: int) -> bool:
-        """Put a duplicate of a descriptor into the manager's store, for a successor.
+        """Leave a duplicate of a descriptor with the service manager.
 
-        A socket that is put there again is stored once.
+        The next broker gets it. A socket that is left again is stored once.
         """
         return self.tell("FDSTORE=1", f"FDNAME={name}", fds=[fd], wait=True)
 
     def forget(self, name: str) -> bool:
-        """Remove descriptors of this name from the manager's store."""
+        """Have the service manager drop the descriptors of this name that it keeps."""
         return self.tell("FDSTOREREMOVE=1", f"FDNAME={name}", wait=True)
 
 
 def _socket_address(text: str) -> str | None:
-    """Return the address of a path, or of an abstract socket (@NAME)."""
+    """Return the address of a socket's path, or of an abstract socket (@NAME).
+
+    None: the text is neither.
+    """
     if text.startswith("@"):
         return "\0" + text[1:]
     return text if text.startswith("/") else None
@@ -108,7 +114,7 @@ def _watchdog_s(environ: Mapping[str, str]) -> float:
 
 
 class InheritedSocket(NamedTuple):
-    """A listening socket that the service manager passed, and its name there."""
+    """A listening socket that the service manager passed, with its name."""
 
     name: str  # FileDescriptorName= of a socket unit, or FDNAME= of our own store
     sock: socket.socket

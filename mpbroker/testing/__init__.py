@@ -1,1 +1,1 @@
-"""The pytest plug-in: brokers as fixtures."""
+"""The pytest plug-in, whose fixtures are brokers and clusters."""

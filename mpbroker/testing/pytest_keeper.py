@@ -2,8 +2,9 @@
 
 The plug-in runs this as a process in a session of its own; it needs the standard
 library alone. It reads lines from its standard input: `broker PID` and `directory PATH`
-for what exists, `-broker PID` and `-directory PATH` for what is gone. The input ends
-however pytest ends; then the process ends and removes what is left.
+name something that exists, `-broker PID` and `-directory PATH` something that is gone.
+The input ends whenever pytest ends, killed or not. Then the process ends all brokers
+that are left, and removes the directories.
 """
 
 import glob
@@ -18,7 +19,11 @@ STOP_TIMEOUT_S = 10.0
 
 
 def remove_shared_memory(pid: int) -> None:
-    """Remove a killed broker's named segments; see `mpbroker.ipc.named_segment`."""
+    """Remove a dead broker's shared memory; see `mpbroker.ipc.named_segment`.
+
+    Args:
+        pid: the process id of the broker's first process.
+    """
     for path in glob.glob(f"/dev/shm/mpbroker-{pid}-*"):
         try:
             os.unlink(path)
@@ -27,7 +32,12 @@ def remove_shared_memory(pid: int) -> None:
 
 
 def _end(brokers: "dict[int, int]") -> None:
-    """End brokers, given as pidfds by process id."""
+    """End brokers by SIGTERM, and by SIGKILL after 10 s.
+
+    Args:
+        brokers: the pidfd (file descriptor) of each broker, by its process id; those
+            that have ended are removed.
+    """
     for number in (signal.SIGTERM, signal.SIGKILL):
         for descriptor in brokers.values():
             try:

@@ -15,259 +15,75 @@ leaves no process behind, even if pytest is killed: see `pytest_keeper`. The mar
 it is. `server.create_topic` creates topics at any time. If a test fails, the report
 shows the end of its broker's log.
 
-While one test runs, the broker of the next one is started. So only the first test waits
-for a start, and each test that has settings of its own.
+    @pytest.mark.mpbroker_topics("orders:12")
+    def test_that_a_node_may_die(mpbroker_cluster):
+        producer = MyProducer(mpbroker_cluster.bootstrap)
+        mpbroker_cluster.nodes[0].kill()
+
+`mpbroker_cluster` has three nodes, which share the marker's topics. It needs the extra
+`cluster`, and PostgreSQL: a server that runs (`--mpbroker-database-url`), in which each
+test has a database of its own, or one whose programs are installed.
+
+While one test runs, the broker of the next one is started. So only two kinds of tests
+wait for a start: the first one, and those that have settings of their own.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import select
-import signal
-import site
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
-from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pluggy
 import pytest
 
-import mpbroker
-from mpbroker.testing import pytest_keeper
+from mpbroker.testing.server import MpbrokerServer, environment, keeper, new_directory
 
-_READY_TIMEOUT_S: Final = 60.0
-_KEEPER: Final = Path(pytest_keeper.__file__)
+if TYPE_CHECKING:
+    from mpbroker.testing.cluster_fixture import Databases, MpbrokerCluster
+
 _TOPIC: Final = re.compile(r"([^:]+)(?::([1-9][0-9]*))?")
 
 
-class _Keeper:
-    """The clean-up process, which outlives this one; started with the first broker."""
-
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[str] | None = None
-
-    def tell(self, line: str) -> None:
-        """Send it a line: something is to be ended, or has been ended."""
-        if self._process is None:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(_KEEPER)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                text=True,
-                start_new_session=True,
-            )
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # it has been killed
-            self._process.stdin.write(f"{line}\n")
-            self._process.stdin.flush()
-
-    def close(self) -> None:
-        """Have it end what is left, and wait for it."""
-        process, self._process = self._process, None
-        if process is not None and process.stdin is not None:
-            with suppress(BrokenPipeError):
-                process.stdin.close()
-            process.wait()
-
-
-_keeper = _Keeper()
-
-
-@contextmanager
-def _directory() -> Iterator[Path]:
-    """Make a directory that is removed afterwards, however this process ends."""
-    with tempfile.TemporaryDirectory(prefix="mpbroker-") as name:
-        _keeper.tell(f"directory {name}")
-        yield Path(name)
-    _keeper.tell(f"-directory {name}")
-
-
-def _environment() -> dict[str, str]:
-    """Return our environment, in which modules of the user's project are not found.
-
-    A file select.py there would take the place of the standard library's module.
-    """
-    changed = os.environ | {"PYTHONSAFEPATH": "1"}
-    parent = str(Path(mpbroker.__file__).parents[1])
-    if parent not in (*site.getsitepackages(), site.getusersitepackages()):
-        # Without it mpbroker itself might not be found.
-        paths = [parent, *filter(None, [os.environ.get("PYTHONPATH")])]
-        changed["PYTHONPATH"] = os.pathsep.join(paths)
-    return changed
-
-
-class MpbrokerServer:
-    """A running broker.
-
-    Attributes:
-        bootstrap: HOST:PORT, for bootstrap.servers.
-        host: its first half.
-        port: its second half.
-        data_dir: where its logs are.
-        log_path: what the broker has printed.
-    """
-
-    bootstrap: str
-    host: str
-    port: int
-
-    def __init__(
-        self, directory: Path, config: Mapping[str, object], *, wait: bool = True
-    ) -> None:
-        """Start a broker and wait until it serves.
-
-        Args:
-            directory: for the broker's files; the caller removes it.
-            config: Kafka's settings, added to those of a small broker.
-            wait: False: return at once; the caller calls `wait_until_ready`.
-
-        Raises:
-            RuntimeError: the broker did not start; the text has the end of its log.
-        """
-        self.data_dir = directory / "data"
-        self.log_path = directory / "broker.log"
-        settings: dict[str, object] = {
-            "listeners": "PLAINTEXT://127.0.0.1:0",
-            "log.dirs": self.data_dir,
-            # Tests are short, and start many brokers: one process of each kind.
-            "num.network.threads": 1,
-            "num.io.threads": 1,
-            **config,
-        }
-        ready_fd, their_fd = os.pipe()
-        try:
-            with self.log_path.open("ab") as log:
-                self._process = subprocess.Popen(
-                    [
-                        *(sys.executable, "-m", "mpbroker", "serve"),
-                        *("--ready-fd", str(their_fd)),
-                        *(f"{name}={value}" for name, value in settings.items()),
-                    ],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    pass_fds=[their_fd],
-                    start_new_session=True,
-                    env=_environment(),
-                )
-            _keeper.tell(f"broker {self._process.pid}")
-        except BaseException:
-            os.close(ready_fd)
-            raise
-        finally:
-            os.close(their_fd)
-        self._ready_fd = ready_fd
-        if wait:
-            self.wait_until_ready()
-
-    def wait_until_ready(self) -> None:
-        """Wait until a broker that was made with ``wait=False`` serves.
-
-        Raises:
-            RuntimeError: it does not, and is killed; the text has the end of its log.
-        """
-        ready_fd, self._ready_fd = self._ready_fd, -1
-        try:
-            self.bootstrap = self._read_address(ready_fd)
-        except BaseException:
-            self.kill()
-            raise
-        finally:
-            os.close(ready_fd)
-        host, _, port = self.bootstrap.rpartition(":")
-        self.host, self.port = host, int(port)
-
-    def _read_address(self, ready_fd: int) -> str:
-        deadline = time.monotonic() + _READY_TIMEOUT_S
-        line = b""
-        poll = select.poll()
-        poll.register(ready_fd, select.POLLIN)
-        while not line.endswith(b"\n"):
-            left_ms = (deadline - time.monotonic()) * 1000
-            if left_ms <= 0 or not poll.poll(left_ms):
-                raise RuntimeError(
-                    f"mpbroker was not ready in {_READY_TIMEOUT_S:g} s:"
-                    f" {self.last_words()}"
-                )
-            chunk = os.read(ready_fd, 4096)
-            if not chunk:
-                raise RuntimeError(f"mpbroker did not start: {self.last_words()}")
-            line += chunk
-        listeners: dict[str, str] = json.loads(line)["listeners"]
-        return next(iter(listeners.values()))
-
-    def last_words(self) -> str:
-        """Return the end of what the broker has printed."""
-        return self.log_path.read_text(errors="replace")[-4000:].strip() or "no output"
-
-    def create_topic(
-        self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None
-    ) -> None:
-        """Create a topic.
-
-        Raises:
-            ApiError: the broker refused, for example because the topic exists.
-        """
-        # Imported late: pytest loads this module at every start, with or without use.
-        from mpbroker.client.addresses import parse_addresses
-        from mpbroker.client.admin.topic_admin import create_topic
-        from mpbroker.client.cluster import Cluster
-
-        with Cluster(parse_addresses(self.bootstrap), _READY_TIMEOUT_S) as cluster:
-            create_topic(cluster, name, partitions=partitions, configs=config)
-
-    def stop(self) -> None:
-        """Stop the broker and wait for its end; do nothing if it has ended."""
-        if self._process.poll() is None and self._ready_fd < 0:
-            self._process.send_signal(signal.SIGTERM)
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(pytest_keeper.STOP_TIMEOUT_S)
-        self.kill()  # ended already, or too slow, or does not serve yet
-
-    def kill(self) -> None:
-        """Kill the broker and all its processes, as a power cut would."""
-        if self._ready_fd >= 0:
-            os.close(self._ready_fd)
-            self._ready_fd = -1
-        pid = self._process.pid
-        if self._process.returncode is None:
-            with suppress(ProcessLookupError):  # gone already
-                os.killpg(pid, signal.SIGKILL)
-            self._process.wait()
-            pytest_keeper.remove_shared_memory(pid)
-        _keeper.tell(f"-broker {pid}")
-
-
 def _import_client() -> None:
-    """Import what `MpbrokerServer.create_topic` does, while a broker starts."""
+    """Import the modules that `MpbrokerServer.create_topic` needs."""
     for name in ("addresses", "admin.topic_admin", "cluster"):
         import_module(f"mpbroker.client.{name}")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option --mpbroker-database-url, which names a PostgreSQL server."""
+    parser.getgroup("mpbroker").addoption(
+        "--mpbroker-database-url",
+        metavar="URL",
+        default=os.environ.get("MPBROKER_TEST_DATABASE_URL"),
+        help="a database of a PostgreSQL server, as a user that may create databases:"
+        " mpbroker_cluster makes a database there for each test, and drops it; the"
+        " default is the variable MPBROKER_TEST_DATABASE_URL, or a server of its own",
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the markers."""
-    config.add_cleanup(_keeper.close)
+    """Register the plug-in's markers, and end the clean-up process after the tests."""
+    config.add_cleanup(keeper.close)
     config.addinivalue_line(
         "markers",
         "mpbroker_topics(*names): topics that mpbroker_server (or"
-        ' mpbroker_session_server) has from the start; "name" or "name:PARTITIONS"',
+        " mpbroker_session_server, or mpbroker_cluster) has from the start;"
+        ' "name" or "name:PARTITIONS"',
     )
     config.addinivalue_line(
-        "markers", "mpbroker_config(settings): settings of mpbroker_server"
+        "markers",
+        "mpbroker_config(settings): settings of mpbroker_server, or of each node of"
+        " mpbroker_cluster",
     )
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Create the topics of a test's markers on the shared broker, too."""
+    """Have the topics of a test's markers created on the shared broker, too."""
     names: list[str] = getattr(item, "fixturenames", [])
     if "mpbroker_session_server" in names:
         names.insert(0, "_mpbroker_session_markers")
@@ -286,6 +102,10 @@ def pytest_runtest_makereport(
         server = getattr(item, "funcargs", {}).get(name)
         if isinstance(server, MpbrokerServer) and server.log_path.exists():
             report.sections.append((f"log of {name}", server.last_words()))
+    cluster = getattr(item, "funcargs", {}).get("mpbroker_cluster")
+    for number, node in enumerate(getattr(cluster, "nodes", ()), start=1):
+        if node.log_path.exists():
+            report.sections.append((f"log of node {number}", node.last_words()))
 
 
 class _Spare:
@@ -295,20 +115,21 @@ class _Spare:
         self._next: tuple[ExitStack, MpbrokerServer] | None = None
 
     def prepare(self) -> None:
-        """Begin to start the broker, unless that has been done."""
+        """Begin to start the next test's broker, unless that was begun already."""
         if self._next is None:
             with ExitStack() as stack:
-                directory = stack.enter_context(_directory())
+                directory = stack.enter_context(new_directory())
                 server = MpbrokerServer(directory, {}, wait=False)
                 stack.callback(server.stop)
                 self._next = stack.pop_all(), server
 
     @contextmanager
     def take(self, *, with_client: bool = False) -> Iterator[MpbrokerServer]:
-        """Wait until the broker serves; yield it, and stop it afterwards.
+        """Wait until the broker started in advance serves; yield it, then stop it.
 
         Args:
-            with_client: topics are created next: import the client while waiting.
+            with_client: whether to import the client while the broker starts, for the
+                topics that are created next.
         """
         self.prepare()
         assert self._next is not None
@@ -320,7 +141,7 @@ class _Spare:
             yield server
 
     def close(self) -> None:
-        """Stop a broker that no test has used."""
+        """Stop the broker started in advance, if no test has taken it."""
         if self._next is not None:
             (stack, _), self._next = self._next, None
             stack.close()
@@ -329,7 +150,7 @@ class _Spare:
 def _server(
     config: Mapping[str, object], *, with_client: bool = False
 ) -> Iterator[MpbrokerServer]:
-    with _directory() as directory:
+    with new_directory() as directory:
         server = MpbrokerServer(directory, config, wait=False)
         try:
             if with_client:
@@ -341,7 +162,10 @@ def _server(
 
 
 def _create_marked_topics(
-    request: pytest.FixtureRequest, server: MpbrokerServer, *, anew: bool = True
+    request: pytest.FixtureRequest,
+    server: MpbrokerServer | MpbrokerCluster,
+    *,
+    anew: bool = True,
 ) -> None:
     from mpbroker.protocol.error_code import ErrorCode
     from mpbroker.protocol.errors import ApiError
@@ -423,3 +247,43 @@ def _mpbroker_session_markers(
             "mpbroker_config is for mpbroker_server; mpbroker_session_server is shared"
         )
     _create_marked_topics(request, mpbroker_session_server, anew=False)
+
+
+@pytest.fixture(scope="session")
+def _mpbroker_databases(request: pytest.FixtureRequest) -> Iterator[Databases]:
+    from mpbroker.testing.cluster_fixture import databases
+
+    url = request.config.getoption("--mpbroker-database-url")
+    with new_directory() as directory, databases(url, directory, keeper.tell) as made:
+        yield made
+
+
+@pytest.fixture
+def mpbroker_cluster(
+    request: pytest.FixtureRequest, _mpbroker_databases: Databases
+) -> Iterator[MpbrokerCluster]:
+    """Three nodes of a cluster for this test alone; see `MpbrokerCluster`."""
+    from mpbroker.testing.cluster_fixture import NODES, MpbrokerCluster, init_cluster
+
+    config = _marked_settings(request)
+    with ExitStack() as stack:
+        url = stack.enter_context(_mpbroker_databases.new())
+        store = stack.enter_context(new_directory()).as_uri()
+        init_cluster(url, store, environment())
+        nodes = []
+        for number in range(1, NODES + 1):
+            settings = {
+                "cluster.database.url": url,
+                "diskless.storage.url": store,
+                **config,
+                "node.id": number,
+            }
+            directory = stack.enter_context(new_directory())
+            node = MpbrokerServer(directory, settings, wait=False)
+            stack.callback(node.stop)
+            nodes.append(node)
+        for node in nodes:
+            node.wait_until_ready()
+        cluster = MpbrokerCluster(nodes)
+        _create_marked_topics(request, cluster)
+        yield cluster

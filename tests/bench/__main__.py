@@ -14,6 +14,10 @@ from typing import Final
 from tests.bench import (
     authorization,
     client_throughput,
+    cluster_commits,
+    cluster_deaths,
+    cluster_topics,
+    console,
     control_plane,
     everything,
     flatness,
@@ -22,10 +26,14 @@ from tests.bench import (
     large_requests,
     latency,
     machinery,
+    mirroring,
     pytest_fixture,
     python_producers,
     quotas,
+    share_consumers,
+    share_groups,
     small_requests,
+    tiered_storage,
     tls,
     transactions,
 )
@@ -49,6 +57,7 @@ from tests.bench.wire import AnswerError
 CHECKOUT: Final = Path(__file__).parents[2]
 ALL_CASES: Final = [
     *idle.CASES,
+    *console.CASES,
     *control_plane.CASES,
     *small_requests.CASES,
     *quotas.CASES,
@@ -62,8 +71,15 @@ ALL_CASES: Final = [
     *pytest_fixture.CASES,
     *flatness.CASES,
     *groups.CASES,
+    *share_groups.CASES,
+    *share_consumers.CASES,
     *transactions.CASES,
     *tls.CASES,
+    *cluster_commits.CASES,
+    *cluster_topics.CASES,
+    *cluster_deaths.CASES,
+    *mirroring.CASES,
+    *tiered_storage.CASES,
 ]
 
 EPILOG: Final = """\
@@ -75,6 +91,7 @@ processes, of runs that alternate (--vs...). The exit code is 1 if a broker fail
   scripts/bench requests latency --seconds 3
   scripts/bench requests --vs-checkout ../other          another checkout of mpbroker
   scripts/bench spark --rows 800000                      Spark and its own connector
+  scripts/bench spark lake                               lakes on a disk and on S3
   scripts/bench --vs 127.0.0.1:9092                      a broker that runs already
   scripts/bench --vs-command 'kfake -l 127.0.0.1:{port}' any other
 """
@@ -265,6 +282,11 @@ def main(argv: Sequence[str]) -> int:
     """Run the selected cases and print them; return the exit code."""
     if argv[:1] == ["spark"]:
         # With options of its own, and Spark and Java, which others do without.
+        if argv[1:2] == ["lake"]:
+            from tests.bench import spark_lake
+
+            spark_lake.main(argv[2:])
+            return 0
         from tests.bench import spark_read
 
         spark_read.main(argv[1:])

@@ -18,16 +18,23 @@ class Unit(NamedTuple):
 UNITS: Final[Mapping[str, Unit]] = {
     "per_s": Unit("/s", 0),
     "bound_per_s": Unit("/s if empty", 0),
+    "commits_per_s": Unit("commits/s", 0),
+    "bare_commits_per_s": Unit("commits/s of a row", 0),
+    "extents_per_s": Unit("extents/s", 0),
     "retries": Unit("retries", 2),
     "cpu_us": Unit("us CPU", 1),
     "load_cpu_us": Unit("us load's CPU", 1),
     "cpu_s_per_million": Unit("s CPU/M", 3),
+    "classic_cpu_s_per_million": Unit("s CPU/M classic", 3),
     "mb_per_s": Unit("MB/s", 0),
     "bound_mb_per_s": Unit("MB/s without broker", 0),
     "bound_cpu_us": Unit("us CPU without", 1),
     "bound_cpu_s_per_million": Unit("s CPU/M without", 3),
     "records_per_s": Unit("rec/s", 0),
+    "classic_records_per_s": Unit("rec/s classic", 0),
+    "bare_records_per_s": Unit("rec/s, no group", 0),
     "pure_records_per_s": Unit("rec/s pure", 0),
+    "times_librdkafka": Unit("x librdkafka's pair", 2),
     "times_kafka_python": Unit("x kafka-python", 1),
     "pure_times_kafka_python": Unit("x kafka-python, pure", 1),
     "cpu_times_kafka_python": Unit("x kafka-python, by CPU", 1),
@@ -47,13 +54,43 @@ UNITS: Final[Mapping[str, Unit]] = {
     "bare_ms": Unit("ms bare start", 0),
     "cold_ms": Unit("ms fixture, own settings", 0),
     "fixture_ms": Unit("ms fixture", 0),
+    "page_ms": Unit("ms first page", 0),
+    "console_cpu_percent": Unit("% CPU without viewers", 2),
+    "viewers_cpu_percent": Unit("% CPU of 5 viewers", 2),
+    "search_mb_per_s": Unit("MB/s searched", 0),
+    "small_search_mb_per_s": Unit("MB/s, small batches", 0),
+    "zstd_search_mb_per_s": Unit("MB/s, zstd", 0),
+    "search_cpu_s_per_gib": Unit("s CPU/GiB searched", 2),
+    "bare_search_mb_per_s": Unit("MB/s bare find", 0),
+    "p99_ratio": Unit("x p99", 2),
     "answer_ms": Unit("ms answer", 0),
     "after_ack_p50_ms": Unit("ms after ack p50", 3),
     "after_ack_p99_ms": Unit("ms after ack p99", 3),
+    "bare_mb_per_s": Unit("MB/s bare", 0),
+    "mib_per_s": Unit("MiB/s", 0),
+    "bare_mib_per_s": Unit("MiB/s bare", 0),
+    "write_cpu_s_per_gib": Unit("s CPU/GiB of a bare write", 2),
+    "engines_cpu_s_per_gib": Unit("s CPU/GiB, engines", 2),
+    "bare_engines_cpu_s_per_gib": Unit("s CPU/GiB, engines, bare", 2),
+    "other_node_p50_ms": Unit("ms p50, other node", 3),
+    "other_node_p99_ms": Unit("ms p99, other node", 3),
+    "gap_ms": Unit("ms its producers", 0),
+    "groups_gap_ms": Unit("ms its groups", 0),
+    "others_gap_ms": Unit("ms others", 0),
+    "bare_gap_ms": Unit("ms others before", 0),
+    "times_bare": Unit("x bare", 2),
+    "cpu_s_per_gib": Unit("s CPU/GiB", 2),
+    "bare_cpu_s_per_gib": Unit("s CPU/GiB bare", 2),
+    "p99_times_local": Unit("x p99 of local", 2),
+    "bare_pss_mib": Unit("MiB PSS without", 1),
+    "more_pss_mib": Unit("MiB more", 1),
+    "partitions": Unit("partitions", 0),
+    "segments": Unit("segments", 0),
     "pss_mib": Unit("MiB PSS", 1),
     "idle_cpu_percent": Unit("% CPU", 3),
     "kib_per_connection": Unit("KiB/conn", 2),
     "cpu_ratio": Unit("x CPU", 2),
+    "rate_ratio": Unit("x rate", 2),
     "bare_cpu_us": Unit("us CPU bare", 1),
     "few_cpu_us": Unit("us CPU of few", 1),
     "bare_more_cpu_us": Unit("us more, bare", 2),
@@ -101,6 +138,7 @@ class Limit(NamedTuple):
         return figure >= self.value if self.at_least else figure <= self.value
 
 
+_PER_GIB: Final = "cpu_s_per_gib"
 # What mpbroker is built to reach with two cores and the load on the same machine. CPU
 # is summed over the broker's processes. README.md beside this has what was measured.
 LIMITS: Final[Mapping[tuple[str, str], Limit]] = {
@@ -119,6 +157,9 @@ LIMITS: Final[Mapping[tuple[str, str], Limit]] = {
     ("groups/rebalance/2", "p99_ms"): Limit(100),
     ("groups/rebalance/100", "p99_ms"): Limit(2000),
     ("groups/coordinator-restart", "p99_ms"): Limit(200),
+    ("share/50", "rate_ratio"): Limit(0.8, at_least=True),
+    ("share/50", "cpu_ratio"): Limit(2),
+    ("share/librdkafka/50", "rate_ratio"): Limit(0.8, at_least=True),
     ("transactions/commit/v1", "per_s"): Limit(500, at_least=True),
     ("transactions/commit/v2", "per_s"): Limit(500, at_least=True),
     ("large/produce-1MiB", "mb_per_s"): Limit(1_500, at_least=True),
@@ -126,6 +167,36 @@ LIMITS: Final[Mapping[tuple[str, str], Limit]] = {
     ("latency/raw", "p50_ms"): Limit(0.5),
     ("latency/raw", "p99_ms"): Limit(1.0),
     ("latency/raw", "after_ack_p99_ms"): Limit(1.0),
+    ("mirror", "times_librdkafka"): Limit(0.7, at_least=True),
+    **{
+        (f"tiered/copy/{store}", metric): Limit(value, at_least=metric != _PER_GIB)
+        for metric, value in (("times_bare", 0.7), (_PER_GIB, 1.5))
+        for store in ("file", "s3")
+    },
+    # A loop of reads of files in memory has no store in it: no limit for `file`.
+    ("tiered/read/s3", "times_bare"): Limit(0.6, at_least=True),
+    ("tiered/backfill", "p99_ratio"): Limit(1.25),
+    ("tiered/unused/produce-acks1/16", "cost_percent"): Limit(1),
+    ("tiered/memory", "more_pss_mib"): Limit(64),
+    ("tiered/restore", "answer_ms"): Limit(10_000),
+    **{
+        (f"cluster/produce/{kind}", metric): Limit(value)
+        for kinds, p50, p99 in (
+            (("16/500ms", "16/50ms", "librdkafka/16"), 200, 350),
+            (("lone",), 25, 60),
+        )
+        for kind in kinds
+        for metric, value in (("p50_ms", p50), ("p99_ms", p99))
+    },
+    ("cluster/visible", "after_ack_p99_ms"): Limit(5),
+    ("cluster/visible", "other_node_p99_ms"): Limit(120),
+    ("cluster/in", "mib_per_s"): Limit(60, at_least=True),
+    ("cluster/in", _PER_GIB): Limit(4),
+    ("cluster/tail-fetch/1KiB", "rate_ratio"): Limit(0.9, at_least=True),
+    ("cluster/tail-fetch/1MB", "rate_ratio"): Limit(0.9, at_least=True),
+    ("cluster/node-death", "gap_ms"): Limit(1000),
+    ("cluster/node-death", "groups_gap_ms"): Limit(8000),
+    ("cluster/local/produce-acks1/16", "cost_percent"): Limit(2),
     ("latency/librdkafka", "p50_ms"): Limit(0.5),
     ("latency/librdkafka", "p99_ms"): Limit(1.0),
     ("start/first-answer", "answer_ms"): Limit(250),

@@ -75,5 +75,7 @@ def _properties(directory: Path, port: int, controller: int) -> str:
         "offsets.topic.replication.factor": 1,
         "transaction.state.log.replication.factor": 1,
         "transaction.state.log.min.isr": 1,
+        "share.coordinator.state.topic.replication.factor": 1,
+        "share.coordinator.state.topic.min.isr": 1,
     }
     return "".join(f"{key}={value}\n" for key, value in settings.items())

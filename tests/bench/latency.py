@@ -30,7 +30,7 @@ def percentiles_ms(seconds: Sequence[float]) -> tuple[float, float]:
     )
 
 
-class _Pace:
+class Pace:
     """A message every five milliseconds, and none sooner after a late one."""
 
     def __init__(self) -> None:
@@ -54,11 +54,11 @@ def _raw(context: Context) -> dict[str, float]:
     whole: list[float] = []
     after_ack: list[float] = []
     bare: list[float] = []
-    pace = _Pace()
+    pace = Pace()
     with (
         scratch_directory() as directory,
         WakePath(directory) as path,
-        _Route(context.broker) as route,
+        Route(context.broker) as route,
     ):
         for _ in range(WARMUP_MESSAGES):
             route.pass_on(pace)
@@ -87,7 +87,7 @@ def _raw(context: Context) -> dict[str, float]:
     }
 
 
-class _Route:
+class Route:
     """A message's way through a broker: one connection produces, another fetches."""
 
     def __init__(self, broker: Broker) -> None:
@@ -112,7 +112,7 @@ class _Route:
         self._producer.close()
         self._consumer.close()
 
-    def pass_on(self, pace: _Pace) -> tuple[float, float]:
+    def pass_on(self, pace: Pace) -> tuple[float, float]:
         """Return the seconds to the fetch's answer, and those of them after the ack."""
         offset = self._offset
         self._consumer.send(
@@ -169,7 +169,7 @@ def _librdkafka(context: Context) -> dict[str, float]:
     count = int(max(context.seconds, LEAST_SECONDS) * RATE_PER_S)
     bare: list[float] = []
     message = wire.record_batch([wire.RecordSpec(wire.filler(VALUE_BYTES))])
-    pace = _Pace()
+    pace = Pace()
     with (
         scratch_directory() as directory,
         WakePath(directory) as path,

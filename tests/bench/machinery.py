@@ -157,7 +157,11 @@ CUTS: Final = (
         "self._owner.every(INTERVAL_S, self.check)",
         "pass",
     ),
-    Cut("supervisor/repair/canaries.py", "owner.every(INTERVAL_S, self.check)", "pass"),
+    Cut(
+        "supervisor/repair/canaries.py",
+        "self._owner.every(INTERVAL_S, self.check)",
+        "pass",
+    ),
 )
 
 

@@ -1,19 +1,24 @@
 """Rows a second into Spark: ours, and Spark's own connector where it can be had.
 
-    scripts/bench spark [--rows 1000000] [--rounds 3]
+    scripts/bench spark [--rows 1000000] [--rounds 5] [--cold 5]
 
 Four partitions, 100 B a record, local[2]. Batch: count, sum of lengths and of offsets,
 so that every value is looked at and the count is proved. Stream: micro-batches of
 rows / 4 into memory nobody reads (noop), the first one left out, since it starts the
 Python workers. "Overhead" is what a trigger takes besides its batch: asking for
-offsets, planning, writing the checkpoint. Runs alternate; the best and the median of
-the rounds are shown, with the machine's load at the time, the median of each round's
-rate against the others' in that round, and the CPU seconds that a million rows took of
-Spark and its Python workers: what others do on the machine changes these least. Part of
-them is the query's own, whatever it reads; a query of few rows shows that part.
+offsets, planning, writing the checkpoint.
+
+Each round reads with every kind, and every other round in the opposite order. Shown are
+the best and the median of the rounds, with the machine's load, the median of each
+round's rate against the others' in that round, and the CPU seconds that a million rows
+took of Spark and its Python workers: what others do on the machine changes these least.
+Part of them is the query's own, whatever it reads; a query of few rows shows that part.
+At the end stand the goals, each with what was found.
 
 "ceiling" is a Python data source that makes the same Arrow batches out of memory: what
-Spark takes to bring them to its JVM, and so the bound of any Python source.
+Spark takes to bring them to its JVM, and so the bound of any Python source. "segments"
+reads the broker's files. "cold" is the first query of a Spark that has just started, in
+a process of its own each time.
 """
 
 from __future__ import annotations
@@ -22,6 +27,7 @@ import argparse
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -49,6 +55,10 @@ TOPIC: Final = "bench"
 VALUE_BYTES: Final = 100
 CEILING_BATCH_ROWS: Final = 10_000
 FEW_ROWS: Final = 4_000
+# Kinds of sources: the names of formats, but for the files.
+OURS: Final = "mpbroker"
+CONNECTOR: Final = "kafka"
+SEGMENTS: Final = "segments"
 
 
 def fill(bootstrap: str, rows: int) -> None:
@@ -142,19 +152,28 @@ def cpu_seconds(broker: Broker) -> float:
     return total
 
 
-def batch(spark: SparkSession, kind: str, bootstrap: str, rows: int) -> float:
-    """Return the seconds that a read of the first rows took."""
+def batch(
+    spark: SparkSession, kind: str, bootstrap: str, rows: int, files: Path | None = None
+) -> float:
+    """Return the seconds that a read of the first rows took.
+
+    Args:
+        files: the broker's data directory, for kind "segments".
+    """
     each = rows // PARTITIONS
-    frame = spark.read.format(kind).options(
-        **{
-            "kafka.bootstrap.servers": bootstrap,
-            "subscribe": TOPIC,
-            "endingOffsets": json.dumps(
-                {TOPIC: {str(number): each for number in range(PARTITIONS)}}
-            ),
-            "rows": str(rows),
-        }
-    )
+    options = {
+        "kafka.bootstrap.servers": bootstrap,
+        "subscribe": TOPIC,
+        "endingOffsets": json.dumps(
+            {TOPIC: {str(number): each for number in range(PARTITIONS)}}
+        ),
+        "rows": str(rows),
+    }
+    if kind == SEGMENTS:
+        kind = "mpbroker-segments"
+        del options["kafka.bootstrap.servers"]  # only beside a remote store
+        options |= {"path": str(files), "includeActive": "true"}
+    frame = spark.read.format(kind).options(**options)
     started = time.perf_counter()
     found = (
         frame.load()
@@ -168,6 +187,19 @@ def batch(spark: SparkSession, kind: str, bootstrap: str, rows: int) -> float:
         PARTITIONS * each * (each - 1) // 2,
     ), found
     return seconds
+
+
+def cold(kind: str, bootstrap: str, rows: int, jars: str) -> float:
+    """Return the seconds of the first query of a Spark that has just started."""
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "tests.bench.spark_read", "--cold-query", kind),
+            *("--bootstrap", bootstrap, "--rows", str(rows), "--jars", jars),
+        ],
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    return float(done.stdout)
 
 
 class MicroBatch(NamedTuple):
@@ -209,66 +241,156 @@ def stream(
         ]
 
 
-def main(argv: Sequence[str]) -> None:
+def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="scripts/bench spark", description=__doc__.splitlines()[0]
     )
     parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--rounds", type=int, default=3)
-    arguments = parser.parse_args(argv)
-    kinds, jars = ["mpbroker"], ""
-    if have_spark_connector():
-        kinds.append("kafka")
-        jars = ",".join(map(str, sorted(SPARK_DIR.glob("*.jar"))))
-    else:
-        print("Spark's own connector is not in .downloads/spark: measured alone")
-    spent: dict[tuple[str, int], list[float]] = defaultdict(list)
-    overheads: dict[str, list[float]] = defaultdict(list)
-    figures: dict[tuple[str, str], list[float]] = defaultdict(list)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--cold", type=int, default=5, help="rounds of first queries")
+    # What `cold` starts.
+    for name in ("--cold-query", "--bootstrap", "--jars"):
+        parser.add_argument(name, help=argparse.SUPPRESS)
+    return parser.parse_args(argv)
+
+
+class Figures:
+    """What the rounds have measured, by kind of source.
+
+    Attributes:
+        batch: rows a second of each round.
+        cold: likewise, of first queries.
+        stream: rows a second of each micro-batch.
+        overhead: seconds of each trigger besides its batch.
+        spent: CPU seconds of each round, by kind and number of rows.
+    """
+
+    def __init__(self, kinds: Sequence[str]) -> None:
+        self.kinds = kinds
+        self.batch: dict[str, list[float]] = defaultdict(list)
+        self.cold: dict[str, list[float]] = defaultdict(list)
+        self.stream: dict[str, list[float]] = defaultdict(list)
+        self.overhead: dict[str, list[float]] = defaultdict(list)
+        self.spent: dict[tuple[str, int], list[float]] = defaultdict(list)
+
+    def cpu_per_million(self, kind: str, rows: int) -> tuple[float, float]:
+        """Return the CPU seconds of a query itself, and of each million rows."""
+        own, whole = (
+            statistics.median(self.spent[kind, each]) for each in (FEW_ROWS, rows)
+        )
+        return own, (whole - own) / (rows - FEW_ROWS) * 1e6
+
+
+def against(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Return the median of each round's figure against the other's in that round."""
+    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+
+
+def measure(figures: Figures, arguments: argparse.Namespace, jars: str) -> None:
+    """Start a broker and Spark, and take all figures."""
+    rows = arguments.rows
     with (
         tempfile.TemporaryDirectory(prefix="mpbroker-bench-") as scratch,
         Broker(Path(scratch) / "data") as broker,
     ):
-        fill(broker.bootstrap, arguments.rows)
+        fill(broker.bootstrap, rows)
+        for number in range(arguments.cold):
+            for kind in figures.kinds[:: -1 if number % 2 else 1]:
+                if kind in (OURS, CONNECTOR):
+                    took_s = cold(kind, broker.bootstrap, rows, jars)
+                    figures.cold[kind].append(rows / took_s)
         spark = session("bench", master="local[2]", config={"spark.jars": jars})
         spark.dataSource.register(CeilingSource)
         for number in range(arguments.rounds + 1):
-            for kind in ("ceiling", *kinds):
-                for rows in (FEW_ROWS, arguments.rows):
+            for kind in figures.kinds[:: -1 if number % 2 else 1]:
+                for count in (FEW_ROWS, rows):
                     before = cpu_seconds(broker)
-                    took_s = batch(spark, kind, broker.bootstrap, rows)
+                    took_s = batch(
+                        spark, kind, broker.bootstrap, count, broker.data_dir
+                    )
                     if number:  # the first one starts workers and compiles code
-                        spent[kind, rows].append(cpu_seconds(broker) - before)
-                        if rows != FEW_ROWS:
-                            figures[kind, "batch"].append(rows / took_s)
-        for kind in kinds:
-            for done in stream(spark, kind, broker.bootstrap, arguments.rows):
-                figures[kind, "stream"].append(done.rows_per_s)
-                overheads[kind].append(done.overhead_s)
+                        figures.spent[kind, count].append(cpu_seconds(broker) - before)
+                        if count != FEW_ROWS:
+                            figures.batch[kind].append(rows / took_s)
+        for number in range(2):  # four micro-batches each, the first one left out
+            for kind in figures.kinds[:: -1 if number % 2 else 1]:
+                if kind in (OURS, CONNECTOR):
+                    for done in stream(spark, kind, broker.bootstrap, rows):
+                        figures.stream[kind].append(done.rows_per_s)
+                        figures.overhead[kind].append(done.overhead_s)
         spark.stop()
+
+
+def show(figures: Figures, rows: int) -> None:
     load = " ".join(f"{each:.1f}" for each in os.getloadavg())
-    print(f"{arguments.rows:,} rows of {VALUE_BYTES} B; load average {load}")
-    for (kind, what), rates in figures.items():
-        print(
-            f"{kind:>9} {what:>7}: best {max(rates):>11,.0f} rows/s,"
-            f" median {statistics.median(rates):>11,.0f}"
-        )
-    for kind, seconds in overheads.items():
+    print(f"{rows:,} rows of {VALUE_BYTES} B; load average {load}")
+    for what in ("cold", "batch", "stream"):
+        for kind, rates in getattr(figures, what).items():
+            print(
+                f"{kind:>9} {what:>7}: best {max(rates):>11,.0f} rows/s,"
+                f" median {statistics.median(rates):>11,.0f}"
+            )
+    for kind, seconds in figures.overhead.items():
         print(
             f"{kind:>9}  stream: overhead of a trigger best {min(seconds):.2f} s,"
             f" median {statistics.median(seconds):.2f}"
         )
-    for other in ("ceiling", *kinds[1:]):
-        pairs = zip(figures[kinds[0], "batch"], figures[other, "batch"], strict=True)
-        ratio = statistics.median(ours / theirs for ours, theirs in pairs)
-        print(f"{kinds[0]:>9}   batch: {ratio:.2f} of the rate of {other}")
-    for kind in ("ceiling", *kinds):
-        own, whole = (min(spent[kind, rows]) for rows in (FEW_ROWS, arguments.rows))
-        more = (whole - own) / (arguments.rows - FEW_ROWS) * 1e6
+    for kind in figures.kinds:
+        own, more = figures.cpu_per_million(kind, rows)
         print(
-            f"{kind:>9}   batch: {whole:.2f} CPU s: {own:.2f} the query's own, and"
-            f" {more:.2f} for each million rows"
+            f"{kind:>9}   batch: {own:.2f} CPU s are the query's own, and {more:.2f}"
+            " for each million rows"
         )
+    of_ceiling = against(figures.batch[OURS], figures.batch["ceiling"])
+    print(f"{OURS:>9}   batch: {of_ceiling:.2f} of the rate of the ceiling")
+    for goal, found, is_met in goals(figures, rows):
+        print(f"{'met' if is_met else 'MISSED':>9}: {goal}: {found:.2f}")
+
+
+def goals(figures: Figures, rows: int) -> Iterator[tuple[str, float, bool]]:
+    """Yield each goal, what was found, and whether it is met."""
+    found = against(figures.batch[SEGMENTS], figures.batch[OURS])
+    yield "segments, rows/s, at least 1.1 of ours from the broker", found, found >= 1.1
+    if CONNECTOR not in figures.kinds:
+        return
+    found = against(figures.batch[OURS], figures.batch[CONNECTOR])
+    yield "batch warm, rows/s, at least 2 of the connector's", found, found >= 2
+    if figures.cold:
+        found = against(figures.cold[OURS], figures.cold[CONNECTOR])
+        yield "batch cold, rows/s, at least 1 of the connector's", found, found >= 1
+    ours, theirs = (
+        figures.cpu_per_million(kind, rows)[1] for kind in (OURS, CONNECTOR)
+    )
+    found = ours / theirs
+    yield "CPU a million rows, at most 0.8 of the connector's", found, found <= 0.8
+    ours, theirs = (
+        statistics.median(figures.overhead[kind]) for kind in (OURS, CONNECTOR)
+    )
+    found = ours / theirs
+    yield "overhead of a trigger, at most 1.2 of the connector's", found, found <= 1.2
+
+
+def main(argv: Sequence[str]) -> None:
+    arguments = _arguments(argv)
+    if arguments.cold_query:
+        spark = session(
+            "bench", master="local[2]", config={"spark.jars": arguments.jars}
+        )
+        print(
+            batch(spark, arguments.cold_query, arguments.bootstrap, arguments.rows),
+            flush=True,
+        )
+        spark.stop()
+        return
+    kinds, jars = ["ceiling", OURS, SEGMENTS], ""
+    if have_spark_connector():
+        kinds.append(CONNECTOR)
+        jars = ",".join(map(str, sorted(SPARK_DIR.glob("*.jar"))))
+    else:
+        print("Spark's own connector is not in .downloads/spark: measured alone")
+    figures = Figures(kinds)
+    measure(figures, arguments, jars)
+    show(figures, arguments.rows)
 
 
 if __name__ == "__main__":

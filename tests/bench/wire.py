@@ -74,22 +74,31 @@ def api_versions() -> bytes:
     return request(API_VERSIONS, compact(b"bench") + compact(b"1") + NO_TAGS)
 
 
-def metadata(topics: Sequence[str] | None) -> bytes:
-    """Ask for these topics, or all if None; never creates any."""
+def metadata(topics: Sequence[str] | None, *, creates: bool = False) -> bytes:
+    """Ask for these topics, or all if None; create those that are missing, or none."""
     names = (
         b"\0"
         if topics is None
         else array([compact(name.encode()) + NO_TAGS for name in topics])
     )
-    return request(METADATA, names + b"\0\0\0" + NO_TAGS)
+    return request(METADATA, names + bytes([creates, 0, 0]) + NO_TAGS)
 
 
-def produce(topic: str, partition: int, records: bytes, acks: int = 1) -> bytes:
-    return produce_to_several(topic, [(partition, records)], acks)
+def produce(
+    topic: str,
+    partition: int,
+    records: bytes,
+    acks: int = 1,
+    transactional_id: str | None = None,
+) -> bytes:
+    return produce_to_several(topic, [(partition, records)], acks, transactional_id)
 
 
 def produce_to_several(
-    topic: str, batches: Sequence[tuple[int, bytes]], acks: int = 1
+    topic: str,
+    batches: Sequence[tuple[int, bytes]],
+    acks: int = 1,
+    transactional_id: str | None = None,
 ) -> bytes:
     """Return a Produce of records to each of some partitions."""
     parts = [
@@ -97,7 +106,8 @@ def produce_to_several(
         for partition, records in batches
     ]
     body = compact(topic.encode()) + array(parts) + NO_TAGS
-    head = compact(None) + struct.pack(">hi", acks, 30_000)
+    writer = None if transactional_id is None else transactional_id.encode()
+    head = compact(writer) + struct.pack(">hi", acks, 30_000)
     return request(PRODUCE, head + array([body]) + NO_TAGS)
 
 
@@ -144,6 +154,7 @@ def record_batch(
     producer_id: int = -1,
     producer_epoch: int = -1,
     base_sequence: int = -1,
+    attributes: int = 0,
 ) -> bytes:
     """Return an uncompressed magic-2 record batch with base offset 0."""
     encoded = bytearray()
@@ -159,6 +170,7 @@ def record_batch(
         producer_id=producer_id,
         producer_epoch=producer_epoch,
         base_sequence=base_sequence,
+        attributes=attributes,
     )
 
 

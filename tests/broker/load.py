@@ -19,6 +19,7 @@ from mpbroker.protocol.messages.create_topics import (
     CreateTopicsRequest,
     CreateTopicsResponse,
 )
+from mpbroker.protocol.messages.metadata import MetadataRequest, MetadataResponse
 from mpbroker.protocol.messages.produce import (
     PartitionProduceData,
     ProduceRequest,
@@ -67,6 +68,13 @@ def ask(sock: socket.socket, api_key: ApiKey, version: int, body: bytes) -> memo
     if not answer:
         raise ConnectionResetError("closed instead of answered")
     return memoryview(answer)[4 + response_header_version(api_key, version) :]
+
+
+def metadata_of(broker: Broker) -> MetadataResponse:
+    """Ask this very broker: a client asks any of those that it knows of."""
+    with dial(broker) as sock:
+        answer = ask(sock, ApiKey.METADATA, 8, MetadataRequest(topics=None).encode(8))
+    return MetadataResponse.decode(8, answer)
 
 
 def api_versions(sock: socket.socket) -> bytes:

@@ -111,9 +111,9 @@ def test_a_resize_beyond_what_there_is_room_for_is_refused_in_the_settings_words
 ):
     with (
         ControlClient(str(broker.data_dir / "control.sock"), 30) as client,
-        pytest.raises(CliError, match=r"num\.io\.threads=59: .* between 1 and 58"),
+        pytest.raises(CliError, match=r"num\.io\.threads=119: .* between 1 and 118"),
     ):
-        client.request("resize", handlers=59)
+        client.request("resize", handlers=119)
 
 
 def test_metadata_is_answered_while_all_data_handlers_are_busy_and_their_ring_is_full(

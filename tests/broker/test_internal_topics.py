@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from mpbroker.base.java_hash import java_hash
 from mpbroker.client.addresses import parse_addresses
 from mpbroker.client.admin.config_admin import (
     ConfigResource,
@@ -22,13 +23,13 @@ from mpbroker.client.admin.topic_admin import (
 )
 from mpbroker.client.cluster import Cluster, TopicPartition
 from mpbroker.client.errors import BrokerUnavailableError
-from mpbroker.coordinator.java_hash import java_hash
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from tests.support.children import wait_until
 
 OFFSETS = "__consumer_offsets"
 TRANSACTIONS = "__transaction_state"
+SHARE_STATES = "__share_group_state"
 GROUPS = [f"g{number}" for number in range(9)]
 
 
@@ -92,10 +93,17 @@ def test_groups_are_kept_where_their_ids_say_in_a_topic_with_more_partitions(clu
     assert used == {java_hash(group) % 20 for group in GROUPS}
 
 
-@pytest.mark.parametrize("name", [OFFSETS, TRANSACTIONS])
-def test_the_coordinators_topics_do_not_grow(cluster, name):
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [
+        (OFFSETS, "offsets.topic.num.partitions"),
+        (TRANSACTIONS, "transaction.state.log.num.partitions"),
+        (SHARE_STATES, "share.coordinator.state.topic.num.partitions"),
+    ],
+)
+def test_the_coordinators_topics_do_not_grow(cluster, name, setting):
     before = len(cluster.topic(name, auto_create=True).partitions)
-    with pytest.raises(ApiError, match="cannot be changed") as refused:
+    with pytest.raises(ApiError, match=f"cannot be changed.*{setting}") as refused:
         create_partitions(cluster, name, before + 1)
     assert refused.value.error_code is ErrorCode.INVALID_PARTITIONS
     assert len(cluster.topic(name).partitions) == before

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,9 +12,12 @@ import pytest
 
 from mpbroker.config import BrokerConfig
 from mpbroker.ipc.layout import MAX_PARTITIONS
+from mpbroker.ipc.limits_page import AddressLimits
 from mpbroker.metadata.metadata_log import MetadataLog, recover_metadata_log
 from mpbroker.metadata.topics import TopicRegistry
+from mpbroker.network.connection_rows import address_words
 from mpbroker.supervisor.live_config import LiveConfig
+from mpbroker.supervisor.loop import Loop
 from tests.support.memory import broker_memory
 
 
@@ -74,3 +80,27 @@ def test_what_was_set_and_taken_back_needs_nobody_to_be_told(brokers):
 def test_topics_are_no_settings(brokers):
     brokers.handler.create_topic("t", 1)
     assert not brokers.live.has_news()
+
+
+def test_a_name_in_a_limit_keeps_the_supervisor_waiting_for_no_answer(
+    brokers, monkeypatch
+):
+    """Any change of the metadata, such as a new topic, looked the names up again."""
+    ourselves = os.getpid()
+
+    def hangs(*arguments, **options):
+        assert os.getpid() != ourselves, "no death is handled meanwhile"
+        signal.pause()
+
+    monkeypatch.setattr(socket, "getaddrinfo", hangs)
+    limits = {"max.connections.per.ip.overrides": "192.0.2.1:3,host.example:4"}
+    brokers.handler.alter_broker_config("", lambda _: limits)
+    loop = Loop()
+    loop.children = ()
+    brokers.live.turn(loop)
+    assert len(loop.asides) == 1
+    brokers.handler.create_topic("t", 1)
+    brokers.live.turn(loop)
+    address, _ = address_words(socket.AF_INET, ("192.0.2.1", 0))
+    assert brokers.live._limits.addresses == {address: AddressLimits(3)}
+    loop.kill_asides()

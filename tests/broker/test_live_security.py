@@ -275,6 +275,19 @@ def test_of_all_brokers_or_of_all_listeners_they_cannot_be_set(broker, pki):
     assert "using the listener prefix: ssl.keystore.location" in told
 
 
+def test_one_for_the_broker_counts_for_each_listener_without_its_own(broker):
+    told = refused(broker, {"sasl.enabled.mechanisms": "GSSAPI"})
+    assert "listener sasl_plaintext: " in told and "GSSAPI is not served" in told
+    told = refused(broker, {"ssl.client.auth": "required"})
+    assert "listener ssl: " in told and "ssl.truststore.location" in told
+    configs = {"sasl.enabled.mechanisms": "SCRAM-SHA-256"}
+    assert alter(broker, configs).error_code == 0
+    assert not logs_in(broker, "alice", "wonder")
+    own = {f"{SASL}.sasl.enabled.mechanisms": "PLAIN"}
+    assert alter(broker, own).error_code == 0
+    assert logs_in(broker, "alice", "wonder")
+
+
 def test_users_and_mechanisms_come_and_go(broker):
     assert logs_in(broker, "alice", "wonder") and not logs_in(broker, "bob", "builder")
     assert alter(broker, {USERS: JAAS.format('user_bob="builder"')}).error_code == 0

@@ -53,6 +53,22 @@ def test_a_broker_that_was_asked_to_stop_leaves_nothing(make_broker):
     assert read_telemetry(name) is None
 
 
+def test_a_stop_is_told_in_the_log_with_its_cause(make_broker):
+    def last_lines(broker):
+        lines = broker.log_path.read_text().splitlines()
+        return [line.rpartition(": ")[2] for line in lines[-2:]]
+
+    signalled = make_broker()
+    signalled.stop()
+    assert last_lines(signalled) == ["SIGTERM", "stopped"]
+    asked = make_broker()
+    with ControlClient(str(asked.data_dir / "control.sock"), 30) as control:
+        control.request("stop")
+        wait_until(lambda: not asked.is_running)
+    asked.kill()  # which only waits for what has ended
+    assert last_lines(asked) == ["asked for through the control socket", "stopped"]
+
+
 def test_connections_that_are_held_for_their_rate_end_with_the_broker(make_broker):
     """Held by the acceptor for up to an hour, which no stop waits for."""
     broker = make_broker({"quota.window.size.seconds": 3600})
@@ -325,7 +341,7 @@ def test_a_listener_may_have_processors_of_its_own_number(make_broker):
 
 
 def test_more_processors_than_can_run_are_refused(tmp_path):
-    broker = Broker(tmp_path / "data", {"num.network.threads": 17})
-    with pytest.raises(BrokerFailedError, match="between 1 and 16"):
+    broker = Broker(tmp_path / "data", {"num.network.threads": 65})
+    with pytest.raises(BrokerFailedError, match="between 1 and 64"):
         broker.start()
     broker.kill()

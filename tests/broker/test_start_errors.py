@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+from types import SimpleNamespace
 
 import pytest
 
 from mpbroker.base.errors import MpbrokerError
-from mpbroker.broker.broker import Broker
+from mpbroker.broker.broker import Broker, _initialise_rows
 from mpbroker.config import BrokerConfig
+from mpbroker.ipc.layout import MAX_PARTITIONS
 
 
 @pytest.mark.parametrize("serves", [False, True])
@@ -26,3 +28,13 @@ def test_memory_that_lacks_while_it_serves_is_no_settings_fault(
     with pytest.raises(OSError if serves else MpbrokerError) as caught:
         broker.serve(ready_fd=None, pid_file=None)
     assert ("queued.max.request.bytes" in str(caught.value)) is not serves
+
+
+def test_more_partitions_than_rows_are_refused_by_a_sentence():
+    made: list[int] = []
+    table = SimpleNamespace(initialise_row=made.append)
+    parts = SimpleNamespace(memory=SimpleNamespace(table=table))
+    known = SimpleNamespace(row_count=MAX_PARTITIONS + 1)
+    with pytest.raises(MpbrokerError, match=f"a broker has room for {MAX_PARTITIONS}"):
+        _initialise_rows(SimpleNamespace(parts=parts, known=known))
+    assert made == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from mpbroker.broker.listener_setup import ApiVersionsAnswers
@@ -11,6 +13,7 @@ from mpbroker.protocol.messages.api_versions import (
     ApiVersionsRequest,
     ApiVersionsResponse,
 )
+from tests.support import metadata
 
 TELEMETRY = {ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, ApiKey.PUSH_TELEMETRY}
 RECEIVERS = [
@@ -19,9 +22,10 @@ RECEIVERS = [
 ]
 
 
-def told(version: int, texts: dict[str, str]) -> set[int]:
+def told(directory: Path, version: int, texts: dict[str, str]) -> set[int]:
     """The APIs that a broker of these settings says it serves."""
-    answer = ApiVersionsAnswers(BrokerConfig.load(texts, None, {}, cores=2))
+    config = BrokerConfig.load(texts, None, {}, cores=2)
+    answer = ApiVersionsAnswers(config, metadata.start(directory))
     request = ApiVersionsRequest(
         client_software_name="test", client_software_version="1"
     )
@@ -33,12 +37,12 @@ def told(version: int, texts: dict[str, str]) -> set[int]:
 
 
 @pytest.mark.parametrize("version", [0, 4, 99])
-def test_without_a_receiver_nobody_is_asked_for_metrics(version):
-    assert ApiKey.PRODUCE in told(version, {})
-    assert not told(version, {}) & TELEMETRY
+def test_without_a_receiver_nobody_is_asked_for_metrics(tmp_path, version):
+    assert ApiKey.PRODUCE in told(tmp_path, version, {})
+    assert not told(tmp_path, version, {}) & TELEMETRY
 
 
 @pytest.mark.parametrize("version", [0, 4, 99])
 @pytest.mark.parametrize("texts", RECEIVERS)
-def test_with_a_receiver_everybody_is(version, texts):
-    assert told(version, texts) >= TELEMETRY
+def test_with_a_receiver_everybody_is(tmp_path, version, texts):
+    assert told(tmp_path, version, texts) >= TELEMETRY

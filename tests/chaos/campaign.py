@@ -12,13 +12,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from mpbroker.ipc.named_segment import remove_leftovers
+from mpbroker.protocol.error_code import ErrorCode
+from tests.bench import wire
 from tests.chaos.census import (
+    CLEANER,
     census,
     differences,
     excess_files,
     settled_census,
 )
 from tests.chaos.clients import STUCK_S, Fleet
+from tests.chaos.company import MAX_SILENCE_S, SESSION_MS, Company, Told
 from tests.chaos.events import (
     Event,
     Generations,
@@ -32,7 +37,7 @@ from tests.chaos.events import (
     median_ms,
 )
 from tests.chaos.peek import Peek
-from tests.chaos.stalls import Stalls
+from tests.chaos.stalls import Stalls, crowd
 from tests.chaos.witness import Witness
 from tests.support.broker import Broker
 from tests.support.ports import reusable_port
@@ -46,6 +51,7 @@ _ROUND_S: Final = (
 _QUIET_S: Final = 120.0
 _WARM_UP_S: Final = 1.0
 _PEACE_S: Final = 3
+_OPEN_LOOK_S: Final = 0.02
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,9 @@ class Result:
     seconds: float = 0.0
     answers: int = 0
     records: int = 0
+    transactions: int = 0
+    delivered: int = 0  # records of transactions, to groups
+    silence_s: float = 0.0  # the longest in which a group was given nothing
     errors: int = 0
     wrong: int = 0
     disconnects: int = 0
@@ -129,6 +138,7 @@ class Campaign:
         command: what to run instead of mpbroker.
         stuck_s: who waits longer for an answer waits for ever.
         stalls: who sees when the machine stands still, if pauses are looked at.
+        compares: look at pauses in peace, too, before and after each stage.
 
     Attributes:
         time_s: how long the next stage may go on to new events; None: to the last.
@@ -144,6 +154,8 @@ class Campaign:
         stuck_s: float = STUCK_S,
         acks_1_share: float = 0.3,
         stalls: Stalls | None = None,
+        *,
+        compares: bool = False,
     ) -> None:
         self.rng = random.Random(seed)
         self.broker = Broker(
@@ -166,6 +178,7 @@ class Campaign:
         )
         self.broker.start()
         self.witness = Witness(lambda: self.broker.pid)
+        self._start_cleaner()
         self._fresh = settled_census(self.broker)
         self.fleet = Fleet(
             [_split(address) for address in self.broker.listeners.values()],
@@ -178,6 +191,10 @@ class Campaign:
         )
         self._topics = 0
         self._suffix = ""
+        self._compares = compares
+        self._company: Company | None = None
+        self._companies = 0
+        self._crowd = 1.0  # the most there was since groups were looked at last
         self.time_s: float | None = None
         self.results: list[Result] = []
 
@@ -207,7 +224,11 @@ class Campaign:
         event = SupervisorKills(
             self.broker, count, self.rng, fleet.was_away, lambda: fleet.answers
         )
-        return self.stage(event.name, [event], Promises(disconnects=None))
+        fleet.may_be_closed = True
+        try:
+            return self.stage(event.name, [event], Promises(disconnects=None))
+        finally:
+            fleet.may_be_closed = False
 
     def resizes(self, count: int, promises: Promises) -> Result:
         """Give it other numbers of handlers and processors, and back."""
@@ -246,8 +267,7 @@ class Campaign:
         """Run the clients until all has happened; verify what they were told."""
         result = Result(name + self._suffix, promises)
         result.wanted = sum(event.wanted for event in events)
-        compares = promises.pause_ms is not None
-        if compares:
+        if self._compares:
             self._compare(result)
         began = time.monotonic()
         ends = None if self.time_s is None else began + self.time_s
@@ -282,10 +302,69 @@ class Campaign:
         result.slowest_respawn_ms = max(times, default=0.0) * 1000
         for event in events:
             getattr(event, "close", lambda: None)()
-        if compares and not result.stuck:
+        if self._compares and not result.stuck:
             self._compare(result)
+        if self._company is not None and not result.stuck:
+            self._add(result, self._company.report(), self._max_silence_s())
         self.results.append(result)
         return result
+
+    def accompany(self, session_ms: int | None = None) -> None:
+        """Have groups and transactions beside the clients from now on.
+
+        Args:
+            session_ms: so long a classic group waits for a member whose LeaveGroup was
+                lost with the whole broker; None: longer than a group may be silent.
+        """
+        self._companies += 1
+        self._crowd = crowd()
+        if session_ms is None:
+            session_ms = round(SESSION_MS * self._crowd)
+        bootstrap = ",".join(self.broker.listeners.values())
+        self._company = Company(bootstrap, str(self._companies), session_ms)
+
+    def part(self) -> Result:
+        """End groups and transactions; hold what was read to what was committed."""
+        assert self._company is not None
+        told = self._company.end()
+        most_s = self._max_silence_s()
+        result = self.with_told("groups and transactions", Promises(), told, most_s)
+        self._company.close()
+        self._company = None
+        self.results.append(result)
+        return result
+
+    def _max_silence_s(self) -> float:
+        """Return how long a group may have been silent since the last call."""
+        busiest, self._crowd = max(self._crowd, crowd()), crowd()
+        return MAX_SILENCE_S * busiest
+
+    @staticmethod
+    def with_told(
+        stage: str, promises: Promises, told: Told, max_silence_s: float
+    ) -> Result:
+        """Return what groups and transactions alone have seen of a stage."""
+        result = Result(stage, promises)
+        Campaign._add(result, told, max_silence_s)
+        return result
+
+    @staticmethod
+    def _add(result: Result, told: Told, max_silence_s: float) -> None:
+        """Add what groups and transactions have seen of a stage.
+
+        Where no connection is promised to last, any error may come of that.
+        """
+        result.transactions += told.transactions
+        result.delivered += told.delivered
+        if result.promises.disconnects is not None:
+            result.errors += sum(told.errors.values())
+            result.complaints += [f"{n} x {what}" for what, n in told.errors.items()]
+            if told.longest_s > max_silence_s:
+                told.stuck.append(f"a group was silent for {told.longest_s:.0f} s")
+        result.silence_s = max(result.silence_s, told.longest_s)
+        result.wrong += len(told.wrong)
+        result.stuck += len(told.stuck)
+        result.complaints += told.wrong + [f"stuck: {who}" for who in told.stuck]
 
     def _compare(self, result: Result) -> None:
         """Note the longest pause while nothing is done to the broker, just now."""
@@ -303,6 +382,7 @@ class Campaign:
     ) -> bool:
         """One topic's worth of a stage; False when the stage is over."""
         fleet = self.fleet
+        self._crowd = max(self._crowd, crowd())
         self._topics += 1
         ledger = self._begin(f"chaos-{self._topics}")
         until = time.monotonic() + _ROUND_S
@@ -361,9 +441,30 @@ class Campaign:
     def _verify(self, ledger) -> int:
         while True:
             try:
+                if self.fleet.may_be_closed:
+                    self._wait_until_open(ledger)
                 return ledger.verify(self.fleet.addresses[0])
             except OSError:
                 continue
+
+    def _wait_until_open(self, ledger) -> None:
+        """Wait until transactions are loaded, or for as long as for any answer."""
+        deadline = time.monotonic() + STUCK_S
+        with wire.Connection(self.fleet.addresses[0]) as connection:
+            asked = wire.fetch(ledger.topic, 0, 0, max_bytes=1)
+            while (
+                wire.parse_fetch(connection.ask(asked)).error_code
+                == ErrorCode.NOT_LEADER_OR_FOLLOWER
+                and time.monotonic() < deadline
+            ):
+                time.sleep(_OPEN_LOOK_S)
+
+    def _start_cleaner(self) -> None:
+        """Wait for the log cleaner, which comes with the first compacted topic."""
+        with wire.Connection(_split(self.broker.bootstrap)) as connection:
+            connection.create_topic("compacted", 1, {"cleanup.policy": "compact"})
+        while CLEANER not in census(self.broker):
+            time.sleep(_OPEN_LOOK_S)
 
     # -- what is left ----------------------------------------------------------------
 
@@ -391,12 +492,15 @@ class Campaign:
         return held + excess_files(self.broker)
 
     def close(self) -> None:
-        """End all; the broker must stop in order."""
+        """End all; the broker must stop in order, unless a promise was broken."""
         self.fleet.close()
+        if self._company is not None:
+            self._company.close()
         if all(result.ok for result in self.results):
             self.broker.close()
         else:
             self.broker.kill()
+            remove_leftovers()  # its name, which only the next broker would remove
 
 
 @contextlib.contextmanager
@@ -421,6 +525,9 @@ _COLUMNS: Final = (
     ("s", 6),
     ("answers", 9),
     ("records", 8),
+    ("txns", 5),
+    ("to groups", 9),
+    ("silence", 7),
     ("wrong", 5),
     ("errors", 6),
     ("lost", 5),
@@ -450,6 +557,9 @@ def table(results: list[Result]) -> str:
             f"{result.seconds:.1f}",
             str(result.answers),
             str(result.records),
+            str(result.transactions or ""),
+            str(result.delivered or ""),
+            f"{result.silence_s:.1f} s" if result.delivered else "",
             str(result.wrong),
             str(result.errors),
             str(result.disconnects),
@@ -480,10 +590,17 @@ def table(results: list[Result]) -> str:
     return "\n".join(lines)
 
 
-def dying_command(go: Path, fault: str, role: str, mean_lines: int) -> list[str]:
-    """The command of a broker whose processes die at random source lines.
+def dying_command(
+    go: Path, fault: str, role: str, mean: int, points: str = "lines"
+) -> list[str]:
+    """Return the command of a broker whose processes die at random points.
 
-    Only once the file ``go`` is there.
+    Args:
+        go: only once this file is there.
+        fault: what is wrong with the broker; see dying.py.
+        role: the processes that die.
+        mean: how many points a process lives for, on average.
+        points: the source lines of the Python twins, or the steps of the compiled core.
     """
     module = [sys.executable, "-m", "tests.chaos.dying"]
-    return [*module, str(go), fault, role, str(mean_lines)]
+    return [*module, str(go), fault, role, points, str(mean)]

@@ -15,6 +15,7 @@ from tests.support.footprint import Footprint, open_files
 _TITLE: Final = "mpbroker: "  # of every child that has begun
 _UNTITLED: Final = "a process that has just been forked, or runs something aside"
 _SETTLED_S: Final = 1.0
+CLEANER: Final = "kafka-log-cleaner-thread"
 _NUMBER = re.compile(r"\d+")
 _LAST_NUMBER = re.compile(r"-\d+$")
 _NAMED = re.compile(r"^(/dev/shm/mpbroker)-\d+-\d+")

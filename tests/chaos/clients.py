@@ -18,10 +18,12 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
+from mpbroker.protocol.error_code import ErrorCode
 from tests.bench import wire
 from tests.chaos.ledger import Batch, Ledger
 from tests.chaos.pacing import Pace
 from tests.chaos.stalls import Interval, Stalls, latest, overlap_s
+from tests.support.api_versions import without_epoch
 
 # A request that is lost is never answered: patience hides nothing, and a machine on
 # which others run may stand still for long.
@@ -180,8 +182,9 @@ class Client:
             end = self.fleet.ledger.ends[partition]
             return self._fetch(now, partition, end, self.rng.choice((0, 20, 100)))
         elif kind < 0.95:
-            return self._same(now, "api versions", wire.api_versions())
-        return self._same(now, "metadata", wire.metadata([self.fleet.ledger.topic]))
+            return self._same(now, "api versions", wire.api_versions(), without_epoch)
+        metadata = wire.metadata([self.fleet.ledger.topic])
+        return self._same(now, "metadata", metadata, bytes)
 
     def _stamped(
         self,
@@ -223,7 +226,7 @@ class Client:
             answers = wire.parse_produce_to_several(payload)
             for batch, answer in zip(batches, answers, strict=True):
                 if answer.error_code:
-                    fleet.errors[f"produce: {answer.error_code}"] += 1
+                    fleet.note_error("produce", answer.error_code)
                 else:
                     fleet.ledger.acknowledge(batch, answer.base_offset)
 
@@ -243,7 +246,7 @@ class Client:
         def check(payload: bytes) -> None:
             answer = wire.parse_fetch(payload)
             if answer.error_code:
-                fleet.errors[f"fetch: {answer.error_code}"] += 1
+                fleet.note_error("fetch", answer.error_code)
                 return
             records = wire.iter_records(answer.records)
             where = f"fetch of {partition}@{offset}"
@@ -259,13 +262,15 @@ class Client:
 
         return self._stamped(now, framed, _FETCH, check, wait_ms / 1000)
 
-    def _same(self, now: float, what: str, framed: bytes) -> bytes:
-        """A question whose answer never changes."""
+    def _same(
+        self, now: float, what: str, framed: bytes, lasting: Callable[[bytes], object]
+    ) -> bytes:
+        """A question to whose answer ``lasting`` returns what never changes."""
         fleet = self.fleet
 
         def check(payload: bytes) -> None:
-            known = fleet.constant.setdefault((what, self.address), payload[4:])
-            if payload[4:] != known:
+            told = lasting(payload[4:])
+            if told != fleet.constant.setdefault((what, self.address), told):
                 fleet.ledger.complain(f"{what} answered {payload[4:]!r:.80}")
 
         return self._stamped(now, framed, what, check)
@@ -400,6 +405,9 @@ class Fleet:
         worst_net_s: the longest pause without the time in which a core stood still
             or this process was late, during that very pause.
         worst_story: what became of it, if it was long.
+        may_be_closed: partitions may be closed until transactions are loaded, as after
+            an unclean stop: that is no error.
+        closed: how often a client was told so.
     """
 
     def __init__(
@@ -419,6 +427,8 @@ class Fleet:
         self.acks_1_share = acks_1_share
         self.numbers = iter(range(1 << 62))
         self.errors: Counter[str] = Counter()
+        self.may_be_closed = False
+        self.closed = 0
         self.refused = 0
         self.answers = 0
         self.quiet = False
@@ -431,7 +441,7 @@ class Fleet:
         self._untold: Pause | None = None
         self._late: deque[Interval] = deque(maxlen=_LATE_KEPT)
         self._at_work: deque[Interval] = deque(maxlen=_LATE_KEPT)
-        self.constant: dict[tuple[str, tuple[str, int]], bytes] = {}
+        self.constant: dict[tuple[str, tuple[str, int]], object] = {}
         self.ledger = Ledger("none", 1)
         self._epoll = select.epoll()
         self._by_fd: dict[int, Client] = {}
@@ -488,6 +498,13 @@ class Fleet:
                 # Of several questions the slot has the stamps of the next one.
                 0 if client.expected else client.port,
             )
+
+    def note_error(self, what: str, code: int) -> None:
+        """Count an error that a client was told."""
+        if code == ErrorCode.NOT_LEADER_OR_FOLLOWER and self.may_be_closed:
+            self.closed += 1
+        else:
+            self.errors[f"{what}: {code}"] += 1
 
     def check(self, expected: Expected, payload: bytes) -> None:
         """See whether an answer is what it must be."""

@@ -1,6 +1,8 @@
-"""mpbroker whose processes die at random source lines, and perhaps with a known fault.
+"""mpbroker whose processes die at random points, and perhaps with a known fault.
 
-python -m tests.chaos.dying GO FAULT ROLE MEAN_LINES serve ...
+python -m tests.chaos.dying GO FAULT ROLE POINTS MEAN serve ...
+
+POINTS are the source lines of the Python twins, or the steps of the compiled core.
 
 Nobody dies before the file GO is there: the broker must have started first.
 Nobody looks up of his own accord here: whoever misses a wake-up sleeps for ever, so a
@@ -10,6 +12,7 @@ FAULT is one of
     none
     no-wake-all  after a death nobody is woken
     semaphore    a semaphore where the request ring has a robust mutex
+    late-repair  the supervisor does nothing for a while before it repairs a death
 """
 
 # ruff: noqa: E402 - the environment comes first
@@ -18,14 +21,15 @@ import errno
 import os
 import runpy
 import sys
-
-# Its lines are what is died at; before anything of ours is imported.
-os.environ["MPBROKER_PURE_PYTHON"] = "1"
+import time
 
 FOR_EVER_S = 3600.0
+LATE_S = 8.0
 
 go, fault = sys.argv.pop(1), sys.argv.pop(1)
-sys.argv.insert(2, "lines")
+if sys.argv[2] == "lines":
+    # They are what is died at; before anything of ours is imported.
+    os.environ["MPBROKER_PURE_PYTHON"] = "1"
 if fault == "semaphore":
     # Before anyone has imported the names.
     _libc = ctypes.CDLL(None, use_errno=True)
@@ -81,6 +85,16 @@ elif fault == "no-wake-all":
             _wake_everybody(self)
 
     BrokerMemory.wake_everybody = _let_them_sleep
+elif fault == "late-repair":
+    from mpbroker.supervisor.repair.recovery import Repair
+
+    _repair = Repair.after_handler
+
+    def _repair_late(self, *arguments, **options):
+        time.sleep(LATE_S)
+        _repair(self, *arguments, **options)
+
+    Repair.after_handler = _repair_late
 elif fault != "none":
     sys.exit(f"unknown fault {fault}")
 
@@ -92,29 +106,33 @@ request_handler._IDLE_POLL_S = FOR_EVER_S
 processor._IDLE_POLL_S = FOR_EVER_S
 acceptor._POLL_S = FOR_EVER_S
 
-_kill_at_line = children.kill_at_line
+
+def _once_all_serve(kill):
+    """Count no point before the broker has started."""
+
+    def kill_once_all_serve(*arguments):
+        if os.path.exists(go):
+            kill(*arguments)
+            return
+        for served in (request_handler.RequestHandler, processor.Processor):
+            served.turn = _doomed(served.turn, kill, arguments)
+
+    return kill_once_all_serve
 
 
-def _kill_at_line_once_all_serve(number, files):
-    if os.path.exists(go):
-        _kill_at_line(number, files)
-        return
-    for served in (request_handler.RequestHandler, processor.Processor):
-        served.turn = _doomed(served.turn, number, files)
-
-
-def _doomed(turn, number, files):
+def _doomed(turn, kill, arguments):
     doomed = False
 
     def turn_and_perhaps_die(self):
         nonlocal doomed
         if not doomed and os.path.exists(go):
             doomed = True
-            _kill_at_line(number, files)
+            kill(*arguments)
         turn(self)
 
     return turn_and_perhaps_die
 
 
-children.kill_at_line = _kill_at_line_once_all_serve
+children.kill_at_line = _once_all_serve(children.kill_at_line)
+children.kill_at_step = _once_all_serve(children.kill_at_step)
 runpy.run_module("tests.supervisor.repair.dying_by_line", run_name="__main__")

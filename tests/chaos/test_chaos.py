@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from mpbroker.ipc.compiled import IS_COMPILED
 from tests.bench import wire
 from tests.chaos.campaign import Campaign, Promises, dying_command, table
 from tests.chaos.census import differences
@@ -49,12 +50,14 @@ def test_what_was_acknowledged_outlives_the_supervisor(tmp_path: Path) -> None:
         campaign.close()
 
 
-def deaths_with(fault: str, tmp_path: Path, count: int, stuck_s: float) -> Campaign:
+def deaths_with(
+    fault: str, tmp_path: Path, count: int, stuck_s: float, points: str = "lines"
+) -> Campaign:
     campaign = Campaign(
         tmp_path,
         connections=8,
         config={"num.io.threads": 2},
-        command=dying_command(tmp_path / "go", fault, "handler", 400),
+        command=dying_command(tmp_path / "go", fault, "handler", 400, points),
         stuck_s=stuck_s,
     )
     try:
@@ -70,10 +73,27 @@ def test_a_sound_broker_survives_deaths_at_any_line(tmp_path: Path) -> None:
     assert all(result.ok for result in campaign.results), table(campaign.results)
 
 
-@pytest.mark.parametrize("fault", ["no-wake-all", "semaphore"])
-def test_a_planted_fault_is_found(fault: str, tmp_path: Path) -> None:
+@pytest.mark.skipif(not IS_COMPILED, reason="needs the compiled core")
+def test_a_sound_broker_survives_deaths_at_any_step(tmp_path: Path) -> None:
+    campaign = deaths_with("none", tmp_path, 60, STUCK_S, "steps")
+    assert all(result.ok for result in campaign.results), table(campaign.results)
+
+
+@pytest.mark.parametrize(
+    ("fault", "points"),
+    [
+        ("no-wake-all", "lines"),
+        ("semaphore", "lines"),
+        pytest.param(
+            "no-wake-all",
+            "steps",
+            marks=pytest.mark.skipif(not IS_COMPILED, reason="needs the compiled core"),
+        ),
+    ],
+)
+def test_a_planted_fault_is_found(fault: str, points: str, tmp_path: Path) -> None:
     try:
-        campaign = deaths_with(fault, tmp_path, 2000, stuck_s=4.0)
+        campaign = deaths_with(fault, tmp_path, 2000, 4.0, points)
     except BrokerFailedError as error:  # stuck only when it was to stop
         assert "after SIGTERM" in str(error)
     else:

@@ -48,6 +48,25 @@ def test_every_option_says_what_it_does_and_every_command_in_a_line(path, comman
     assert "..." not in listed
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        (["topci"], "topic"),
+        (["ctl", "stauts"], "status"),
+        (["group", "reset"], "reset-offsets"),
+        (["topic", "lst"], "list"),
+        (["pipeline", "rnu"], "run"),
+        (["zzz"], None),
+    ],
+)
+def test_a_mistyped_command_is_told_the_nearest_one(mpbroker, typed, meant):
+    result = mpbroker(*typed)
+    assert result.code == ExitCode.USAGE
+    assert f"No such command '{typed[-1]}'." in result.err
+    assert ("Did you mean" in result.err) == (meant is not None)
+    assert meant is None or f"Did you mean '{meant}'?" in result.err
+
+
 def test_help_imports_no_command():
     code = (
         "import sys; from mpbroker.cli import main; main(['--help']);"
@@ -104,6 +123,8 @@ def test_lists_have_all_settings(mpbroker):
     broker = mpbroker("config", "list").out.decode()
     assert "\nlog.dirs " in broker and "\ncleanup.policy " not in broker
     assert "\ncleanup.policy " in mpbroker("config", "list", "--topic").out.decode()
+    of_topics = json.loads(mpbroker("config", "list", "--topic", "--format=json").out)
+    assert {each["scope"] for each in of_topics} == {"topic"}
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -220,7 +241,7 @@ def test_a_setting_that_no_message_can_carry_is_refused(
     mpbroker, fake_broker, command, key, text
 ):
     result = mpbroker(*command, "-X", f"{key}={text}")
-    assert result.code == ExitCode.ERROR
+    assert result.code == ExitCode.USAGE
     assert f"{key}=" in result.err and "UTF-8 of at most 32767 bytes" in result.err
 
 

@@ -15,6 +15,7 @@ from mpbroker.cli.ctl.ctl_connection import BrokerUnavailableError, ControlClien
 from mpbroker.cli.exit_codes import ExitCode
 from mpbroker.inspect.process_state import process_state
 from mpbroker.ipc.named_segment import start_time
+from mpbroker.producer import Producer
 from tests.support.broker import Broker
 from tests.support.children import wait_until
 
@@ -96,7 +97,8 @@ def test_status_tells_who_serves_and_what_is_not_on_disk(
     assert state["pid"] == broker.pid and state["listeners"] == broker.listeners
     assert len(processes(state, "handler")) == 2
     told = {"role", "id", "pid", "busy_ms", "apis", "requests", "parked", "syncs"}
-    assert state["handlers"][0].keys() == told | {"idle_ns"}
+    told |= {"idle_ns", "parked_fetches", "sessions_refused"}
+    assert state["handlers"][0].keys() == told
     assert {each["pid"] for each in state["processes"]} <= set(broker.processes())
     assert state["power_cut"]["partitions"] == 0
 
@@ -303,6 +305,12 @@ def test_top_prints_pages_for_pipes(calm, ctl):
     assert len(pages) == 2 and pages[0]["queue_limit"] == 500
 
 
+def test_top_without_a_terminal_ends_after_one_page_or_as_many_as_asked_for(calm, ctl):
+    assert ctl(calm, "top").out.count(b"Bottleneck: ") == 1
+    done = ctl(calm, "top", "-n", "2", "-i", "0.1")
+    assert done.code == 0 and done.out.count(b"Bottleneck: ") == 2
+
+
 def test_a_healthy_broker_has_nothing_that_fails(make_broker, ask, ctl):
     broker = make_broker(QUICK)
     findings = ask(broker, "doctor")
@@ -334,7 +342,7 @@ def test_resize_and_restart_are_done_when_the_command_ends(make_broker, ctl, ask
     assert now["pid"] not in {left["pid"], *before}
     too_many = ctl(broker, "resize", "--handlers", "10000")
     assert too_many.code == ExitCode.USAGE
-    assert "num.io.threads=10000" in too_many.err and "1 and 59" in too_many.err
+    assert "num.io.threads=10000" in too_many.err and "1 and 119" in too_many.err
     assert ctl(broker, "resize").code == ExitCode.USAGE
     nobody = ctl(broker, "restart", "handler", "55")
     assert nobody.code == ExitCode.ERROR and "55" in nobody.err
@@ -493,3 +501,39 @@ def test_a_fault_that_a_role_does_not_have_is_refused(fragile, ctl):
     assert result.code == ExitCode.ERROR and "into a handler" in result.err
     nobody = ctl(fragile, "inject", "kill", "handler", "40")
     assert nobody.code == ExitCode.ERROR and "no handler 40" in nobody.err
+
+
+def test_status_tells_that_acks_all_does_not_wait_for_the_disk(make_broker, ctl, ask):
+    broker = make_broker({**QUICK, "log.flush.acks.all": "false"})
+    with Producer(
+        bootstrap_servers=broker.bootstrap, transactional_id="t", acks="all"
+    ) as producer:
+        producer.init_transactions()
+        for _ in range(3):
+            producer.begin_transaction()
+            producer.send("t", b"x")
+            producer.commit_transaction()
+    state = ask(broker, "status")
+    assert state["page_cache"]["by_default"]
+    assert "t" in state["page_cache"]["topics"]
+    # The records, and the transaction's state: no commit has waited for a sync.
+    topics = {each["topic"] for each in state["power_cut"]["worst"]}
+    assert topics >= {"t", "__transaction_state"}
+    told = b"acks=all     does not wait for the disk: log.flush.acks.all=false"
+    assert told in ctl(broker, "status").out
+
+
+def test_status_names_topics_that_do_not_wait_for_the_disk(
+    make_broker, mpbroker, ctl, ask
+):
+    broker = make_broker(QUICK)
+    assert b"acks=all" not in ctl(broker, "status").out
+    for number in range(4):
+        result = mpbroker(
+            *("topic", "create", f"t{number}", "-b", broker.bootstrap),
+            *("--config", "flush.acks.all=false"),
+        )
+        assert result.code == 0, result.err
+    told = b"does not wait for the disk for t0, t1, t2 and 1 more"
+    assert told in ctl(broker, "status").out
+    assert ask(broker, "status")["page_cache"]["number"] == 4

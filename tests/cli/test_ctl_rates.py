@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from mpbroker.cli.ctl.ctl_rates import (
-    Look,
-    Page,
-    ProcessLoad,
-    compare,
-    diagnose,
-    render,
-)
+from mpbroker.cli.ctl.ctl_rates import render
+from mpbroker.inspect.load import Look, Page, ProcessLoad, compare, diagnose
 
 SECOND = 1_000_000_000
 
@@ -220,7 +214,9 @@ def test_without_a_spare_core_no_more_processes_are_suggested():
 
 
 def test_no_more_than_there_can_be_is_suggested():
-    assert diagnose(page([0.95] * 59, [0.1]))[1] == "mpbroker ctl resize --handlers 59"
+    assert (
+        diagnose(page([0.95] * 119, [0.1]))[1] == "mpbroker ctl resize --handlers 119"
+    )
 
 
 def test_connections_that_wait_for_memory_come_first():

@@ -7,11 +7,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpbroker.cli.exit_codes import ExitCode
+from mpbroker.cli.exit_codes import CliError, ExitCode
 from mpbroker.cli.index_dump import read_offset_index, read_time_index
+from mpbroker.cli.root import root
 from mpbroker.cli.segment_dump import iter_segment
 from mpbroker.protocol.records.compression import Codec
 from mpbroker.protocol.records.control_record import (
@@ -19,6 +21,7 @@ from mpbroker.protocol.records.control_record import (
     build_end_transaction_marker,
 )
 from mpbroker.protocol.records.record_batch import RecordBatchBuilder, set_base_offset
+from tests.support.kraft import kafka_dump, kafka_dump_text, kafka_log
 
 START = 1_700_000_000_000
 JARS = Path(__file__).parents[2] / ".downloads" / "java"
@@ -129,11 +132,71 @@ def test_the_output_is_that_of_kafka_dump_log(mpbroker, segment, damage):
     )
     arguments = ["--print-data-log", "--files", files]
     theirs = subprocess.run(
-        ["java", "-cp", f"{JARS}/*", "kafka.tools.DumpLogSegments", *arguments],
+        [
+            "java",
+            "-cp",
+            f"{JARS}/*",
+            "org.apache.kafka.tools.DumpLogSegments",
+            *arguments,
+        ],
         capture_output=True,
         check=True,
     )
     assert mpbroker("dump", *arguments).out == theirs.stdout
+
+
+@pytest.fixture
+def metadata_log(tmp_path: Path) -> Path:
+    """A metadata log that Apache Kafka 4.3.1 wrote."""
+    path = tmp_path / "__cluster_metadata-0" / f"{0:020}.log"
+    path.parent.mkdir()
+    path.write_bytes(kafka_log())
+    return path
+
+
+def test_a_metadata_log_is_shown_as_kafka_showed_it(mpbroker, metadata_log):
+    result = mpbroker("dump", "--cluster-metadata-decoder", metadata_log)
+    assert result.code == 0
+    shown = result.out.partition(b"\n")[2]
+    assert shown == kafka_dump_text()
+    assert b"LeaderChange: {" in shown and b"PARTITION_CHANGE_RECORD" in shown
+    as_json = mpbroker(
+        "dump", "--cluster-metadata-decoder", "--format", "json", metadata_log.parent
+    )
+    batches = map(json.loads, as_json.out.splitlines())
+    records = [record for batch in batches for record in batch["records"]]
+    assert [r["payload"] for r in records if "payload" in r] == kafka_dump()
+
+
+def test_an_unknown_metadata_record_is_told_with_its_offset(mpbroker, metadata_log):
+    builder = RecordBatchBuilder()
+    builder.append(START, None, b"\x01\x63\x00\x00")
+    metadata_log.write_bytes(kafka_log() + at(169, builder.build()))
+    result = mpbroker("dump", "--cluster-metadata-decoder", metadata_log)
+    assert result.code == ExitCode.ERROR
+    assert "offset 169: record type 99 (version 0)" in result.err
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("bootstrap", "KRaft bootstrap snapshot"),
+        (f"{42:020}-{3:010}", "Snapshot end offset: 42, epoch: 3"),
+    ],
+)
+def test_a_snapshot_says_where_it_ends(mpbroker, metadata_log, name, line):
+    snapshot = metadata_log.with_name(name + ".checkpoint")
+    metadata_log.rename(snapshot)
+    shown = mpbroker("dump", "--cluster-metadata-decoder", snapshot.parent).out
+    assert shown.decode().splitlines()[1] == line
+    assert shown.endswith(kafka_dump_text().partition(b"\n")[2])
+
+
+def test_a_snapshot_of_another_name_is_refused(mpbroker, tmp_path):
+    (tmp_path / "7.checkpoint").touch()
+    result = mpbroker("dump", tmp_path / "7.checkpoint")
+    assert result.code == ExitCode.ERROR
+    assert "its end offset in 20 digits" in result.err
 
 
 # -- damage ----------------------------------------------------------------------------
@@ -251,3 +314,21 @@ def test_a_comma_at_the_end_names_no_directory(mpbroker, tmp_path, monkeypatch):
     assert mpbroker("dump", "--files", ",").code == ExitCode.USAGE
     shown = mpbroker("dump", "--files", f"{0:020}.log,").out.decode()
     assert shown.count("Dumping") == 1
+
+
+def test_an_object_of_a_remote_store_is_dumped_as_the_segment(segment: Path) -> None:
+    key = segment.with_name(f"{segment.stem}-{'ab' * 16}.log")
+    key.write_bytes(segment.read_bytes())
+    runner = CliRunner()
+    options = {"standalone_mode": False}
+    wanted = runner.invoke(root, ["dump", "--deep-iteration", str(segment)], **options)
+    for name in (str(key), f"file://{key}"):
+        found = runner.invoke(root, ["dump", "--deep-iteration", name], **options)
+        assert found.return_value == wanted.return_value
+        assert found.output.splitlines()[0] == f"Dumping {name}"
+        assert found.output.splitlines()[1:] == wanted.output.splitlines()[1:]
+    gone = runner.invoke(root, ["dump", f"file://{key.parent}/0.log"], **options)
+    assert isinstance(gone.exception, CliError)
+    assert gone.exception.exit_code == ExitCode.NOT_FOUND
+    other = runner.invoke(root, ["dump", f"file://{key.parent}/manifest"], **options)
+    assert "not a .log object" in str(other.exception)

@@ -1,6 +1,7 @@
 """`mpbroker group` and `consume -G`, against a broker of our own."""
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 
@@ -8,7 +9,14 @@ import pytest
 
 from mpbroker.cli.exit_codes import ExitCode
 from mpbroker.client.consumer.consumer import Consumer
+from mpbroker.protocol.messages.share_group_heartbeat import (
+    ShareGroupHeartbeatRequest,
+    ShareGroupHeartbeatResponse,
+)
+from tests.bench import wire
+from tests.faults.test_kill_the_whole_tree import address_of
 from tests.support.broker import Broker
+from tests.support.children import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +146,9 @@ def test_a_living_group_is_listed_described_and_left_alone(
                 *("TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG")
             ]
             assert text[2].split()[:5] == [topic, "0", "2", "3", "1"]
-            assert text[2].split()[-2:] == ["/127.0.0.1", "mpbroker"]
+            host, client_id = text[2].split()[-2:]
+            assert host == "/127.0.0.1"
+            assert re.fullmatch(rf"consumer-{re.escape(group)}-\d+", client_id)
             assert text[3].split()[:5] == [topic, "1", "-", "1", "-"]
             assert mpbroker("group", "delete", group).code == ExitCode.ERROR
             moved = mpbroker(
@@ -204,3 +214,54 @@ def test_a_deleted_group_is_gone(mpbroker, topic, group):
     assert json.loads(result.out) == [{"group": group, "deleted": False}]
     result = mpbroker("group", "delete", "--if-exists", group)
     assert (result.code, result.out) == (0, f"group {group} does not exist\n".encode())
+
+
+def test_a_share_group_is_listed_described_reset_and_deleted(
+    mpbroker, group_broker, topic
+):
+    group = f"queue-of-{topic}"
+    with wire.Connection(address_of(group_broker)) as connection:
+
+        def beat(epoch):
+            request = ShareGroupHeartbeatRequest(
+                group_id=group,
+                member_id="one",
+                member_epoch=epoch,
+                subscribed_topic_names=[topic],
+            )
+            payload = connection.ask(wire.request((76, 1), request.encode(1)))
+            return ShareGroupHeartbeatResponse.decode(1, payload[5:])
+
+        wait_until(lambda: beat(0).error_code == 0)
+        listed = mpbroker("group", "list", "--type", "share", "--format", "json")
+        assert json.loads(listed.out) == [
+            {
+                "group": group,
+                "type": "share",
+                "state": "Stable",
+                "protocol_type": "share",
+            }
+        ]
+        described = mpbroker("group", "describe", group, "--format", "json")
+        (found,) = json.loads(described.out)
+        (member,) = found["members"]
+        assert (found["type"], found["assignor"], member["member_id"]) == (
+            "share",
+            "simple",
+            "one",
+        )
+        assert [row["partition"] for row in member["partitions"]] == [0, 1]
+        reset = ("group", "reset-offsets", group, "-t", topic, "-o", "beginning")
+        busy = mpbroker(*reset, "--execute")
+        assert (busy.code, "has 1 members" in busy.err) == (1, True)
+        assert beat(-1).error_code == 0
+    assert mpbroker(*reset, "--execute").code == 0
+    assert offsets(mpbroker, group) == [(0, 0, 3), (1, 0, 1)]
+    shift = ("group", "reset-offsets", group, "--all-topics", "--shift-by", "1")
+    assert mpbroker(*shift, "--execute").code == 0
+    assert offsets(mpbroker, group) == [(0, 1, 2), (1, 1, 0)]
+    table = mpbroker("group", "describe", group).out
+    assert b"START-OFFSET" in table
+    assert b"CONSUMER-ID" not in table
+    assert mpbroker("group", "delete", group).code == 0
+    assert mpbroker("group", "describe", group).code == ExitCode.NOT_FOUND

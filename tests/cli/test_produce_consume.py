@@ -273,7 +273,9 @@ def test_lines_go_out_while_the_input_stays_open(fake_broker):
         (["-t", "one", "-D", "\\q"], ExitCode.USAGE),
         (["-t", "one", "-H", "=x"], ExitCode.USAGE),
         (["-t", "one", "missing-file"], ExitCode.USAGE),
-        (["-t", "one", "-b", "x:y"], ExitCode.ERROR),
+        (["-t", "one", "-b", "x:y"], ExitCode.USAGE),
+        (["-t", "one", "-X", "securty.protocol=SSL"], ExitCode.USAGE),
+        (["-t", "one", "-X", "retries=many"], ExitCode.USAGE),
         (["-t", "one", "-b", "nowhere.invalid:1"], ExitCode.UNAVAILABLE),
     ],
 )

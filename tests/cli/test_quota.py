@@ -17,6 +17,8 @@ def test_quotas_are_set_listed_and_taken_away(mpbroker, topic_name):
     name = ("-u", topic_name, "-c", "<default>")
     done = mpbroker("quota", "set", *name, "producer_byte_rate=1048576")
     assert (done.code, done.err) == (0, "")
+    who = f"user {topic_name}, client-id <default>"
+    assert done.out.decode() == f"{who}: producer_byte_rate = 1048576\n"
     address = ("--ip", "127.0.0.1", "connection_creation_rate=100000")
     told = mpbroker("quota", "set", *address, "--format", "json")
     assert json.loads(told.out) == {
@@ -38,7 +40,8 @@ def test_quotas_are_set_listed_and_taken_away(mpbroker, topic_name):
         "entity": {"ip": "127.0.0.1"},
         "values": {"connection_creation_rate": 100000.0},
     } in everything
-    mpbroker("quota", "set", *name, "producer_byte_rate=")
+    done = mpbroker("quota", "set", *name, "producer_byte_rate=")
+    assert done.out.decode() == f"{who}: producer_byte_rate removed\n"
     mpbroker("quota", "set", "--ip", "127.0.0.1", "connection_creation_rate=")
     assert json.loads(mpbroker("quota", "list", *name, "--format", "json").out) == []
 

@@ -115,3 +115,19 @@ def test_parsing_serve_imports_neither_click_nor_argparse():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "setting", ["lisseners=PLAINTEXT://:0", "num.io.threads=four", "num.io.threads=0"]
+)
+def test_a_wrong_setting_of_the_command_line_is_exit_code_2(
+    setting, tmp_path, monkeypatch, capsys
+):
+    where = f"log.dirs={tmp_path}/data"
+    assert main(["serve", where, setting]) == ExitCode.USAGE
+    assert setting.partition("=")[0] in capsys.readouterr().err
+    file = tmp_path / "server.properties"
+    file.write_text(setting)
+    assert main(["serve", where, "--config", str(file)]) == ExitCode.ERROR
+    monkeypatch.setenv("NOTIFY_SOCKET", "/nowhere")
+    assert main(["serve", where, setting]) == ExitCode.CONFIG

@@ -69,6 +69,22 @@ def test_describe_shows_offsets_and_the_settings_that_were_made(fake_broker, mpb
     assert "1          7       3      10   7" in text
 
 
+def test_describe_shows_both_tiers_of_a_topic_that_has_them(fake_broker, mpbroker):
+    fake_broker.configs["t"]["remote.storage.enable"] = "true"
+    fake_broker.local_starts["t", 1], fake_broker.ends["t", 1] = 800, 1000
+    (topic,) = json.loads(mpbroker("topic", "describe", "t", "--format", "json").out)
+    assert [
+        (each["last_remote_offset"], each["first_local_offset"])
+        for each in topic["partitions"]
+    ] == [(None, 0), (799, 800), (None, 0)]
+    text = mpbroker("topic", "describe", "t").out.decode()
+    assert "IN STORE TO  ON DISK FROM" in text
+    assert ["1", "7", "0", "1000", "1000", "799", "800"] in map(
+        str.split, text.splitlines()
+    )
+    assert "IN STORE" not in mpbroker("topic", "describe", "one").out.decode()
+
+
 def test_alter_sets_deletes_and_adds(fake_broker, mpbroker):
     fake_broker.configs["one"]["a"] = "1"
     result = mpbroker(

@@ -75,6 +75,17 @@ def test_batches_fit_the_topics_own_limit(mpbroker, topic):
     assert sum(ends) == 2000 and min(ends) > 0
 
 
+def test_an_offset_beyond_the_end_is_named_with_the_ends(mpbroker, topic):
+    assert mpbroker("produce", "-t", topic, "-p", 1, stdin=b"a\nb\n").code == 0
+    result = mpbroker("consume", "-t", topic, "-o", "99999999", "-e")
+    assert result.code == ExitCode.NOT_FOUND
+    assert "no record at offset 99999999 or behind it" in result.err
+    assert f"{topic}-1 ends at 2" in result.err
+    refused = mpbroker("consume", "-t", topic, "-o", "xyz", "-e")
+    assert refused.code == ExitCode.USAGE
+    assert "Invalid value for '-o' / '--offset': 'xyz' is none of" in refused.err
+
+
 def test_unknown_topics_are_exit_code_10(mpbroker):
     for arguments in (
         ["topic", "describe", "nope"],
@@ -97,3 +108,45 @@ def test_settings_the_broker_refuses_are_errors_in_its_words(mpbroker, topic):
         result = mpbroker(*arguments)
         assert result.code == ExitCode.ERROR, arguments
         assert result.err.count("\n") == 1, arguments
+
+
+def test_a_share_group_delivers_each_record_until_it_is_accepted(mpbroker, topic):
+    group = f"queue-of-{topic}"
+    lines = [b"%d" % number for number in range(20)]
+    mpbroker("produce", "-t", topic, stdin=b"\n".join(lines) + b"\n")
+    consume = ("consume", "--share", group, "-t", topic)
+    shown = mpbroker(*consume, "-o", "beginning", "-c", 5, "--ack", "release")
+    assert (shown.code, shown.err) == (0, "")
+    assert len(shown.out.splitlines()) == 5
+    # What was released, or fetched and not written, comes again.
+    taken = mpbroker(*consume, "-c", 5)
+    assert len(taken.out.splitlines()) == 5
+    dropped = mpbroker(*consume, "-c", 5, "--ack", "reject")
+    rest = mpbroker(*consume, "-e", "-f", "%s\\n")
+    done = b"".join(each.out for each in (taken, dropped, rest)).splitlines()
+    assert sorted(done, key=int) == lines
+    assert mpbroker(*consume, "-e").code == ExitCode.NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["-G", "g"], "-G and --share"),
+        (["-p", "0"], "--share and -p"),
+        (["-o", "7"], "beginning or end"),
+        (["-e", "--ack", "release"], "never ends"),
+        (["--isolation", "read_committed"], "share.isolation.level"),
+    ],
+)
+def test_options_that_a_share_group_cannot_follow_are_refused(
+    mpbroker, options, reason
+):
+    result = mpbroker("consume", "--share", "q", "-t", "t", *options)
+    assert result.code == ExitCode.USAGE
+    assert reason in result.err
+
+
+def test_how_to_acknowledge_is_for_share_groups_only(mpbroker):
+    result = mpbroker("consume", "-t", "t", "--ack", "reject")
+    assert result.code == ExitCode.USAGE
+    assert "--ack needs --share" in result.err

@@ -100,6 +100,8 @@ class FakeBroker:
         self.logs: dict[tuple[str, int], list[bytes]] = defaultdict(list)
         self.ends: dict[tuple[str, int], int] = defaultdict(int)
         self.starts: dict[tuple[str, int], int] = defaultdict(int)
+        # The first offset that is not in the remote store, where there is one.
+        self.local_starts: dict[tuple[str, int], int] = {}
         self.leader_epochs: dict[tuple[str, int], int] = defaultdict(int)
         self.max_versions: dict[ApiKey, int] = {}  # lower than what it can
         self.leaderless: set[tuple[str, int]] = set()
@@ -433,6 +435,9 @@ class FakeBroker:
             return self.ends[partition]
         if entry.timestamp == -2:
             return self.starts[partition]
+        if entry.timestamp in (-4, -5):
+            first_local = self.local_starts.get(partition, self.starts[partition])
+            return first_local if entry.timestamp == -4 else first_local - 1
         for batch in self.logs[partition]:
             header = parse_batch_header(batch)
             if header.max_timestamp >= entry.timestamp:

@@ -78,6 +78,7 @@ class FakeWire:
         self.hang_connect: set[int] = set()
         self.silent: set[ApiKey] = set()  # never answered of themselves
         self.versions: dict[ApiKey, tuple[int, int]] = {}
+        self.features: dict[str, int] = {}
         self.on_api_versions: (
             Callable[[Sent], api_versions.ApiVersionsResponse | None] | None
         ) = None
@@ -168,6 +169,12 @@ class FakeWire:
 
     def api_versions(self) -> Message:
         return api_versions.ApiVersionsResponse(
+            finalized_features=[
+                api_versions.FinalizedFeatureKey(
+                    name=name, max_version_level=level, min_version_level=level
+                )
+                for name, level in self.features.items()
+            ],
             api_keys=[
                 api_versions.ApiVersion(api_key=key, min_version=low, max_version=high)
                 for key, message in SERVED.items()
@@ -176,7 +183,7 @@ class FakeWire:
                         key, (message.valid_versions[0], message.valid_versions[-1])
                     )
                 ]
-            ]
+            ],
         )
 
     def metadata(self, request: Message) -> Message:

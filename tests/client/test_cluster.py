@@ -6,7 +6,12 @@ import threading
 import pytest
 
 from mpbroker.client.addresses import Address
-from mpbroker.client.admin.topic_admin import MAX_TIMESTAMP, list_offsets
+from mpbroker.client.admin.topic_admin import (
+    EARLIEST_LOCAL,
+    LATEST_TIERED,
+    MAX_TIMESTAMP,
+    list_offsets,
+)
 from mpbroker.client.cluster import Cluster, TopicPartition
 from mpbroker.client.errors import (
     BrokerUnavailableError,
@@ -168,6 +173,11 @@ def test_a_broker_that_is_too_old_to_look_for_the_highest_timestamp_is_not_asked
     fake_broker.answer_with(ApiKey.API_VERSIONS, answer)
     cluster.metadata([])
     where = TopicPartition("t", 0)
-    with pytest.raises(UnsupportedVersionError, match="highest timestamp"):
-        list_offsets(cluster, {where: MAX_TIMESTAMP}, {where: 7})
+    for question, text in (
+        (MAX_TIMESTAMP, "highest timestamp"),
+        (EARLIEST_LOCAL, "on its disk"),
+        (LATEST_TIERED, "in its remote store.*3.9"),
+    ):
+        with pytest.raises(UnsupportedVersionError, match=text):
+            list_offsets(cluster, {where: question}, {where: 7})
     assert not fake_broker.seen(ApiKey.LIST_OFFSETS)

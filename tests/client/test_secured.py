@@ -14,7 +14,7 @@ from mpbroker.client.errors import (
     SslAuthenticationError,
 )
 from mpbroker.client.settings import ADMIN_CONFIG, ClientSettings, parse_settings
-from mpbroker.producer import FatalError, Producer
+from mpbroker.producer import Producer, RetriableError
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages.sasl_authenticate import SaslAuthenticateResponse
@@ -224,14 +224,20 @@ def test_tokens_come_from_a_function_or_a_file(make_broker, tmp_path):
             cluster.any_broker()
 
 
-def test_a_producer_with_a_wrong_password_says_so_and_does_not_try_again(make_broker):
+def test_a_producer_with_a_wrong_password_says_so_and_does_not_hurry(make_broker):
     broker = make_broker(passwords=PASSWORDS)
     with Producer(
-        bootstrap_servers=str(broker.address), **sasl(password="wrong")
+        bootstrap_servers=str(broker.address),
+        reconnect_backoff_ms=3_600_000,
+        reconnect_backoff_max_ms=3_600_000,
+        **sasl(password="wrong"),
     ) as producer:
         for _ in range(3):
-            with pytest.raises(FatalError, match="SASL_AUTHENTICATION_FAILED"):
-                producer.send("t", b"x")
+            error = producer.send("t", b"x").exception(30)
+            assert isinstance(error, RetriableError)
+            assert "SASL_AUTHENTICATION_FAILED" in str(error)
+        with pytest.raises(RetriableError, match="SASL_AUTHENTICATION_FAILED"):
+            producer.partitions_for("t")
     assert len(broker.seen(ApiKey.SASL_HANDSHAKE)) == 1
 
 
@@ -312,7 +318,7 @@ def test_a_session_for_good_is_not_renewed():
     assert not rig.wire.waiting(ApiKey.SASL_HANDSHAKE)
 
 
-def test_a_password_that_was_changed_meanwhile_ends_it():
+def test_a_refused_login_is_tried_again_after_its_backoff():
     rig = secured_rig(lifetime_ms=10_000)
     rig.wire.now_ms += 9_900
     rig.turns()
@@ -320,9 +326,14 @@ def test_a_password_that_was_changed_meanwhile_ends_it():
     prove(rig, ErrorCode.SASL_AUTHENTICATION_FAILED)
     assert isinstance(rig.client.error_of(0), SaslAuthenticationError)
     assert isinstance(rig.metadata.refusal, SaslAuthenticationError)
+    rig.turns(2)
     connects = len(rig.wire.connects)
-    rig.wire.now_ms += 1_000_000
-    for node in (0, 1):
-        assert not rig.client.ready(node, rig.wire.now_ms)
-    rig.turns()
-    assert len(rig.wire.connects) == connects  # nobody's account is locked by us
+    assert not rig.client.ready(0, rig.wire.now_ms)
+    assert len(rig.wire.connects) == connects  # not at once
+    rig.wire.now_ms += 60
+    for _ in range(9):
+        rig.client.ready(0, rig.wire.now_ms)
+        prove(rig)
+    assert len(rig.wire.connects) > connects
+    assert rig.metadata.refusal is None
+    assert rig.client.is_ready(0, rig.wire.now_ms)

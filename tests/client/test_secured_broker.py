@@ -17,7 +17,8 @@ from mpbroker.client.addresses import parse_addresses
 from mpbroker.client.cluster import Cluster
 from mpbroker.client.consumer.consumer import Consumer
 from mpbroker.client.errors import AuthenticationError
-from mpbroker.producer import FatalError, Producer
+from mpbroker.producer import Producer, RetriableError
+from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages.alter_user_scram_credentials import (
     AlterUserScramCredentialsRequest,
     AlterUserScramCredentialsResponse,
@@ -64,19 +65,25 @@ def own_secured_broker(directory: Path) -> Iterator[Secured]:
         broker.close()
 
 
-def add_scram_user(cluster: Cluster, mechanism: int, algorithm: str) -> None:
+def add_scram_user(
+    cluster: Cluster,
+    mechanism: int,
+    algorithm: str,
+    user: str = USER,
+    password: str = PASSWORD,
+) -> None:
     salt = b"salt"
     request = AlterUserScramCredentialsRequest(
         deletions=[],
         # One a request: Apache Kafka refuses two of a user, even of two mechanisms.
         upsertions=[
             ScramCredentialUpsertion(
-                name=USER,
+                name=user,
                 mechanism=mechanism,
                 iterations=4096,
                 salt=salt,
                 salted_password=hashlib.pbkdf2_hmac(
-                    algorithm, PASSWORD.encode(), salt, 4096
+                    algorithm, password.encode(), salt, 4096
                 ),
             )
         ],
@@ -148,12 +155,52 @@ def test_what_is_produced_is_consumed(secured, topic_name, protocol, mechanism):
 @pytest.mark.parametrize("mechanism", ["PLAIN", *SCRAM])
 def test_a_wrong_password_is_said_to_be_one(secured, mechanism):
     settings = settings_for(secured, "SASL_PLAINTEXT", mechanism, "wrong")
-    with Producer(settings) as producer, pytest.raises(FatalError, match="password"):
-        producer.send("t", b"x")
+    with Producer(settings) as producer:
+        error = producer.send("t", b"x").exception(30)
+    assert isinstance(error, RetriableError)
+    assert error.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
+    assert "password" in str(error)
     with Consumer(settings) as consumer:
         consumer.assign([("t", 0)])
         with pytest.raises(AuthenticationError, match="SASL_AUTHENTICATION_FAILED"):
             consumer.poll(5000)
+
+
+@pytest.mark.parametrize("transactional", [False, True])
+def test_a_refused_producer_goes_on_when_the_password_is_right(
+    secured, topic_name, transactional
+):
+    user = f"{topic_name}-user"
+    settings = settings_for(secured, "SASL_PLAINTEXT", "SCRAM-SHA-256", "later")
+    settings |= {"sasl.username": user}
+    if transactional:
+        settings["transactional.id"] = topic_name
+    with Producer(settings) as producer:
+        for _ in range(2):
+            if transactional:
+                with pytest.raises(RetriableError, match="password"):
+                    producer.init_transactions()
+            else:
+                assert "password" in str(producer.send(topic_name, b"x").exception(30))
+        with Cluster(parse_addresses(secured.listeners["PLAINTEXT"]), 30) as cluster:
+            add_scram_user(cluster, 1, "sha256", user, "later")
+
+        def is_accepted() -> bool:
+            try:
+                if transactional:
+                    producer.init_transactions()
+                else:
+                    producer.send(topic_name, b"x").result(30)
+            except RetriableError as error:
+                assert error.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
+                return False
+            return True
+
+        wait_until(is_accepted)
+        if transactional:
+            producer.begin_transaction()
+            producer.send(topic_name, b"x").result(30)
+            producer.commit_transaction()
 
 
 @pytest.mark.skipif(

@@ -8,6 +8,7 @@ import pytest
 
 from mpbroker.client.consumer.consumer_config import ConsumerSettings
 from mpbroker.client.settings import ADMIN_CONFIG, ClientSettings, parse_settings, pick
+from mpbroker.client.share.share_consumer_config import ShareConsumerSettings
 from mpbroker.producer.config import ProducerSettings
 
 GIVEN = {"bootstrap.servers": "localhost:9092"}
@@ -52,3 +53,18 @@ def test_a_field_takes_the_value_of_the_key_that_is_spelled_like_it():
 def test_a_field_that_no_setting_is_spelled_like_must_be_given():
     with pytest.raises(TypeError, match="bootstrap"):
         pick(ClientSettings, parse_settings(ADMIN_CONFIG, GIVEN))
+
+
+def test_consumers_without_client_id_have_kafkas_names():
+    def name(kind, **more):
+        return kind.parse({"bootstrap.servers": "h:1", **more}).client.client_id
+
+    grouped = {"group.id": "g"}
+    assert name(ConsumerSettings, **grouped, **{"client.id": "me"}) == "me"
+    instance = {"group.instance.id": "i-7"}
+    assert name(ConsumerSettings, **grouped, **instance) == "consumer-g-i-7"
+    first = name(ConsumerSettings, **grouped)
+    second = name(ShareConsumerSettings, **grouped)
+    number = int(first.removeprefix("consumer-g-"))
+    assert second == f"consumer-g-{number + 1}"
+    assert name(ConsumerSettings) == f"consumer-{number + 2}"

@@ -59,7 +59,9 @@ def lines_of(path: Path) -> Lines:
     """What a client has pushed so far, by its id."""
 
     def read(client_id: str) -> list[dict[str, Any]]:
-        lines = path.read_text().splitlines() if path.exists() else []
+        text = path.read_text() if path.exists() else ""
+        # The last line may not be written to its end.
+        lines = text[: text.rfind("\n") + 1].splitlines()
         found = [json.loads(line) for line in lines]
         return [each for each in found if each["client_id"] == client_id]
 

@@ -30,7 +30,9 @@ COMPLAINT = re.compile(
 def dump(files: list[Path], *options: str) -> str:
     assert files, "nothing to dump"
     names = ",".join(str(file) for file in sorted(files))
-    printed = run_java("kafka.tools.DumpLogSegments", "--files", names, *options)
+    printed = run_java(
+        "org.apache.kafka.tools.DumpLogSegments", "--files", names, *options
+    )
     assert not COMPLAINT.search(printed), COMPLAINT.search(printed)
     return printed
 

@@ -172,12 +172,13 @@ def test_configurations_are_set_described_and_altered(
     client.create_topic(
         topic_name, 1, {"retention.ms": "3600000", "cleanup.policy": "compact"}
     )
+    wait_for_partitions(client, topic_name, 1)
     config = client.topic_config(topic_name)
     assert config["retention.ms"] == "3600000"
     assert config["cleanup.policy"] == "compact"
     assert config["compression.type"] == "producer"  # a default
     client.alter_topic_config(topic_name, {"retention.ms": "7200000"})
-    assert client.topic_config(topic_name)["retention.ms"] == "7200000"
+    wait_until(lambda: client.topic_config(topic_name)["retention.ms"] == "7200000")
     client.delete_topic(topic_name)
 
 

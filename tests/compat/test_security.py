@@ -274,11 +274,11 @@ def test_javas_producer_and_consumer(
     common = ("--bootstrap-server", secured.address(protocol), "--topic", topic_name)
     producer = "org.apache.kafka.tools.ConsoleProducer"
     lines = "".join(f"record {number}\n" for number in range(100))
-    run_java(producer, *common, "--producer.config", str(file), stdin=lines)
+    run_java(producer, *common, "--command-config", str(file), stdin=lines)
     # As a member of a group, whose coordinator it finds over the same listener.
     read = run_java(
         "org.apache.kafka.tools.consumer.ConsoleConsumer",
-        *(*common, "--consumer.config", str(file), "--from-beginning"),
+        *(*common, "--command-config", str(file), "--from-beginning"),
         *("--max-messages", "100", "--timeout-ms", str(TIMEOUT_S * 1000)),
     )
     assert read == lines

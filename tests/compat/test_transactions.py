@@ -39,7 +39,7 @@ from tests.compat.test_other_languages import (
 from tests.support.apache_kafka import java_command
 from tests.support.broker import Broker
 from tests.support.children import wait_until
-from tests.support.fetch_clients import have_java_client, have_java_tools
+from tests.support.fetch_clients import have_java_clients, have_java_tools
 
 MakeTopic = Callable[..., str]
 
@@ -54,7 +54,7 @@ needs_java = pytest.mark.skipif(
 )
 
 needs_java_client = pytest.mark.skipif(
-    not have_java_client(),
+    not have_java_clients(),
     reason="no client of Kafka's own in .downloads/java: scripts/test builds it",
 )
 

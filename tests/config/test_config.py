@@ -190,7 +190,7 @@ def test_a_file_written_for_kafka_works_as_it_is(tmp_path):
     config = load(file=file)
     assert config.endpoints == (EndPoint("PLAINTEXT", "", 9092, "PLAINTEXT"),)
     assert config.advertised == {"PLAINTEXT": AdvertisedEndPoint("localhost", 9092)}
-    assert len(config.warnings) == 4
+    assert len(config.warnings) == 3
     assert sum("bind it to 127.0.0.1" in warning for warning in config.warnings) == 1
 
 
@@ -410,13 +410,17 @@ TWO_LISTENERS = {
 @pytest.mark.parametrize(
     ("more", "name", "limit"),
     [
-        ({}, "num.io.threads", "between 1 and 59"),
-        ({"control.plane.listener.name": "B"}, "num.io.threads", "between 1 and 58"),
-        ({}, "num.network.threads", "between 1 and 8, since 2 listeners share at most"),
+        ({}, "num.io.threads", "between 1 and 119"),
+        ({"control.plane.listener.name": "B"}, "num.io.threads", "between 1 and 118"),
+        (
+            {},
+            "num.network.threads",
+            "between 1 and 32, since 2 listeners share at most",
+        ),
         (
             {"listener.name.a.num.network.threads": "10"},
             "num.network.threads",
-            "between 1 and 6, since 2 listeners share at most 16",
+            "between 1 and 54, since 2 listeners share at most 64",
         ),
     ],
 )
@@ -435,13 +439,13 @@ def test_a_listeners_own_processors_may_be_more_than_each_may_have():
         config, lambda name: {"listener.name.a.num.network.threads": "12"}
     )
     assert now.own_of_listener("A", "num.network.threads") == 12
-    with pytest.raises(ConfigError, match=r"^listener\.name\.a\..*between 1 and 16"):
-        load({**TWO_LISTENERS, "listener.name.a.num.network.threads": "17"})
+    with pytest.raises(ConfigError, match=r"^listener\.name\.a\..*between 1 and 64"):
+        load({**TWO_LISTENERS, "listener.name.a.num.network.threads": "65"})
 
 
 def test_listeners_with_too_many_processors_of_their_own_are_refused():
-    with pytest.raises(ConfigError, match="16 processors for 1 of 2 listeners"):
-        load({**TWO_LISTENERS, "listener.name.a.num.network.threads": "16"})
+    with pytest.raises(ConfigError, match="64 processors for 1 of 2 listeners"):
+        load({**TWO_LISTENERS, "listener.name.a.num.network.threads": "64"})
 
 
 # -- cores ----------------------------------------------------------------------------
@@ -523,6 +527,15 @@ def test_explain_tells_a_computed_default_and_the_rule_behind_it(cores, name, ru
     assert f"Default: {rule}" in explained.documentation
     assert f"default     {explained.default} on this machine\n" in explained.text()
     assert f"Default: {rule}" in BROKER_CONFIG_DEF.key(name).documentation
+
+
+@pytest.mark.parametrize("prefix", ["", "listener.name.x."])
+def test_explain_says_of_which_machine_a_computed_default_is(prefix):
+    name = f"{prefix}num.network.threads"
+    text = explain(name).text()
+    assert "default     1 on a machine with one core\n" in text
+    assert "default     2 on this machine\n" in explain(name, load(cores=4)).text()
+    assert "this machine" not in text
 
 
 def test_explain_tells_what_counts_where_a_setting_is_not_set():

@@ -11,6 +11,7 @@ from mpbroker.ipc.layout import MAX_PARTITIONS
 
 OFFSETS = "offsets.topic.num.partitions"
 TRANSACTIONS = "transaction.state.log.num.partitions"
+SHARE_STATES = "share.coordinator.state.topic.num.partitions"
 
 
 @pytest.mark.parametrize("key", [OFFSETS, TRANSACTIONS, "num.partitions"])
@@ -20,12 +21,13 @@ def test_no_topic_may_have_more_partitions_than_a_broker(key):
     assert f"{key}=99999999" in str(caught.value)
 
 
-def test_nor_may_both_of_the_coordinators_together():
+def test_nor_may_all_of_the_coordinators_together():
     half = MAX_PARTITIONS // 2
-    BrokerConfig.load({OFFSETS: str(half), TRANSACTIONS: str(half)}, None, {})
+    most = {OFFSETS: str(half), TRANSACTIONS: str(half - 7), SHARE_STATES: "7"}
+    BrokerConfig.load(most, None, {})
     with pytest.raises(ConfigError, match="together above") as caught:
-        BrokerConfig.load({OFFSETS: str(half), TRANSACTIONS: str(half + 1)}, None, {})
-    assert OFFSETS in str(caught.value) and TRANSACTIONS in str(caught.value)
+        BrokerConfig.load({**most, SHARE_STATES: "8"}, None, {})
+    assert all(name in str(caught.value) for name in most)
 
 
 @pytest.mark.parametrize("assignors", ["", "cooperative", "uniform,sticky"])

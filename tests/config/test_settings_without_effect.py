@@ -13,7 +13,10 @@ from mpbroker.metadata.log_config_def import BROKER_SYNONYMS, LOG_CONFIG_DEF
 
 PACKAGE = Path(__file__).resolve().parents[2] / "mpbroker"
 SYNONYMS = {each.name for several in BROKER_SYNONYMS.values() for each in several}
-ROWS = {"ConfigKey", "BrokerKey", "TopicKey", "_topic_default"}
+ROWS = {
+    *("ConfigKey", "BrokerKey", "TopicKey", "_topic_default"),
+    *("_rows", "_rows_of_listeners"),
+}
 
 
 def words_of(node: ast.AST) -> Iterator[str]:

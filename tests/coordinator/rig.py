@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from unittest.mock import MagicMock
 
 from mpbroker.coordinator.context import CoordinatorContext
 from mpbroker.coordinator.groups.group_config import GroupConfig
@@ -51,14 +53,29 @@ def no_sessions() -> MemberSessions:
     return MemberSessions([0] * MEMBER_SESSION_WORDS)
 
 
+def no_share_groups() -> Any:
+    """Return the share groups of a coordinator that has none."""
+    share = MagicMock()
+    share.topic.has_changed = False
+    share.topic.partitions_to_load.return_value = []
+    share.service.go_on.return_value = False
+    return share
+
+
 class FakeTopics:
     """The topics that a test has defined."""
 
     def __init__(self) -> None:
         self.counts = {"t": 4, "u": 2}
+        self.shared: set[str] = set()  # by a cluster
+        self.configs: dict[str, dict[str, str]] = {}  # of created topics
+        self.refused: dict[str, str] = {}  # why a topic cannot be created
 
     def partition_count(self, topic: str) -> int:
         return self.counts.get(topic, 0)
+
+    def has_transactions(self, topic: str) -> bool:
+        return topic not in self.shared
 
     def topic_name(self, topic_id: bytes) -> str | None:
         name = topic_id.rstrip(b"\0").decode()
@@ -69,6 +86,19 @@ class FakeTopics:
 
     def topic_names(self) -> list[str]:
         return list(self.counts)
+
+    def create(
+        self, wanted: Sequence[tuple[str, int, Mapping[str, str]]]
+    ) -> Mapping[str, str]:
+        """Create topics, except those of which the test says that they cannot be."""
+        failed = {}
+        for name, count, configs in wanted:
+            if name in self.refused:
+                failed[name] = self.refused[name]
+            else:
+                self.counts[name] = count
+                self.configs[name] = dict(configs)
+        return failed
 
     def version(self) -> int:
         return hash(tuple(self.counts.items()))
@@ -100,8 +130,12 @@ class Rig:
             overrides=lambda group_id: self.group_configs.get(group_id, {}),
         )
 
-    def restart(self) -> None:
-        """Restart the coordinator: the log and the members' sessions are left."""
+    def restart(self, while_loading: Callable[[], object] = lambda: None) -> None:
+        """Restart the coordinator: the log and the members' sessions are left.
+
+        Args:
+            while_loading: called when the log is read and no group is served yet.
+        """
         self.collect()
         self._start()
         self.coordinator.begin_loading(range(PARTITIONS))
@@ -109,6 +143,7 @@ class Rig:
             read = read_record(key, value)
             assert read is not None
             self.coordinator.replay(*read, self.now_ms)
+        while_loading()
         for partition in range(PARTITIONS):
             self.coordinator.loaded(partition, self.now_ms)
         self.collect()

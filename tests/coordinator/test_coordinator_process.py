@@ -11,6 +11,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from mpbroker.cluster.groups.group_store import Event, Held, Loaded, Lost, Taken
 from mpbroker.coordinator.context import CoordinatorContext
 from mpbroker.coordinator.coordinator_logs import StateMachines
 from mpbroker.coordinator.coordinator_process import (
@@ -28,11 +29,12 @@ from mpbroker.coordinator.groups.group_records import (
     ConsumerGroupCurrentMemberAssignmentValue,
     offset_key,
     offset_value,
-    versioned,
 )
 from mpbroker.coordinator.outbox import Call, Outbox, transaction_log
 from mpbroker.coordinator.record_writer import Syncs
+from mpbroker.coordinator.shard_topic import ShardTopic
 from mpbroker.coordinator.timers import Timers
+from mpbroker.coordinator.versioned import versioned
 from mpbroker.ipc.layout import RowStatus
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.fields import Struct
@@ -47,8 +49,9 @@ from mpbroker.protocol.messages.offset_commit import (
     OffsetCommitResponseTopic,
 )
 from mpbroker.server.api_messages import error_answer
-from tests.coordinator.rig import FakeTopics, no_sessions
+from tests.coordinator.rig import FakeTopics, no_sessions, no_share_groups
 from tests.coordinator.test_durability import FakeLog, FakeNotices
+from tests.coordinator.test_shard_topic import FIRST, SECOND, FakeStore
 
 PARTITION = 3
 
@@ -56,7 +59,7 @@ PARTITION = 3
 class Stage:
     """A process with fakes around it; only the waiting for the disk is real."""
 
-    def __init__(self) -> None:
+    def __init__(self, shards: ShardTopic | None = None) -> None:
         self.log = FakeLog(1)
         self.out = Outbox()
         self.sent: list[str] = []
@@ -67,18 +70,26 @@ class Stage:
         transactions = MagicMock()
         transactions.topic.has_changed = False
         self.transactions = transactions
-        disk: Any = SimpleNamespace(event_fd=-1, is_idle=True)
+        self.disk: Any = SimpleNamespace(event_fd=-1, is_idle=True)
         self.channel = channel = MagicMock()
         channel.send_bytes.side_effect = lambda slot, body: self.sent.append(body)
         self.coordinator = MagicMock()
         context = CoordinatorContext(self.out, Timers(), FakeTopics(), no_sessions())
-        durability = Durability(lambda log: None, FakeNotices(), self.fail)  # type: ignore[arg-type]
+        sync_at_once: Any = self.fail if shards is None else None
+        durability = Durability(lambda log: None, FakeNotices(), sync_at_once)  # type: ignore[arg-type]
         words: Any = SimpleNamespace(words=defaultdict(int))
         bell: Any = SimpleNamespace(fd=self.bell)
         self.process = CoordinatorProcess(
             RequestPort(words, MagicMock(), bell, channel),
-            StateMachines(context, self.coordinator, topic, transactions),
-            Syncs(disk, MagicMock(), durability, MagicMock()),
+            StateMachines(
+                context,
+                self.coordinator,
+                shards or topic,
+                transactions,
+                no_share_groups(),
+                shards,
+            ),
+            Syncs(self.disk, MagicMock(), durability, MagicMock()),
             Clock(),
             lambda: None,
             lambda request, code: code.name.encode(),
@@ -163,7 +174,7 @@ def test_a_log_that_is_lost_while_it_is_loaded_is_loaded_again_after_that(
 
     process._lose(log)
     assert look() == 1
-    next(loading._loads[0])
+    next(loading._loads[0][1])
     process._lose(log)
     assert look() == 1
     loading.go_on(60.0)
@@ -246,6 +257,61 @@ def test_nothing_is_done_once_it_is_known_that_the_topic_was_deleted(
     stage.topic.append.assert_not_called()
 
 
+class ShardStage(Stage):
+    """A process whose node has one shard, with a store whose thread is the test."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.store = FakeStore()
+        self.store.event_fd = os.eventfd(0)
+        shards = ShardTopic(self.store, lambda: self.now)  # type: ignore[arg-type]
+        super().__init__(shards)
+        self.coordinator.lost.side_effect = self.forget
+        self.happens(Held(103, frozenset({PARTITION})), Taken(FIRST))
+        self.happens(Loaded(FIRST, []))
+
+    def forget(self, number: int) -> None:
+        self.out.records.pop(number, None)
+
+    def happens(self, *events: Event) -> None:
+        """Let events come, and the process take a turn."""
+        self.store.events += events
+        self.process._work([])
+
+
+@pytest.fixture
+def sharded() -> Iterator[ShardStage]:
+    made = ShardStage()
+    yield made
+    os.close(made.bell)
+    os.close(made.store.event_fd)
+
+
+def test_an_answer_whose_records_go_with_a_shard_is_refused(
+    sharded: ShardStage,
+) -> None:
+    """Also if the shard is back before the answer is looked at again."""
+    sharded.disk.is_idle = False
+    sharded.out.write(PARTITION, b"k", b"v")
+    sharded.out.answer(sharded.call(), MagicMock(), (PARTITION,))
+    sharded.process._flush()
+    assert sharded.process._writer.holds_answers
+    sharded.happens(Lost(FIRST), Taken(SECOND), Loaded(SECOND, []))
+    assert sharded.sent == ["NOT_COORDINATOR"]
+
+
+def test_nothing_is_answered_from_memory_if_the_lease_ends_within_a_turn(
+    sharded: ShardStage,
+) -> None:
+    def be_slow(now_ms: int) -> None:
+        sharded.now += 10
+        sharded.out.answer(sharded.call(), MagicMock(), (PARTITION,))
+
+    sharded.process._timers.schedule("slow", 0, be_slow)
+    sharded.happens()
+    assert sharded.sent == ["NOT_COORDINATOR"]
+
+
 TWO_COMMITS = [
     OffsetCommitResponsePartition(partition_index=0, error_code=0),
     OffsetCommitResponsePartition(
@@ -303,3 +369,16 @@ def error_codes(message: Struct) -> list[int]:
         for row in value if isinstance(value, list) else ():
             codes += error_codes(row)
     return codes
+
+
+def test_the_load_of_a_lost_shard_ends_and_does_not_meet_the_next_one(stage):
+    loading = stage.process._loading
+    stage.topic.load.side_effect = lambda partition: iter([[], [], []])
+    loading.load(PARTITION)
+    next(loading._loads[0][1])  # it is under way
+    stage.process._lost_shard(PARTITION)
+    assert not loading
+    loading.load(PARTITION)
+    loading.go_on(60)
+    assert not loading
+    stage.coordinator.loaded.assert_called_once()

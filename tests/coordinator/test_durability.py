@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from mpbroker.coordinator.durability import DEADLINE_NS, Awaited, Durability
 from mpbroker.ipc.layout import RowStatus
+from mpbroker.metadata.log_config import LogConfig
 
 
 class FakeRow:
@@ -21,6 +23,7 @@ class FakeRow:
 class FakeLog:
     def __init__(self, index: int) -> None:
         self.row = FakeRow(index)
+        self.view = SimpleNamespace(config=LogConfig())
 
 
 class FakeNotices:

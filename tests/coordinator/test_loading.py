@@ -15,7 +15,6 @@ from mpbroker.coordinator.groups.group_records import (
     offset_value,
     read_offset,
     read_record,
-    versioned,
 )
 from mpbroker.coordinator.transactions.transaction_metadata import TransactionState
 from mpbroker.coordinator.transactions.transaction_records import (
@@ -25,6 +24,7 @@ from mpbroker.coordinator.transactions.transaction_records import (
     transaction_key,
     what_counts,
 )
+from mpbroker.coordinator.versioned import versioned
 from mpbroker.protocol.errors import ProtocolError
 from tests.coordinator.transactions.transaction_rig import TransactionRig
 

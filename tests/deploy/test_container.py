@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tomllib
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import NamedTuple
@@ -53,6 +54,7 @@ def read_dockerfile(path):
 
 
 INSTRUCTIONS = read_dockerfile(DEPLOY / "Dockerfile")
+PIPELINE = read_dockerfile(DEPLOY / "Dockerfile.pipeline")
 
 
 def texts(name, instructions=INSTRUCTIONS):
@@ -83,16 +85,17 @@ def is_sent(path):
     return sent
 
 
-def test_every_instruction_is_one_and_well_formed():
-    assert {each.name for each in INSTRUCTIONS} <= KNOWN
-    assert INSTRUCTIONS[0].name == "ARG" and INSTRUCTIONS[1].name == "FROM"
-    for each in INSTRUCTIONS:
+@pytest.mark.parametrize("instructions", [INSTRUCTIONS, PIPELINE])
+def test_every_instruction_is_one_and_well_formed(instructions):
+    assert {each.name for each in instructions} <= KNOWN
+    assert instructions[0].name == "ARG" and instructions[1].name == "FROM"
+    for each in instructions:
         assert each.text, each
         if each.name in JSON_FORM:
             assert all(isinstance(word, str) for word in json.loads(each.text))
 
 
-@pytest.mark.parametrize("text", texts("RUN"))
+@pytest.mark.parametrize("text", texts("RUN") + texts("RUN", PIPELINE))
 def test_every_run_line_is_a_shell_command(text):
     done = subprocess.run(["sh", "-n", "-c", text], capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
@@ -234,6 +237,33 @@ def test_what_the_image_runs_serves_is_healthy_and_stops_when_told(tmp_path):
         broker.kill()
         broker.wait()
     assert health(environ) != 0
+
+
+def test_the_image_of_pipelines_adds_to_the_broker_s_and_keeps_its_user(capsys):
+    comments = (DEPLOY / "Dockerfile").read_text()
+    (broker,) = re.findall(r"docker build -f deploy/Dockerfile -t (\S+) \.", comments)
+    assert texts("ARG", PIPELINE) == [f"BROKER={broker}"]
+    assert texts("FROM", PIPELINE) == ["${BROKER}"]
+    # Nothing of the checkout: the broker's image has it, with its compiled parts.
+    assert not texts("COPY", PIPELINE)
+    assert texts("USER", PIPELINE)[-1] == texts("USER", last_stage())[-1]
+    assert texts("HEALTHCHECK", PIPELINE) == ["NONE"]  # the broker's asks a broker
+    (command,) = map(json.loads, texts("CMD", PIPELINE))
+    assert main(command) == 0
+    assert "Run pipelines that a TOML file describes" in capsys.readouterr().out
+
+
+def test_the_image_of_pipelines_has_extras_that_exist_and_a_place_for_tables():
+    runs = " ".join(texts("RUN", PIPELINE))
+    ((name, extras),) = re.findall(r"'(mpbroker-server)\[(.+?)\]'", runs)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert name == project["name"]
+    assert {"spark", *extras.split(",")} <= set(project["optional-dependencies"])
+    (line,) = [each for each in runs.split("&&") if "install -d" in each]
+    (lake,) = json.loads(texts("VOLUME", PIPELINE)[0])
+    assert f"-o {texts('USER', PIPELINE)[-1]} -g 0 -m 0770 {lake}" in line
+    manifests = (DEPLOY / "kubernetes" / "pipeline.yaml").read_text()
+    assert f"mountPath: {lake}}}" in manifests
 
 
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())

@@ -132,6 +132,25 @@ def test_old_programs_stay_as_long_as_somebody_runs_them(installed):
     assert not is_there_after_another()
 
 
+def test_pipelines_have_a_unit_and_programs_of_their_own_and_stay(tmp_path):
+    installed = tmp_path / "root"
+    installed.mkdir()
+    unit = installed / "etc/systemd/system/mpbroker-pipeline@.service"
+    for arguments in (["--pipelines"], []):  # what is there is kept up to date
+        done = install("--root", installed, "--python", sys.executable, *arguments)
+        assert done.returncode == 0, done.stderr
+        (program,) = re.findall(r"ExecStart=(\S+)", unit.read_text())
+        programs = installed / "opt/mpbroker-pipeline"
+        assert program == "/opt/mpbroker-pipeline/bin/mpbroker"
+        assert (programs / "bin/mpbroker").exists()
+        assert programs.resolve().name.startswith("mpbroker-pipeline-")
+        # Each is a link to programs of its own, and the other's are not old ones of it.
+        assert (installed / "opt/mpbroker/.complete").exists()
+        assert (installed / "etc/mpbroker/pipelines").is_dir()
+        assert "# of an older release" not in unit.read_text()
+        unit.write_text(unit.read_text() + "# of an older release\n")
+
+
 @pytest.mark.parametrize("action", [[], ["--uninstall"]])
 def test_a_dry_run_does_nothing_and_says_what_it_would_do(tmp_path, action):
     for unit in ("mpbroker.service", "mpbroker.socket"):
@@ -149,8 +168,10 @@ def test_a_dry_run_does_nothing_and_says_what_it_would_do(tmp_path, action):
 def test_taking_it_away_leaves_settings_data_and_user(tmp_path):
     for made in (
         "opt/mpbroker-0123456789ab/pyvenv.cfg",
+        "opt/mpbroker-pipeline-0123456789ab/pyvenv.cfg",
         "opt/mpbroker-notes/todo",
         "etc/systemd/system/mpbroker.service",
+        "etc/systemd/system/mpbroker-pipeline@.service",
         "etc/systemd/system/mpbroker@.service",
         "etc/systemd/system/mpbroker.socket",
         "etc/sysusers.d/mpbroker.conf",
@@ -161,6 +182,8 @@ def test_taking_it_away_leaves_settings_data_and_user(tmp_path):
         (tmp_path / made).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / made).touch()
     (tmp_path / "opt/mpbroker").symlink_to("mpbroker-0123456789ab")
+    pipeline = tmp_path / "opt/mpbroker-pipeline"
+    pipeline.symlink_to("mpbroker-pipeline-0123456789ab")
     done = install("--uninstall", "--root", tmp_path)
     assert done.returncode == 0, done.stderr
     left = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()}
@@ -170,22 +193,23 @@ def test_taking_it_away_leaves_settings_data_and_user(tmp_path):
         "var/lib/mpbroker/meta.properties",
     }
     assert not (tmp_path / "opt/mpbroker").is_symlink()
+    assert not pipeline.is_symlink()
     assert "/var/lib/mpbroker" in done.stdout
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "code", "words"),
     [
-        (["--frobnicate"], "no such option: --frobnicate"),
-        (["--root"], "--root needs a value"),
-        (["--root", "/no/such/root"], "make it first"),
-        (["--root", "/tmp", "--start"], "nothing can be started"),
-        (["--root", "/tmp", "--python", "/no/such/python"], "Python 3.11 or newer"),
+        (["--frobnicate"], 2, "no such option: --frobnicate"),
+        (["--root"], 2, "--root needs a value"),
+        (["--root", "/no/such/root"], 1, "make it first"),
+        (["--root", "/tmp", "--start"], 1, "nothing can be started"),
+        (["--root", "/tmp", "--python", "/no/such/python"], 1, "Python 3.11 or newer"),
     ],
 )
-def test_what_cannot_be_done_is_said_with_the_fix(arguments, words):
+def test_what_cannot_be_done_is_said_with_the_fix(arguments, code, words):
     done = install(*arguments)
-    assert done.returncode == 1
+    assert done.returncode == code
     assert words in done.stderr
     assert done.stderr.count("\n") == 1
 
@@ -206,6 +230,179 @@ def test_without_root_it_says_how(tmp_path):
     )
     assert done.returncode == 1
     assert "needs root" in done.stderr and "sudo" in done.stderr
+
+
+@pytest.fixture
+def hidden_python(tmp_path):
+    """A Python that only root can reach, as one of pyenv's in /root is."""
+    folder = tmp_path / "hidden"
+    folder.mkdir(mode=0o700)
+    python = folder / "python3"
+    shutil.copy(os.path.realpath(sys.executable), python)
+    home = f"export PYTHONHOME={sys.base_prefix}; "
+    script = folder / "bin" / "python3"
+    script.parent.mkdir()
+    script.write_text(f'#!/bin/sh\n{home}exec {python} "$@"\n')
+    script.chmod(0o755)
+    return script
+
+
+def test_a_python_that_the_services_user_cannot_run_is_refused_even_in_a_dry_run(
+    hidden_python, tmp_path
+):
+    done = install("--dry-run", "--python", hidden_python)
+    assert done.returncode == 1
+    assert "the service's user cannot run it" in done.stderr
+    # Below another root the result is for another machine.
+    elsewhere = install("--dry-run", "--python", hidden_python, "--root", tmp_path)
+    assert elsewhere.returncode == 0, elsewhere.stderr
+
+
+@pytest.mark.skipif(
+    subprocess.run(
+        ["/usr/bin/python3", "-c", "import venv, ensurepip, tomllib"],
+        capture_output=True,
+        check=False,
+    ).returncode
+    != 0,
+    reason="no Python 3.11 of the system's with venv",
+)
+def test_the_first_python_that_its_user_can_run_is_chosen(hidden_python):
+    path = f"{hidden_python.parent}:/usr/bin:/bin"
+    done = install("--dry-run", PATH=path)
+    assert done.returncode == 0, done.stderr
+    system = subprocess.check_output(["/usr/bin/python3", "-V"], text=True).strip()
+    assert re.search(rf"/opt/mpbroker-\w+, with {system}\n", done.stdout)
+
+
+# -- the Debian package, made of what was installed ------------------------------------
+
+DEBIAN = ROOT / "deploy" / "debian"
+with_dpkg = pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="no dpkg-deb")
+
+
+def build_package(staged, output):
+    done = subprocess.run(
+        [DEBIAN / "build", "--staged", staged, "--output", output],
+        capture_output=True,
+        text=True,
+        timeout=INSTALL_TIMEOUT_S,
+        env={
+            **os.environ,
+            "BUILD_PYTHON": sys.executable,
+            "SOURCE_DATE_EPOCH": "1700000000",
+        },
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (package,) = output.glob("*.deb")
+    return package
+
+
+@pytest.fixture(scope="module")
+def package(installed, tmp_path_factory):
+    return build_package(installed, tmp_path_factory.mktemp("package"))
+
+
+@pytest.fixture
+def dpkg(tmp_path):
+    """Runs dpkg below another root, and its scripts with DPKG_ROOT."""
+    root = tmp_path / "system"
+    for folder in ("updates", "info"):
+        (root / "var/lib/dpkg" / folder).mkdir(parents=True)
+    (root / "var/lib/dpkg/status").touch()
+    (root / "etc").mkdir()
+
+    def run(*arguments):
+        done = subprocess.run(
+            [
+                *("dpkg", f"--root={root}", "--force-script-chrootless"),
+                *("--force-depends", "--log=/dev/null", *map(str, arguments)),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=INSTALL_TIMEOUT_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return root
+
+    return run
+
+
+@with_dpkg
+def test_a_package_has_equal_bytes_each_time_and_what_debian_wants(
+    installed, package, tmp_path
+):
+    again = build_package(installed, tmp_path)
+    assert again.read_bytes() == package.read_bytes()
+    listed = subprocess.check_output(["dpkg-deb", "-c", package], text=True)
+    for name in (
+        "/usr/bin/mpbroker -> /opt/mpbroker/bin/mpbroker",
+        "/usr/lib/systemd/system/mpbroker.service",
+        "/usr/share/man/man1/mpbroker-topic.1.gz",
+        "/usr/share/doc/mpbroker/copyright",
+    ):
+        assert f".{name}" in listed
+    assert not re.search(r"^(?!l).{5}w|^(?!l).{8}w", listed, re.M)  # for all to write
+    control = subprocess.check_output(["dpkg-deb", "-f", package], text=True)
+    assert re.search(
+        r"^Depends: python3 \(>= 3\.\d+\), python3 \(<< 3\.", control, re.M
+    )
+
+
+@with_dpkg
+def test_a_package_is_installed_removed_and_purged(package, dpkg):
+    root = dpkg("-i", package)
+    assert (root / "opt/mpbroker/bin/python").is_symlink()
+    assert "mpbroker:" in (root / "etc/passwd").read_text()
+    settings = root / "etc/mpbroker/server.properties"
+    BrokerConfig.load({}, settings, {})
+    settings.write_text("# mine\n")
+    (root / "var/lib/mpbroker/data").write_text("records")
+    dpkg("-i", package)
+    assert settings.read_text() == "# mine\n"
+    dpkg("-r", "mpbroker")
+    assert not list((root / "opt").iterdir())
+    assert settings.exists() and (root / "var/lib/mpbroker/data").exists()
+    dpkg("-P", "mpbroker")
+    assert not settings.parent.exists() and not (root / "var/lib/mpbroker").exists()
+
+
+@with_dpkg
+def test_a_packages_upgrade_takes_no_file_from_a_running_program(
+    installed, package, dpkg, tmp_path
+):
+    root = dpkg("-i", package)
+    old = root / "opt" / (root / "opt/mpbroker").readlink()
+    staged = tmp_path / "staged"
+    shutil.copytree(installed / "opt", staged / "opt", symlinks=True)
+    later = staged / "opt/mpbroker-0123456789ab"
+    (staged / "opt" / old.name).rename(later)
+    (staged / "opt/mpbroker").unlink()
+    (staged / "opt/mpbroker").symlink_to(later.name)
+    (folder,) = old.glob("lib/python*/site-packages/mpbroker")
+    # A process that has mapped a file of the old program, as a broker has its core.
+    body = f"import mmap, time; f = open({str(folder / 'py.typed')!r}, 'w+b');"
+    body += "f.truncate(1); m = mmap.mmap(f.fileno(), 1); print(flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", body], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as user:
+        user.stdout.readline()
+        dpkg("-i", build_package(staged, tmp_path / "later"))
+        assert (root / "opt/mpbroker").readlink() == Path(later.name)
+        assert (folder / "__init__.py").exists()
+        user.communicate(b"\n")
+    dpkg("-i", tmp_path / "later" / package.name)
+    assert not old.exists()
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="no shellcheck")
+@pytest.mark.parametrize("name", ["build", "postinst", "prerm", "postrm"])
+def test_shellcheck_has_nothing_to_say_of_the_package(name):
+    command = ["shellcheck", "-x", f"--source-path={ROOT}", DEBIAN / name]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
 
 
 def test_help_is_what_the_script_begins_with():

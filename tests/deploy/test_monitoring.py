@@ -121,13 +121,18 @@ def test_what_is_asked_for_exists(known, where, expression):
 
 # What no panel and no alert asks for, since another metric says it, or says it better.
 _NOT_ASKED_FOR = {
+    "mpbroker_acceptor_blocked_ratio",  # blocked_seconds_total
+    "mpbroker_classic_groups",
     "mpbroker_connections",  # client_connections
+    "mpbroker_consumer_groups",
     "mpbroker_fetched_bytes_total",  # by topic
     "mpbroker_group_committed_offset",  # lag
     "mpbroker_group_offsets_not_shown",
+    "mpbroker_groups",
     "mpbroker_handler_idle_seconds_total",  # idle_ratio
     "mpbroker_info",  # the list of brokers is made of it
     "mpbroker_log_start_offset",
+    "mpbroker_parked_requests",  # purgatory_size
     "mpbroker_partitions_not_shown",
     "mpbroker_partitions_unloaded",
     "mpbroker_phase",
@@ -139,12 +144,21 @@ _NOT_ASKED_FOR = {
     "mpbroker_quota_time_ratio",
     "mpbroker_reauthentication_max_seconds",
     "mpbroker_reauthentication_seconds",
+    "mpbroker_remote_copied_segments_total",  # copied_bytes
+    "mpbroker_remote_fetched_chunks_total",  # fetched_bytes
+    "mpbroker_remote_stored_segments",  # stored_bytes
     "mpbroker_request_bytes_total",  # received_bytes_total
     "mpbroker_requests_by_version_total",
     "mpbroker_requests_executed_total",
     "mpbroker_response_bytes_total",
+    "mpbroker_share_acknowledgements_total",
+    "mpbroker_share_groups",
+    "mpbroker_share_lock_timeouts_total",
+    "mpbroker_share_sessions",
     "mpbroker_start_time_seconds",
+    "mpbroker_streams_groups",
     "mpbroker_throttle_seconds_total",
+    "mpbroker_topic_partitions",
 }
 
 
@@ -170,7 +184,12 @@ def test_every_query_of_the_dashboard_is_promql(tmp_path):
 
 PUSHES = "mpbroker_otlp_pushes_total"
 EMPTY = 'mpbroker_processor_empty_polls_total{instance="a",processor="0"}'
+REMOTE_LAG = 'mpbroker_remote_lag_segments{instance="a"}'
+REMOTE_ERRORS = 'mpbroker_remote_{}_errors_total{{instance="a"}}'
 ENDED = "mpbroker_authentications_total"
+LEASE = 'mpbroker_cluster_lease_seconds{instance="a"}'
+SHARED_LAG = 'mpbroker_cluster_lag_records{instance="a"}'
+CALLS = 'mpbroker_cluster_{}_errors_total{{instance="a"}}'
 
 
 @pytest.mark.parametrize(
@@ -178,6 +197,24 @@ ENDED = "mpbroker_authentications_total"
     [
         # By minutes: what it begins with, and how much more it is each time.
         ("MpbrokerMetricsNotPushed", {PUSHES + '{result="failed"}': "0+1x30"}, True),
+        ("MpbrokerRemoteCopyLagGrows", {REMOTE_LAG: "1+1x30"}, True),
+        ("MpbrokerRemoteCopyLagGrows", {REMOTE_LAG: "9-1x8 1x20"}, False),
+        (
+            "MpbrokerRemoteStoreErrors",
+            {
+                REMOTE_ERRORS.format("copy"): "0+1x30",
+                REMOTE_ERRORS.format("fetch"): "0x30",
+            },
+            True,
+        ),
+        (
+            "MpbrokerRemoteStoreErrors",
+            {
+                REMOTE_ERRORS.format("copy"): "4x30",
+                REMOTE_ERRORS.format("fetch"): "0x30",
+            },
+            False,
+        ),
         (
             "MpbrokerMetricsNotPushed",
             {
@@ -192,6 +229,20 @@ ENDED = "mpbroker_authentications_total"
                 PUSHES + '{result="failed"}': "0+1x30",
                 PUSHES + '{result="taken"}': "0+1x30",
             },
+            False,
+        ),
+        ("MpbrokerClusterLeaseLost", {LEASE: "4x10 0x20"}, True),
+        ("MpbrokerClusterLeaseLost", {LEASE: "4x30"}, False),
+        ("MpbrokerClusterCopyLagGrows", {SHARED_LAG: "1+1x30"}, True),
+        ("MpbrokerClusterCopyLagGrows", {SHARED_LAG: "9-1x8 0x20"}, False),
+        (
+            "MpbrokerClusterCallsFail",
+            {CALLS.format("store"): "0x30", CALLS.format("database"): "0+1x30"},
+            True,
+        ),
+        (
+            "MpbrokerClusterCallsFail",
+            {CALLS.format("store"): "4x30", CALLS.format("database"): "7x30"},
             False,
         ),
         ("MpbrokerPollsForNothing", {EMPTY: "0+60000x30"}, True),

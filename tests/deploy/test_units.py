@@ -23,6 +23,7 @@ from tests.support.unit_sandbox import settings_of
 
 UNITS = Path(__file__).resolve().parents[2] / "systemd"
 SERVICES = ["mpbroker.service", "mpbroker@.service"]
+PIPELINE = "mpbroker-pipeline@.service"
 EXPOSURE = 2.0
 
 needs_analyze = pytest.mark.skipif(
@@ -44,7 +45,7 @@ def installed(tmp_path):
     folder.mkdir()
     for unit in UNITS.iterdir():
         name = unit.name.replace("@.", "@one.")
-        text = unit.read_text().replace("/opt/mpbroker/bin/mpbroker", str(program))
+        text = re.sub(r"/opt/[a-z-]+/bin/mpbroker", str(program), unit.read_text())
         (folder / name).write_text(text)
     return folder
 
@@ -60,7 +61,7 @@ def analyze(*arguments):
 
 
 @needs_analyze
-@pytest.mark.parametrize("unit", [*SERVICES, "mpbroker.socket"])
+@pytest.mark.parametrize("unit", [*SERVICES, PIPELINE, "mpbroker.socket"])
 def test_systemd_has_nothing_to_say_against_a_unit(installed, unit):
     path = installed / unit.replace("@.", "@one.")
     done = analyze("verify", "--man=no", "--recursive-errors=no", str(path))
@@ -76,7 +77,7 @@ def test_systemd_would_have_something_to_say_against_a_wrong_one(installed):
 
 
 @needs_analyze
-@pytest.mark.parametrize("unit", SERVICES)
+@pytest.mark.parametrize("unit", [*SERVICES, PIPELINE])
 def test_a_services_exposure_is_low(unit):
     threshold = f"--threshold={EXPOSURE * 10:.0f}"
     done = analyze("security", "--offline=true", threshold, str(UNITS / unit))
@@ -99,8 +100,9 @@ def test_the_two_services_differ_in_names_only():
         assert "%i" in many[key][0] and "%i" not in one[key][0]
 
 
-def test_codes_that_starting_again_cannot_help_are_the_programs():
-    (codes,) = settings_of(UNITS / "mpbroker.service")["RestartPreventExitStatus"]
+@pytest.mark.parametrize("unit", [*SERVICES, PIPELINE])
+def test_codes_that_starting_again_cannot_help_are_the_programs(unit):
+    (codes,) = settings_of(UNITS / unit)["RestartPreventExitStatus"]
     assert {int(code) for code in codes.split()} == {ExitCode.USAGE, ExitCode.CONFIG}
     assert ExitCode.CONFIG == os.EX_CONFIG
 

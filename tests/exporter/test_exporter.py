@@ -16,9 +16,11 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from prometheus_client.parser import text_string_to_metric_families
 
+from mpbroker import AcknowledgeType, ShareConsumer
 from mpbroker.cli.ctl.ctl_connection import ControlClient
 from mpbroker.exporter.http_server import MAX_CONNECTIONS
 from tests.broker.load import api_versions, dial
+from tests.client.test_share_consumer import begin_at_the_start, errors, poll
 from tests.exporter.asking import (
     METRICS,
     get,
@@ -115,6 +117,44 @@ def test_logs_and_the_lag_of_groups_are_shown(broker):
     assert now[f"kafka_topic_partition_current_offset{{{place}}}"] == 10
 
 
+def test_share_groups_are_counted_with_what_they_acknowledge(broker):
+    begin_at_the_start(broker.bootstrap, "jobs")
+    kinds = AcknowledgeType
+    with ShareConsumer(
+        bootstrap_servers=broker.bootstrap,
+        group_id="jobs",
+        share_acknowledgement_mode="explicit",
+        share_acquire_mode="record_limit",
+        max_poll_records=6,
+    ) as consumer:
+        consumer.subscribe(["flights"])
+        records = poll(consumer, 6)
+        for record, kind in zip(
+            records,
+            [kinds.ACCEPT] * 3 + [kinds.REJECT] + [kinds.RELEASE] * 2,
+            strict=True,
+        ):
+            consumer.acknowledge(record, kind)
+        assert errors(consumer.commit_sync()) == [None]
+        state = "kafka_server_group_coordinator_metrics_share_group_count"
+        wait_until(lambda: metrics(broker).get(f'{state}{{state="Stable"}}') == 1)
+        # Counted once a second: the group may have been stable before the first fetch.
+        sessions = "kafka_server_sharesessioncache_sharesessionscount"
+        wait_until(lambda: metrics(broker)[sessions] == 1)
+        now = metrics(broker)
+        protocol = "kafka_server_group_coordinator_metrics_group_count"
+        assert now[f'{protocol}{{protocol="share"}}'] == 1
+    name = "kafka_server_sharegroupmetrics_recordacknowledgements_total"
+    assert {
+        kind: now[f'{name}{{ackType="{kind}"}}']
+        for kind in ("Accept", "Release", "Reject", "Renew")
+    } == {"Accept": 3, "Release": 2, "Reject": 1, "Renew": 0}
+    topics = "kafka_server_brokertopicmetrics_total"
+    assert now[topics + "sharefetchrequests_total"] >= 1
+    assert now[topics + "shareacknowledgementrequests_total"] >= 1
+    wait_until(lambda: metrics(broker).get(f'{state}{{state="Empty"}}') == 1)
+
+
 PLACE = '{topic="flights",partition="0"}'
 GROUP = '{consumergroup="departures",topic="flights"}'
 
@@ -140,6 +180,8 @@ GROUP = '{consumergroup="departures",topic="flights"}'
         ("kafka_log_log_logstartoffset" + PLACE, 0),
         ("kafka_controller_kafkacontroller_activecontrollercount", 1),
         ("kafka_controller_kafkacontroller_offlinepartitionscount", 0),
+        ("kafka_coordinator_group_groupmetadatamanager_numgroupsdead", 0),
+        ("kafka_server_brokertopicmetrics_failedfetchrequests_total", 0),
         ("kafka_server_replicamanager_underreplicatedpartitions", 0),
         ("kafka_server_replicamanager_underminisrpartitioncount", 0),
         ("kafka_server_replicamanager_offlinereplicacount", 0),
@@ -162,6 +204,41 @@ def test_dashboards_for_kafka_find_sums_and_shares(broker):
     assert now["kafka_network_requestchannel_responsequeuesize"] >= 0
     assert now["kafka_network_socketserver_memorypoolavailable"] > 100_000_000
     assert now["kafka_network_socketserver_memorypoolused"] >= 0
+
+
+def test_requests_have_percentiles_under_kafkas_names(broker):
+    now = metrics(broker)
+    produces = now["kafka_server_brokertopicmetrics_totalproducerequests_total"]
+    assert produces >= 1
+    name = "kafka_network_requestmetrics_totaltimems"
+    assert now[name + '_count{request="Produce"}'] == produces
+    median, high = (
+        now[f'{name}{{request="Produce",quantile="{quantile}"}}']
+        for quantile in ("0.50", "0.99")
+    )
+    assert 0 < median <= high
+    empty = "kafka_coordinator_group_groupmetadatamanager_numgroupsempty"
+    wait_until(lambda: metrics(broker)[empty] >= 1)
+    blocked = "kafka_network_acceptor_acceptorblocked_percent"
+    wait_until(lambda: metrics(broker).get(blocked + '{listener="PLAINTEXT"}') == 0)
+
+
+def test_fetches_that_wait_are_in_their_purgatory(broker):
+    name = "kafka_server_delayedoperationpurgatory_purgatorysize"
+    waiting = name + '{delayedOperation="Fetch"}'
+    client = Consumer(
+        {
+            "bootstrap.servers": broker.bootstrap,
+            "group.id": "waits",
+            "fetch.wait.max.ms": 10_000,
+        }
+    )
+    client.assign([TopicPartition("flights", 0, 10)])
+    client.poll(0)
+    now = wait_until(lambda: (found := metrics(broker)).get(waiting, 0) >= 1 and found)
+    assert now[name + '{delayedOperation="Produce"}'] == 0
+    client.close()
+    wait_until(lambda: metrics(broker)[waiting] == 0)
 
 
 def test_bytes_are_shown_by_topic_and_of_all_under_kafkas_names_too(broker):
@@ -324,6 +401,11 @@ def test_the_request_log_has_all_stages_of_each_request(broker):
     assert line["received_ns"] <= line["dequeued_ns"] <= line["completed_ns"]
     assert line["completed_ns"] <= line["taken_ns"] <= line["sent_ns"]
     assert line["total_ms"] > 0 and line["request_bytes"] > 20
+    assert line["principal"] == "User:ANONYMOUS"
+    assert line["listener"] == "PLAINTEXT"
+    assert line["topic"] == "landings"
+    assert line["error"] is None
+    assert line["throttle_time_ms"] == 0
 
 
 def test_the_request_log_says_which_partitions_grew_and_which_errors_there_were(broker):
@@ -347,6 +429,48 @@ def test_the_request_log_says_which_partitions_grew_and_which_errors_there_were(
 
     wait_until(lambda: said("appended", topic="arrivals", partition=0, records=3))
     wait_until(lambda: said("errors", api="Produce", error="MESSAGE_TOO_LARGE"))
+    text = Path(str(broker.config["request.log.path"])).read_text()
+    lines = map(json.loads, text.splitlines())
+    refused = [line for line in lines if line.get("error") == "MESSAGE_TOO_LARGE"]
+    assert {(line["api"], line["topic"]) for line in refused} == {
+        ("Produce", "arrivals")
+    }
+
+
+@pytest.mark.parametrize("pure", ["", "1"], ids=["compiled", "python"])
+def test_slow_requests_have_a_log_of_their_own_beside_that_of_all(tmp_path, pure):
+    everything, slow = tmp_path / "all", tmp_path / "slow"
+    config = {
+        "request.log.path": str(everything),
+        "slow.request.log.path": str(slow),
+        "slow.request.log.threshold.ms": "400",
+    }
+
+    def lines(path):
+        text = path.read_text() if path.exists() else ""
+        return [json.loads(line) for line in text.splitlines()]
+
+    environ = {"MPBROKER_PURE_PYTHON": pure}
+    with Broker(tmp_path / "data", config, environ=environ) as made:
+        producer = Producer({"bootstrap.servers": made.bootstrap})
+        producer.produce("flights", b"seen", partition=0)
+        assert not producer.flush(30)
+        client = Consumer(
+            {
+                "bootstrap.servers": made.bootstrap,
+                "group.id": "waits",
+                "fetch.wait.max.ms": 500,
+            }
+        )
+        client.assign([TopicPartition("flights", 0, 1)])
+        wait_until(lambda: client.poll(0.1) or lines(slow))
+        client.close()
+        found = wait_until(lambda: [x for x in lines(slow) if x["api"] == "Fetch"])
+        assert found[0]["topic"] == "flights"
+        assert min(line["total_ms"] for line in found) >= 400
+        assert all(line["total_ms"] >= 400 for line in lines(slow))
+        # Fast ones, too; counts lie between the lines of requests.
+        wait_until(lambda: min(x.get("total_ms", 400) for x in lines(everything)) < 400)
 
 
 def test_a_request_log_that_is_full_makes_way_for_the_next(tmp_path):

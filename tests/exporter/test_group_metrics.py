@@ -14,6 +14,8 @@ class Lag:
     def __init__(self, groups: int) -> None:
         self.groups = groups
 
+    hidden = 0
+
     def committed(self):
         return ((f"g{number}", "flights", 0, 4) for number in range(self.groups))
 

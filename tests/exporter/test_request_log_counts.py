@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mpbroker.exporter.partitions import PartitionFigures
-from mpbroker.exporter.request_log_counts import INTERVAL_NS, RequestLogCounts
+from mpbroker.exporter.requests.request_log_counts import INTERVAL_NS, RequestLogCounts
 
 
 class Broker:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpbroker.exporter.request_memory import request_memory
+from mpbroker.exporter.limits import request_memory
 from mpbroker.ipc.arena import REQUEST_PAGE_BYTES
 from mpbroker.ipc.layout import PROCESSOR_LISTENER, processor_row
 from tests.network.rig import Rig, frame

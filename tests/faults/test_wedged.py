@@ -14,6 +14,7 @@ import pytest
 
 from mpbroker.inspect.process_state import process_state
 from mpbroker.protocol.api_key import ApiKey
+from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.headers import encode_request_header
 from mpbroker.protocol.messages.list_groups import ListGroupsRequest
 from tests.bench import wire
@@ -103,18 +104,34 @@ def test_an_acceptor_and_its_guard_that_are_both_stopped_leave_nobody_behind(
         connection.ask(wire.api_versions())
 
 
-def test_a_handler_that_loops_for_ever_is_replaced_and_its_request_answered(
+def test_a_handler_that_loops_for_ever_is_replaced_and_its_request_not_tried_again(
     short_leases: Callable[[Path], Broker], tmp_path: Path
 ) -> None:
     broker = short_leases(tmp_path / "data")
     payload = encode_request_header(ApiKey.API_VERSIONS, 0, 7, "loop")
     with dial(broker) as sock, dial(broker) as other:
         sock.sendall(len(payload).to_bytes(4, "big") + payload)
-        assert receive_frame(sock)[:4] == b"\0\0\0\x07"
+        answer = receive_frame(sock)
+        assert answer[:4] == b"\0\0\0\x07"
+        assert answer[4:6] == ErrorCode.UNKNOWN_SERVER_ERROR.to_bytes(2, signed=True)
         payload = encode_request_header(ApiKey.API_VERSIONS, 0, 8, "innocent")
         other.sendall(len(payload).to_bytes(4, "big") + payload)
         assert receive_frame(other)[:4] == b"\0\0\0\x08"
-    assert "has not moved" in broker.log_tail()
+    log = broker.log_tail()
+    assert log.count("has not moved") == 1
+    assert "has kept a process busy for a whole lease and is not tried again" in log
+
+
+def test_a_handler_that_waits_for_ever_is_replaced_and_its_request_tried_again(
+    short_leases: Callable[[Path], Broker], tmp_path: Path
+) -> None:
+    """Whatever it has waited for may not be there any more."""
+    broker = short_leases(tmp_path / "data")
+    payload = encode_request_header(ApiKey.API_VERSIONS, 0, 7, "wait")
+    with dial(broker) as sock:
+        sock.sendall(len(payload).to_bytes(4, "big") + payload)
+        assert receive_frame(sock)[:6] == b"\0\0\0\x07\0\0"
+    assert broker.log_tail().count("has not moved") == 1
 
 
 def test_a_coordinator_that_loops_for_ever_is_replaced_and_its_request_answered(
@@ -173,3 +190,33 @@ def test_a_slow_disk_is_waited_for_and_its_handler_left_alone(
         assert wire.parse_produce(connection.receive()) == (wire.ERROR_NONE, 0)
         assert len(connection.read_all("slow", 0)) == 1
     assert children(broker, "handler") == handlers
+
+
+def test_who_waits_for_the_lock_of_one_that_waits_for_the_disk_is_left_alone_too(
+    short_leases: Callable[[Path], Broker], freezable: Path
+) -> None:
+    """Their requests are as good as any, and were taken for such as end handlers."""
+    broker = short_leases(freezable / "data")
+    address = address_of(broker)
+    with wire.Connection(address) as first, wire.Connection(address) as second:
+        first.create_topic("slow")
+        batch = wire.record_batch([wire.RecordSpec(b"at last")])
+        before = children(broker)
+        subprocess.run(["fsfreeze", "-f", freezable], check=True)
+        try:
+            # Two handlers, one log: the second request only when the first one has
+            # been taken.
+            first.send(wire.produce("slow", 0, batch, acks=-1))
+            said = "has waited for the disk"
+            wait_until("the first waits", lambda: said in broker.log_tail(), WITHIN_S)
+            second.send(wire.produce("slow", 0, batch, acks=-1))
+            also = "has waited for a lock of process"
+            wait_until("the second, too", lambda: also in broker.log_tail(), WITHIN_S)
+            assert children(broker) == before
+        finally:
+            subprocess.run(["fsfreeze", "-u", freezable], check=True)
+        answers = [wire.parse_produce(each.receive()) for each in (first, second)]
+        assert sorted(answers) == [(wire.ERROR_NONE, 0), (wire.ERROR_NONE, 1)]
+        assert len(first.read_all("slow", 0)) == 2
+    assert children(broker) == before
+    assert "died" not in broker.log_tail()

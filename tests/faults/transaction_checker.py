@@ -119,6 +119,20 @@ def complaints_about(history: Sequence[Written], seen: Seen) -> list[str]:
     return found
 
 
+def count_records(history: Sequence[Written], seen: Seen) -> Counter[str]:
+    """Count what was acknowledged, aborted, in doubt, and read in the end."""
+    names = {
+        Outcome.COMMITTED: "acknowledged",
+        Outcome.ABORTED: "aborted",
+        Outcome.UNKNOWN: "in doubt",
+    }
+    counts: Counter[str] = Counter()
+    for transaction in history:
+        counts[names[transaction.outcome]] += len(transaction.values)
+    counts["read"] = sum(map(len, seen.values()))
+    return counts
+
+
 def complaints_about_early(early: Seen, final: Seen) -> list[str]:
     """Whoever read while it was written saw what is there at the end, without holes."""
     found = []

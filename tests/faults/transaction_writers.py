@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -105,10 +109,16 @@ class ConfluentWriter(Writer):
     """
 
     timeout_ms = 3_000
+    kinds: Mapping[str, int] = MappingProxyType(
+        {"commit": 70, "abort": 20, "forget": 5, "sleep": 2}
+    )
 
     def __init__(self, name: str, bootstrap: str, topics: Sequence[str]) -> None:
         super().__init__(name, bootstrap, topics)
         self._producer: Producer | None = None
+
+    def note_error(self, error: KafkaError) -> None:
+        """Hear of each error that the library could not hide."""
 
     def _new_producer(self) -> Producer | None:
         producer = Producer(
@@ -125,6 +135,7 @@ class ConfluentWriter(Writer):
         try:
             producer.init_transactions(_CALL_S)
         except KafkaException as error:
+            self.note_error(error.args[0])
             if not error.args[0].retriable():
                 raise
             return None
@@ -141,9 +152,7 @@ class ConfluentWriter(Writer):
             if self._producer is None:
                 return
         producer, records = self._producer, self.records()
-        kind = self._random.choices(
-            ("commit", "abort", "forget", "sleep"), (70, 20, 5, 2)
-        )[0]
+        [kind] = self._random.choices(list(self.kinds), list(self.kinds.values()))
         asked = False
         try:
             producer.begin_transaction()
@@ -175,6 +184,7 @@ class ConfluentWriter(Writer):
         asked: bool,
     ) -> None:
         """Abort if it can be, else begin as a new producer; note what is known."""
+        self.note_error(error)
         if asked and error.retriable():
             try:  # the same commit, until it is said how it ended
                 producer.commit_transaction(2 * _CALL_S)
@@ -314,3 +324,64 @@ class JavaWriter(Writer):
 
     def close(self) -> None:
         self._client.close()
+
+
+class KilledWriter(Writer):
+    """librdkafka in a process, which is killed in every third transaction or so."""
+
+    def __init__(self, name: str, bootstrap: str, topics: Sequence[str]) -> None:
+        super().__init__(name, bootstrap, topics)
+        self.kills = 0
+        self._process: subprocess.Popen[str] | None = None
+        self._mean_s = 0.05  # how long a transaction takes, more or less
+
+    def one(self) -> None:
+        if self._process is None:
+            module = "tests.faults.transaction_process"
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module, self.bootstrap, self.name],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        process, records = self._process, self.records()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        commits = self._random.random() < 0.8
+        told = [
+            (topic, partition, value.decode()) for topic, partition, value in records
+        ]
+        killer = threading.Timer(
+            self._random.expovariate(1 / self._mean_s), self._kill, [process]
+        )
+        began = time.monotonic()
+        said = ""
+        try:
+            process.stdin.write(json.dumps({"records": told, "commits": commits}))
+            process.stdin.write("\n")
+            process.stdin.flush()
+            if self._random.random() < 0.35:
+                killer.start()
+            said = process.stdout.readline().strip()
+            if said == "asked":
+                self._mean_s = (self._mean_s + time.monotonic() - began) / 2
+                said = process.stdout.readline().strip() or said
+        except BrokenPipeError:
+            said = ""  # it was killed before it had read anything
+        killer.cancel()
+        if said in ("committed", "aborted"):
+            self.note(records, Outcome(said))
+            return
+        # Killed, or refused: it had asked for the end, perhaps without having said so.
+        self.note(records, Outcome.UNKNOWN if commits else Outcome.ABORTED)
+        self.close()
+
+    def _kill(self, process: subprocess.Popen[str]) -> None:
+        self.kills += 1
+        process.kill()
+
+    def close(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()

@@ -1,6 +1,7 @@
 """mpbroker with one fault: a request of the client "loop" is executed for ever, once.
 
-The coordinator does so with a request of the client "loop in the coordinator".
+The coordinator does so with a request of the client "loop in the coordinator". A
+request of the client "wait" waits for ever, once.
 
 python -m tests.faults.wedged FLAG serve ...      the file FLAG says that it was
 
@@ -8,6 +9,7 @@ Leases are short here, and everybody moves often enough for them.
 """
 
 import sys
+import threading
 from pathlib import Path
 
 from mpbroker.cli import main
@@ -33,6 +35,9 @@ def _dispatch_or_loop(self, request):
         flag.touch()
         while True:
             pass
+    if request.client_id == "wait" and not flag.exists():
+        flag.touch()
+        threading.Event().wait()
     return _dispatch(self, request)
 
 

@@ -14,8 +14,10 @@ TOPIC: Final = "bystander"
 class Bystander:
     """Produces, fetches back and compares, over one connection that must last."""
 
-    def __init__(self, address: tuple[str, int], number: int) -> None:
-        self._connection = wire.Connection(address)
+    def __init__(
+        self, address: tuple[str, int], number: int, longest_wait_s: float = 30.0
+    ) -> None:
+        self._connection = wire.Connection(address, longest_wait_s)
         self._partition = number
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)

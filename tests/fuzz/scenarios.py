@@ -18,9 +18,9 @@ from mpbroker.protocol.headers import encode_request_header
 from mpbroker.protocol.message import Message
 from tests.bench import wire
 from tests.fuzz.batches import TIMESTAMP_MS, corrupt_batch
+from tests.fuzz.recent import TOPIC, plausible_request
 from tests.support.message_cases import MESSAGES, random_message
 
-TOPIC: Final = "fuzzed"
 MAX_REQUEST_BYTES: Final = 104_857_600  # socket.request.max.bytes, its default
 _EXTREMES: Final = (0, 1, -1, 127, 128, 32767, -32768, 2**31 - 1, -(2**31), 2**63 - 1)
 _MAX_VERSION: Final = 32767
@@ -175,17 +175,20 @@ def unfinished(rng: Random) -> Scenario:
 
 
 def mutated(rng: Random) -> Scenario:
-    if rng.random() < 0.5:
+    kind = rng.random()
+    if kind < 0.3:
         request, _ = _random_request(rng)
+    elif kind < 0.65:
+        request = frame(plausible_request(rng)[0])
     else:
         (request,), _ = valid_requests(rng, 1)
-    payload = bytes(_mutate(rng, bytearray(request[4:])))
+    payload = bytes(mutate(rng, bytearray(request[4:])))
     # It may have been hit too.
     ids = [struct.unpack_from(">i", payload, 4)[0]] if len(payload) >= 8 else []
     return Scenario("mutated", _cut(rng, frame(payload)), Owed.ANYTHING, ids)
 
 
-def _mutate(rng: Random, data: bytearray) -> bytearray:
+def mutate(rng: Random, data: bytearray) -> bytearray:
     # Most of the time after the header, which a flipped bit too soon turns into an
     # unknown API and no more.
     low = 8 if rng.random() < 0.9 else 0
@@ -215,6 +218,16 @@ def _mutate(rng: Random, data: bytearray) -> bytearray:
 def random_request(rng: Random) -> Scenario:
     request, correlation_id = _random_request(rng)
     return Scenario("random request", [request], Owed.ANYTHING, [correlation_id])
+
+
+def plausible(rng: Random) -> Scenario:
+    """Some requests that name what there is, at once; joins may wait for others."""
+    frames, ids = [], []
+    for _ in range(rng.choice([1, 1, 3])):
+        payload, correlation_id = plausible_request(rng)
+        frames.append(frame(payload))
+        ids.append(correlation_id)
+    return Scenario("plausible", frames, Owed.ANYTHING, ids)
 
 
 def unknown_api(rng: Random) -> Scenario:
@@ -262,6 +275,9 @@ _KINDS: Final[list[Callable[[Random], Scenario]]] = [
     mutated,
     random_request,
     random_request,
+    plausible,
+    plausible,
+    plausible,
     unknown_api,
     unsupported_api_versions,
     garbage_after_valid,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import socket
 import struct
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -14,6 +13,7 @@ from tests.bench import wire
 from tests.fuzz import scenarios
 from tests.fuzz.attack import Attacker, BrokenPromiseError
 from tests.fuzz.campaign import Campaign
+from tests.fuzz.recent import CLASSES, TOPIC_ID, plausible_request
 from tests.fuzz.scenarios import Owed, Scenario
 from tests.support.broker import Broker
 
@@ -30,30 +30,6 @@ def test_a_scenario_depends_on_seed_and_number_alone() -> None:
     assert first != [scenarios.scenario(2, n) for n in range(50)]
 
 
-@pytest.fixture
-def liar() -> Iterator[tuple[str, int]]:
-    """A server that answers everything with the correlation id plus one."""
-    listener = socket.create_server(("127.0.0.1", 0))
-
-    def serve() -> None:
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return
-            with connection:
-                request = connection.recv(65536)
-                if len(request) < 12:
-                    continue
-                wrong = struct.unpack_from(">I", request, 8)[0] + 1 & 0x7FFFFFFF
-                connection.sendall(struct.pack(">ii", 4, wrong))
-
-    threading.Thread(target=serve, daemon=True).start()
-    yield listener.getsockname()
-    listener.shutdown(socket.SHUT_RDWR)
-    listener.close()
-
-
 @pytest.mark.parametrize("owed", Owed)
 def test_a_broker_that_breaks_its_promise_is_found_out(
     liar: tuple[str, int], owed: Owed
@@ -61,3 +37,13 @@ def test_a_broker_that_breaks_its_promise_is_found_out(
     bad = Scenario("probe", [wire.api_versions()], owed, [0])
     with pytest.raises(BrokenPromiseError):
         Attacker(liar).play(bad, 0)
+
+
+def test_plausible_requests_reach_the_topic_in_its_newest_versions() -> None:
+    """By name and by id, of which the campaign knows the right one."""
+    made = [plausible_request(Random(n))[0] for n in range(3000)]
+    named = {struct.unpack_from(">hh", payload) for payload in made}
+    newest = {(cls.api_key, cls.valid_versions[-1]) for cls, _ in CLASSES}
+    assert newest <= named
+    by_id = [p for p in made if TOPIC_ID in p]
+    assert {(0, 13), (1, 18)} <= {struct.unpack_from(">hh", p) for p in by_id}

@@ -236,7 +236,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--gate-seed", type=int, default=random.randrange(1 << 32))
     parser.add_argument("--gate-minutes", type=float, default=60, help="of phase 1")
     parser.add_argument(
-        "--alone-minutes", type=float, default=12, help="of a test in phase 2"
+        "--alone-minutes", type=float, default=15, help="of a test in phase 2"
     )
     parser.add_argument("--report", type=Path, help="append the last lines here, too")
     ours, pytests = parser.parse_known_args(arguments)

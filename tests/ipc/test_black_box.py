@@ -11,13 +11,15 @@ from mpbroker.ipc.black_box import (
     BOX_WORDS,
     BOXES,
     EVENTS,
+    ROLES,
     BlackBox,
     EventKind,
     Fault,
     box_number,
     create_boxes,
 )
-from mpbroker.ipc.layout import HANDLER_IDS, MAX_PROCESSORS
+from mpbroker.ipc.layout import MAX_HANDLERS, MAX_PROCESSORS
+from mpbroker.supervisor.child import Role
 from tests.support.children import Child, die
 
 
@@ -103,12 +105,12 @@ def test_faults_are_off_until_they_are_set(box):
 
 
 def test_every_process_has_a_box_of_its_own():
-    numbers = [box_number("processor", number) for number in range(MAX_PROCESSORS)]
-    numbers += [box_number("handler", number) for number in range(HANDLER_IDS - 1)]
-    numbers += [box_number("coordinator", 0)]
-    numbers += [box_number("acceptor", number) for number in range(16)]
-    numbers += [box_number("housekeeper", 0)]
+    """Else one would overwrite what another has noted before its death."""
+    assert ROLES.keys() == {role.value for role in Role}
+    numbers = [box_number(role, n) for role, ids in ROLES.items() for n in range(ids)]
+    assert ROLES["processor"] == MAX_PROCESSORS
+    assert ROLES["handler"] == MAX_HANDLERS
     assert len(set(numbers)) == len(numbers)
     assert max(numbers) < BOXES
     assert 0 <= box_number("acceptor", 10_000) < BOXES
-    assert 0 <= box_number("what comes later", 3) < BOXES
+    assert box_number("what comes later", 3) not in numbers

@@ -42,3 +42,14 @@ def test_a_member_that_was_heard_of_since_the_start_has_not_been_silent(
     second = MemberSessions(segment.words)
     second.heard("b", 9000)
     assert second.take_over("b", 9500) == 0
+
+
+def test_requests_during_a_load_that_was_killed_make_nobody_else_silent(
+    segment: Segment,
+) -> None:
+    first = MemberSessions(segment.words)
+    first.heard("a", 1000)
+    first.heard("b", 2000)
+    MemberSessions(segment.words).heard_while_loading("a", 9000)  # and it dies
+    third = MemberSessions(segment.words)
+    assert [third.take_over(each, 9500) for each in ("a", "b")] == [0, 0]

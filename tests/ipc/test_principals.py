@@ -1,4 +1,4 @@
-"""The table of principals: a number for each text, the same for everybody, for ever."""
+"""The table of principals: a number for each text, the same for everybody."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from mpbroker.ipc.errors import DamagedSegmentError
 from mpbroker.ipc.tables import principals
 from mpbroker.ipc.tables.principals import (
     ANONYMOUS,
-    MAX_PRINCIPALS,
     MAX_TEXT_BYTES,
     Principals,
     PrincipalsFullError,
@@ -39,6 +38,24 @@ def test_nobody_in_particular_is_number_zero(segment):
     assert len(table) == 1
 
 
+def test_a_new_principal_is_not_read_with_all_others(segment, monkeypatch):
+    """All processors wait for the mutex meanwhile."""
+    table, other = Principals(segment), Principals(segment)
+    for number in range(16_500):
+        table.number_of(f"User:{number}")
+    assert other.number_of("User:0") == table.number_of("User:0")
+    read, reads = Principals._read, []
+
+    def count(self, number):
+        reads.append(number)
+        return read(self, number)
+
+    monkeypatch.setattr(Principals, "_read", count)
+    for number, each in enumerate((table, other, table, other)):
+        each.number_of(f"User:new {number}")
+    assert len(reads) == 3  # what the one has put is read by the other
+
+
 SEGMENT = Principals.create_segment()
 
 
@@ -56,9 +73,9 @@ def test_numbers_are_found_by_whoever_comes_later(segment):
     texts = [f"User:{number}" for number in range(3000)]
     first = Principals(segment)
     numbers = [first.number_of(text) for text in texts]
-    assert numbers == list(range(1, 3001))
+    assert len(set(numbers)) == 3000
     assert [Principals(segment).number_of(text) for text in texts[:5]] == numbers[:5]
-    assert Principals(segment).name(3000) == texts[-1]
+    assert Principals(segment).name(numbers[-1]) == texts[-1]
 
 
 def test_writers_at_the_same_time_lose_nothing(segment):
@@ -71,19 +88,21 @@ def test_writers_at_the_same_time_lose_nothing(segment):
     with running(*(lambda writer=writer: write(writer) for writer in range(3))) as all_:
         assert [child.wait() for child in all_] == [0, 0, 0]
     table = Principals(segment)
-    names = {table.name(number) for number in range(len(table))}
-    assert len(table) == len(names) == 1 + 150 + 3 * 150
+    texts = {f"{n}" if n % 2 else f"{w}-{n}" for n in range(300) for w in range(3)}
+    numbers = {table.number_of(text) for text in texts}
+    assert len(table) == 1 + len(texts) == 1 + len(numbers) == 1 + 150 + 3 * 150
 
 
 def test_a_writer_killed_at_any_line_has_put_its_text_or_nothing(segment):
     seen = set()
+    Principals(segment).number_of("User:first")
     for line in itertools.count(1):
         text = f"User:dies at {line}"
         before = len(Principals(segment))
 
         def work(line=line, text=text):
             table = Principals(segment)
-            table.name(len(table) - 1)  # it has read what there is
+            table.number_of("User:first")  # it has read what there is
             kill_at_line(line, FILES)
             table.number_of(text)
 
@@ -91,7 +110,9 @@ def test_a_writer_killed_at_any_line_has_put_its_text_or_nothing(segment):
         table = Principals(segment)
         put = len(table) - before
         assert put in (0, 1)
-        assert not put or table.name(before) == text
+        found = table.number_of(text)
+        assert table.name(found) == text
+        assert len(table) == before + 1  # it was put already, or is now
         seen.add(put)
         # Nobody waits for the dead, and what it left half-way is in nobody's way.
         assert table.name(table.number_of(f"User:after {line}")) == f"User:after {line}"
@@ -119,34 +140,77 @@ def test_a_reader_never_waits_for_a_writer_that_was_stopped(segment):
         assert table.number_of("User:alice") == alice
 
 
+def small(monkeypatch, entries):
+    """Let a table have so few entries."""
+    monkeypatch.setattr(principals, "MAX_PRINCIPALS", entries)
+
+
 def test_a_full_table_says_so_and_goes_on_giving_the_numbers_it_has(
     segment, monkeypatch
 ):
-    monkeypatch.setattr(principals, "MAX_PRINCIPALS", 3)
+    small(monkeypatch, 3)
     table = Principals(segment)
-    for number in range(3):
-        table.number_of(str(number))
-    with pytest.raises(
-        PrincipalsFullError, match=r"no room for another principal.* 3 "
-    ):
+    numbers = [table.number_of(str(number)) for number in range(3)]
+    table = Principals(segment, lambda: set(numbers))
+    with pytest.raises(PrincipalsFullError, match=r"no room for another principal.* 3"):
         table.number_of("3")
-    assert table.number_of("2") == 3
+    assert table.number_of("2") == numbers[2]
     assert len(Principals(segment)) == 4
-
-
-def test_a_full_heap_of_texts_says_so(segment):
-    table = Principals(segment)
-    long = "x" * (MAX_TEXT_BYTES - 10)
-
-    def fill():
-        for number in range(MAX_PRINCIPALS):
-            table.number_of(f"{number:09}{long}")
-
-    with pytest.raises(PrincipalsFullError, match="no room for another principal"):
-        fill()
     with pytest.raises(PrincipalsFullError, match=f"at most {MAX_TEXT_BYTES}"):
         table.number_of("x" * (MAX_TEXT_BYTES + 1))
-    assert table.name(len(table) - 1).endswith(long)
+
+
+def test_numbers_that_no_connection_has_are_free_and_are_never_given_again(
+    segment, monkeypatch
+):
+    small(monkeypatch, 3)
+    connected = set()
+    tables = [Principals(segment, lambda: set(connected)) for _ in range(2)]
+    given = {}
+    for round_ in range(30):
+        text = f"User:{round_}"
+        with tables[round_ % 2].assigning(text) as number:
+            connected.add(number)
+        assert number not in given
+        given[number] = text
+        for table in tables:
+            assert table.name(number) == text
+            assert table.number_of(text) == number
+        if len(connected) == 3:
+            connected.remove(min(connected))
+    later = Principals(segment)
+    for number, text in given.items():
+        if number in connected:
+            assert later.name(number) == text
+    with pytest.raises(DamagedSegmentError):
+        later.name(min(given))
+    # Whoever knows the number of a text that was freed gives it another one.
+    assert tables[0].number_of("User:0") not in given
+
+
+def test_a_writer_killed_at_any_line_while_it_frees_numbers_frees_no_other(
+    segment, monkeypatch
+):
+    small(monkeypatch, 4)
+    kept = Principals(segment).number_of("User:kept")
+    table = Principals(segment, lambda: {kept})
+    for line in itertools.count(1):
+        for number in range(3):  # full again
+            table.number_of(f"User:{line}-{number}")
+
+        def work(line=line):
+            own = Principals(segment, lambda: {kept})
+            own.number_of("User:kept")
+            kill_at_line(line, FILES)
+            own.number_of("User:new")
+
+        code = fork(work)
+        assert table.name(kept) == "User:kept"
+        assert Principals(segment).number_of("User:kept") == kept
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL
+    assert line > 40
 
 
 def test_a_number_that_was_never_given_is_damage(segment):

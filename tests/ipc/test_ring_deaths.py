@@ -77,11 +77,15 @@ def notify(memory):
     memory.notices[4].put(77)
 
 
+def notify_of_slot(memory):
+    memory.notices[4].try_put_slot(~77)  # as a notice it is 77
+
+
 def take_notices(memory):
     memory.notices[4].take()
 
 
-IN_PYTHON = (notify, take_notices)  # only there
+IN_PYTHON = (notify, notify_of_slot, take_notices)  # only there
 
 
 def test_a_processor_killed_in_a_put_has_published_all_or_nothing(memory):
@@ -162,7 +166,7 @@ def test_a_processor_killed_in_a_pop_has_marked_all_that_it_took(memory):
     assert popped == {0, 2}
 
 
-@pytest.mark.parametrize("operation", [notify, take_notices])
+@pytest.mark.parametrize("operation", [notify, notify_of_slot, take_notices])
 def test_a_death_beside_a_notification_ring_loses_at_most_its_own_notices(operation):
     with broker_memory() as memory:
         notices = memory.notices[4]

@@ -10,6 +10,9 @@ import pytest
 from mpbroker.ipc.errors import DamagedSegmentError
 from mpbroker.ipc.layout import (
     GENERATION_SHIFT,
+    HANDLER_IDS,
+    MASK_BITS,
+    MAX_HANDLERS,
     NOTIFICATION_RING_CAPACITY,
     REQUEST_RING,
     RING_ENTRIES,
@@ -21,7 +24,7 @@ from mpbroker.ipc.layout import (
     response_ring,
     slot_row,
 )
-from mpbroker.ipc.ring import RequestRing
+from mpbroker.ipc.ring import RequestRing, slot_notice
 from mpbroker.ipc.robust_mutex import RobustMutex
 from tests.support.children import die, fork, running
 from tests.support.memory import claimer_of, slots_of, state_of
@@ -138,6 +141,25 @@ def test_a_put_wakes_one_sleeper_and_a_take_that_leaves_some_wakes_the_next(memo
     assert bells.rung() == ["handler 3"]
 
 
+def test_sleepers_are_woken_wherever_their_bits_lie(memory):
+    bells = Bells(memory, HANDLER_IDS)
+    for handler in (MAX_HANDLERS - 1, MASK_BITS, MASK_BITS - 1):
+        assert take(memory, handler=handler, arm=True) == []
+    memory.ring.put([1, 2, 3])
+    assert bells.rung() == [f"handler {MASK_BITS - 1}"]
+    assert take(memory, handler=MASK_BITS - 1, handlers=3) == [1]
+    assert bells.rung() == [f"handler {MASK_BITS}"]
+    assert take(memory, handler=MASK_BITS, handlers=2) == [2]
+    assert bells.rung() == [f"handler {MAX_HANDLERS - 1}"]
+    assert take(memory, handler=MASK_BITS) == [3]
+    take(memory, handler=MASK_BITS, arm=True)
+    take(memory, handler=MASK_BITS + 1, arm=True)
+    memory.ring.put([4])
+    assert take(memory, handler=MASK_BITS + 1) == [4]  # it sleeps no more
+    memory.ring.put([5])
+    assert bells.rung() == [f"handler {MASK_BITS}"]
+
+
 def test_a_sleeper_that_woke_by_itself_and_took_a_request_sleeps_no_more(memory):
     bells = Bells(memory)
     words = memory.control.words
@@ -218,6 +240,20 @@ def test_a_full_notification_ring_says_look_at_all(memory):
     assert rows == list(range(NOTIFICATION_RING_CAPACITY)) and look_at_all
     notices.put(5)
     assert notices.take() == ([5], False)
+
+
+def test_a_slot_for_which_a_notification_ring_has_no_room_is_put_later(memory):
+    notices = memory.notices[0]
+    for slot in range(NOTIFICATION_RING_CAPACITY):
+        assert notices.try_put_slot(slot)
+    assert not notices.try_put_slot(9999)
+    told, look_at_all = notices.take()
+    assert [slot_notice(notice) for notice in told] == list(
+        range(NOTIFICATION_RING_CAPACITY)
+    )
+    assert all(notice < 0 for notice in told) and not look_at_all
+    assert notices.try_put_slot(9999)
+    assert notices.take() == ([slot_notice(9999)], False)
 
 
 def test_notices_go_on_after_many_turns_around_the_ring(memory):

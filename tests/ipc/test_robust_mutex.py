@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections.abc import Iterator
 
 import pytest
 
+from mpbroker.inspect.process_state import process_state
+from mpbroker.ipc import pulse, robust_mutex
 from mpbroker.ipc.errors import DamagedSegmentError
+from mpbroker.ipc.layout import (
+    CONTROL_WORDS,
+    HANDLER_AWAITS,
+    HANDLER_STEPS,
+    handler_row,
+)
 from mpbroker.ipc.robust_mutex import MUTEX_WORDS, RobustMutex
 from mpbroker.ipc.segment import Segment
 from tests.support.children import die, fork, running, wait_until
@@ -133,3 +142,112 @@ def test_a_mutex_that_cannot_be_taken_over_is_an_error_not_a_hang(segment):
     assert fork(die_unrepaired) == 0
     with pytest.raises(DamagedSegmentError, match="ENOTRECOVERABLE"):
         mutex.acquire()
+
+
+# -- sleeping for it ------------------------------------------------------------------
+
+AWAITS, DONE = 200, 201
+
+
+@pytest.fixture(params=["as built", "pure Python"])
+def twin(request, monkeypatch) -> None:
+    """Both implementations of the wait."""
+    if request.param == "pure Python" and robust_mutex.core is not None:
+        monkeypatch.setattr(robust_mutex, "core", None)
+        for name, ours in (
+            ("spin_lock", robust_mutex.spin_lock_in_python),
+            ("pthread_mutex_unlock", robust_mutex._pthread.pthread_mutex_unlock),
+            ("_mark_consistent", robust_mutex._pthread.pthread_mutex_consistent),
+            ("show_waits_at", robust_mutex._show_waits_at_in_python),
+            ("on_wait", robust_mutex._on_wait_in_python),
+        ):
+            monkeypatch.setattr(robust_mutex, name, ours)
+
+
+@pytest.mark.usefixtures("twin")
+def test_a_process_that_sleeps_for_a_lock_shows_whose_it_is(segment):
+    mutex, words = RobustMutex(segment, 0), segment.words
+
+    def sleep_for_it() -> None:
+        robust_mutex.show_waits_at(segment.address + AWAITS * 8)
+        with mutex:
+            words[DONE] = 1 + words[AWAITS]
+
+    mutex.acquire()
+    with running(sleep_for_it) as (sleeper,):
+        wait_until(lambda: words[AWAITS] == os.getpid())
+        mutex.release()
+        assert sleeper.wait() == 0
+    assert words[DONE] == 1  # it shows none when it has the lock
+
+
+@pytest.mark.usefixtures("twin")
+def test_a_process_shows_the_next_owner_when_another_has_got_the_lock(segment):
+    mutex, words = RobustMutex(segment, 0), segment.words
+
+    def hold() -> None:
+        with mutex:
+            wait_until(lambda: words[DONE])
+
+    def sleep_for_it() -> None:
+        robust_mutex.show_waits_at(segment.address + AWAITS * 8)
+        mutex.acquire()
+
+    mutex.acquire()
+    with running(hold) as (holder,):
+        wait_until(lambda: process_state(holder.pid) == "S")
+        with running(sleep_for_it) as (sleeper,):
+            wait_until(lambda: words[AWAITS] == os.getpid())
+            mutex.release()
+            wait_until(lambda: words[AWAITS] in (holder.pid, 0))
+            words[DONE] = 1
+            assert holder.wait() == 0
+            assert sleeper.wait() == 0
+
+
+@pytest.mark.usefixtures("twin")
+def test_whoever_waits_for_a_lock_can_look_at_its_owner_meanwhile(segment):
+    mutex, words = RobustMutex(segment, 0), segment.words
+
+    def stop_with_it() -> None:
+        mutex.acquire()
+        words[DONE] = 1
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def wait_for_it(owner: int) -> None:
+        robust_mutex.on_wait(lambda found: found == owner and os.kill(owner, 9))
+        assert mutex.acquire() is True
+
+    with running(stop_with_it) as (stopped,):
+        wait_until(lambda: words[DONE])
+        assert fork(lambda: wait_for_it(stopped.pid)) == 0
+        assert stopped.wait() == -signal.SIGKILL
+
+
+def test_a_lock_is_tried_without_waiting(segment):
+    mutex = RobustMutex(segment, 0)
+
+    def try_it() -> None:
+        assert robust_mutex.try_lock(mutex.argument) == errno.EBUSY
+
+    assert robust_mutex.try_lock(mutex.argument) == 0
+    assert robust_mutex.owner_of(mutex.argument) == os.getpid()
+    assert fork(try_it) == 0
+    mutex.release()
+    assert robust_mutex.owner_of(mutex.argument) == 0
+
+
+def test_a_process_does_not_show_what_its_predecessor_slept_for():
+    control = Segment.create("control-test", CONTROL_WORDS * 8)
+    row = handler_row(3)
+    control.words[row + HANDLER_AWAITS] = 4711
+
+    def begin() -> None:
+        pulse.step()  # not shown yet: nothing happens
+        pulse.show(control, 3)
+        assert control.words[row + HANDLER_AWAITS] == 0
+        pulse.step()
+
+    assert fork(begin) == 0
+    assert control.words[row + HANDLER_STEPS] == 1
+    os.close(control.fd)

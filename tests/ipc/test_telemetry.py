@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import os
+import shutil
 import signal
+from pathlib import Path
 
 import posix_ipc
 import pytest
 
+from mpbroker.ipc import posix_memory
 from mpbroker.ipc.errors import IpcError
 from mpbroker.ipc.named_segment import (
     Telemetry,
@@ -18,6 +21,14 @@ from mpbroker.ipc.named_segment import (
     start_time,
 )
 from tests.support.children import Child, die, running, wait_until
+
+
+@pytest.fixture(autouse=True, params=["posix_ipc", "files"])
+def library(request, monkeypatch):
+    """Make each test with posix_ipc, and as without it; return the library or None."""
+    found = posix_ipc if request.param == "posix_ipc" else None
+    monkeypatch.setattr(posix_memory, "posix_ipc", found)
+    return found
 
 
 @pytest.fixture
@@ -95,14 +106,14 @@ def test_a_name_that_does_not_exist_reads_as_none():
 
 def test_a_segment_of_another_kind_reads_as_none():
     name = f"/mpbroker-test-{os.getpid()}"
-    shared = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, size=4096)
+    path = Path(f"/dev/shm{name}")
+    path.write_bytes(bytes(4096))
     try:
         assert read_telemetry(name) is None
-        os.ftruncate(shared.fd, 1 << 20)
+        os.truncate(path, 1 << 20)
         assert read_telemetry(name) is None
     finally:
-        shared.close_fd()
-        shared.unlink()
+        path.unlink()
 
 
 def test_more_state_than_there_is_room_for_is_an_error_and_changes_nothing(telemetry):
@@ -159,13 +170,13 @@ def test_who_is_dead_and_waited_for_by_nobody_is_dead():
 def test_a_process_id_that_was_given_out_again_does_not_keep_a_name_alive(telemetry):
     pid = os.getpid()
     old = f"/mpbroker-{pid}-{start_time(pid) - 1}"
-    posix_ipc.SharedMemory(old, posix_ipc.O_CREX, size=4096).close_fd()
+    path = Path(f"/dev/shm{old}")
+    path.write_bytes(bytes(4096))
     try:
         assert old not in brokers()
         assert old in remove_leftovers()
     finally:
-        with contextlib.suppress(posix_ipc.ExistentialError):
-            posix_ipc.unlink_shared_memory(old)
+        path.unlink(missing_ok=True)
 
 
 def test_a_broker_whose_process_ids_are_others_keeps_its_name():
@@ -190,12 +201,31 @@ def test_a_broker_whose_process_ids_are_others_keeps_its_name():
         os.close(fd)
 
 
-def test_a_dev_shm_that_may_not_be_written_is_said(monkeypatch):
-    def refuse(*_, **__):
-        raise posix_ipc.PermissionsError("No permission to access this segment")
+def test_a_link_that_somebody_made_is_not_followed_and_hinders_no_start(tmp_path):
+    made = Telemetry()
+    made.publish({"pid": 1})
+    theirs = Path(shutil.copy(f"/dev/shm{made.name}", tmp_path))
+    made.close()
+    name = f"/mpbroker-{2**22 + 1}-1"
+    link = Path(f"/dev/shm{name}")
+    link.symlink_to(theirs)
+    try:
+        assert read_telemetry(name) is None
+        assert name not in remove_leftovers()
+    finally:
+        link.unlink()
 
-    monkeypatch.setattr(posix_ipc, "SharedMemory", refuse)
-    with pytest.raises(IpcError, match=r"No permission.*/dev/shm"):
+
+def test_a_dev_shm_that_may_not_be_written_is_said(monkeypatch, library):
+    def refuse(*_, **__):
+        if library is not None:
+            raise posix_ipc.PermissionsError("No permission to access this segment")
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    if library is not None:
+        monkeypatch.setattr(library, "SharedMemory", refuse)
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(IpcError, match=r"Permission denied.*/dev/shm"):
         Telemetry()
 
 
@@ -206,13 +236,13 @@ def test_names_that_only_look_like_ours_are_left_alone():
         f"/mpbroker-{2**22 + 1}",
     ]
     for name in names_of_others:
-        posix_ipc.SharedMemory(name, posix_ipc.O_CREX, size=10).close_fd()
+        Path(f"/dev/shm{name}").write_bytes(bytes(10))
     try:
         remove_leftovers()
         assert set(names_of_others) <= names()
     finally:
         for name in names_of_others:
-            posix_ipc.unlink_shared_memory(name)
+            os.unlink(f"/dev/shm{name}")
 
 
 def test_no_process_has_no_start_time():

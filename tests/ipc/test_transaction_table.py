@@ -66,6 +66,26 @@ def test_neighbours_that_collide_are_found_when_those_before_them_are_gone(monke
     assert not words.contains(9, 1, 7)
 
 
+def test_a_successor_leaves_nothing_to_probe_by_behind_what_it_keeps(monkeypatch):
+    module = "mpbroker.ipc.tables.transaction_table._start"
+    monkeypatch.setattr(module, lambda producer_id, row: CAPACITY - 2)
+    segment = TransactionTable.create_segment()
+    table = TransactionTable(segment)
+    for producer in range(5):  # round the end of the table, too
+        table.open(producer, 1, 7)
+    _, first, capacity, _ = table.place
+
+    def keys():
+        found = segment.words[first : first + 2 * capacity : 2].tolist()
+        return {at: key for at, key in enumerate(found) if key}
+
+    table.keep_only([(1, 1, 7)])
+    assert keys() == {CAPACITY - 2: -1, CAPACITY - 1: 2}
+    assert (len(table), table.contains(1, 1, 7)) == (1, True)
+    table.keep_only([])
+    assert (len(table), keys()) == (0, {})
+
+
 def test_a_full_table_says_so_and_goes_on_when_there_is_room():
     table = TransactionTable(TransactionTable.create_segment())
     for number in range(MAX_ENTRIES):
@@ -125,6 +145,18 @@ def test_an_owner_killed_at_any_store_leaves_a_table_its_successor_can_mend():
             len(successor),
         ] == [True, False, True, False, 2], stores
         os.close(segment.fd)
+
+
+def test_the_entries_of_deleted_partitions_go_and_the_others_stay():
+    table = TransactionTable(TransactionTable.create_segment())
+    for producer in range(50):
+        for row in range(4):
+            assert table.open(producer, 0, row)
+    table.close_rows(lambda row: row in (1, 3))
+    assert len(table) == 100
+    for producer in range(50):
+        held = [row for row in range(4) if table.contains(producer, 0, row)]
+        assert held == [0, 2]
 
 
 def test_it_says_to_everybody_whether_logs_have_all_their_ends_of_transactions():

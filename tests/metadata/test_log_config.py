@@ -1,11 +1,17 @@
 """LogConfig: what a topic's settings are, and which are refused."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mpbroker.base.config_def import type_of
-from mpbroker.metadata.log_config import LogConfig, defaults_of_broker
+from mpbroker.metadata.log_config import (
+    LogConfig,
+    check_still_shared,
+    defaults_of_broker,
+)
 from mpbroker.metadata.log_config_def import (
     BROKER_LOG_DEF,
     BROKER_SYNONYMS,
@@ -66,7 +72,7 @@ def test_both_cleanup_policies_may_be_given():
         ({"compression_type": "brotli"}, "one of uncompressed, zstd"),
         ({"compression_gzip_level": "0"}, "-1, or between 1 and 9"),
         ({"segment_bytes": "1e9"}, "a whole number of 32 bits"),
-        ({"remote_storage_enable": "true"}, "it must be true or false, false"),
+        ({"remote_storage_enable": "true"}, "remote.log.storage.system.enable=false"),
         ({"min_compaction_lag_ms": "9", "max_compaction_lag_ms": "8"}, "above max"),
     ],
 )
@@ -129,3 +135,77 @@ def test_hours_count_only_where_no_milliseconds_are_set(values, segment_ms, jitt
         segment_ms,
         jitter_ms,
     )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ({}, ""),
+        ({"local.retention.ms": "5", "retention.ms": "-1"}, ""),
+        ({"cleanup.policy": "compact,delete"}, "cleanup.policy must be delete"),
+        ({"local.retention.ms": "5", "retention.ms": "4"}, "above retention.ms=4"),
+        ({"local.retention.bytes": "-1", "retention.bytes": "4"}, "above retention"),
+        ({"remote.log.copy.disable": "true"}, ""),
+        (
+            {
+                "remote.log.copy.disable": "true",
+                "local.retention.ms": "5",
+                "retention.ms": "5",
+            },
+            "",
+        ),
+        (
+            {"remote.log.copy.disable": "true", "local.retention.ms": "5"},
+            "local.retention.ms=5 has to be -2, or retention.ms=604800000",
+        ),
+    ],
+)
+def test_what_a_topic_with_remote_storage_may_be(overrides, says):
+    defaults = defaults_of_broker({"remote.log.storage.system.enable": True})
+    wanted = {"remote.storage.enable": "true", **overrides}
+    if not says:
+        assert LogConfig.from_overrides(defaults, wanted).remote_storage_enable
+        return
+    with pytest.raises(ApiError, match=re.escape(says)) as refused:
+        LogConfig.from_overrides(defaults, wanted)
+    assert refused.value.error_code == ErrorCode.INVALID_CONFIG
+
+
+IN_CLUSTER = {"cluster.database.url": "postgresql://here/cluster"}
+
+
+def test_a_topic_is_shared_only_in_a_cluster():
+    assert "set cluster.database.url" in refusal(diskless_enable="true")
+    defaults = defaults_of_broker(IN_CLUSTER)
+    shared = LogConfig.from_overrides(defaults, {"diskless.enable": "true"})
+    assert shared.diskless_enable
+    assert not LogConfig.from_overrides(defaults, {}).diskless_enable
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("cleanup.policy", "compact"),
+        ("remote.storage.enable", "true"),
+        ("mirror.source", "other:9092"),
+    ],
+)
+def test_a_shared_topic_cannot_have_what_a_local_log_is_needed_for(key, value):
+    defaults = {
+        **defaults_of_broker({**IN_CLUSTER, "remote.log.storage.system.enable": True})
+    }
+    with pytest.raises(ApiError, match=f"diskless.enable=true: {key}") as caught:
+        LogConfig.from_overrides(defaults, {"diskless.enable": "true", key: value})
+    assert caught.value.error_code is ErrorCode.INVALID_CONFIG
+
+
+def test_a_topic_stays_shared_or_local_for_as_long_as_it_exists():
+    defaults = defaults_of_broker(IN_CLUSTER)
+    local = LogConfig.from_overrides(defaults, {})
+    shared = LogConfig.from_overrides(defaults, {"diskless.enable": "true"})
+    check_still_shared(local, local)
+    check_still_shared(shared, shared)
+    with pytest.raises(ApiError, match=r"diskless\.enable is false for as long"):
+        check_still_shared(local, shared)
+    with pytest.raises(ApiError, match=r"diskless\.enable is true for as long"):
+        check_still_shared(shared, local)

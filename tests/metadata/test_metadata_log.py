@@ -2,7 +2,9 @@
 
 import errno
 import os
+import shutil
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,14 +12,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpbroker.base.storage_errors import CorruptLogError, LogDirectoryError
+from mpbroker.metadata import metadata_log
+from mpbroker.metadata.meta_properties import uuid_to_text
+from mpbroker.metadata.metadata_batches import MetadataBatches
+from mpbroker.metadata.metadata_files import MetadataFiles
+from mpbroker.metadata.metadata_image import partition_record, topic_record
 from mpbroker.metadata.metadata_log import (
     MetadataLog,
+    metadata_log_end,
     metadata_log_path,
     recover_metadata_log,
 )
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.records.record_batch import iter_batches
+from tests.support.children import Child, kill_at_line, lines_of
 from tests.support.metadata import (
     NOW_MS,
     DyingLog,
@@ -71,8 +80,11 @@ def recover(tmp_path):
 
 def test_a_new_log_is_a_kafka_segment_that_says_its_level(tmp_path, cell, path):
     log = MetadataLog(str(tmp_path), cell)
+    kind = "FeatureLevelRecord"
     assert log.read_new() == [
-        {"type": "FeatureLevelRecord", "name": "metadata.version", "featureLevel": 1}
+        {"type": kind, "name": "metadata.version", "featureLevel": 25},
+        {"type": kind, "name": "group.version", "featureLevel": 1},
+        {"type": kind, "name": "transaction.version", "featureLevel": 2},
     ]
     assert os.path.getsize(path) == cell.end
     assert path.endswith("__cluster_metadata-0/00000000000000000000.log")
@@ -97,9 +109,9 @@ def test_offsets_go_on_across_writers_and_batches(tmp_path, cell, path):
     with open(path, "rb") as file:
         headers = [header for header, _ in iter_batches(file.read())]
     assert [(header.base_offset, header.record_count) for header in headers] == [
-        (0, 1),
-        (1, 2),
-        (3, 1),
+        (0, 3),
+        (3, 2),
+        (5, 1),
     ]
     assert {header.max_timestamp for header in headers} == {NOW_MS}
 
@@ -276,22 +288,23 @@ def test_any_bytes_are_recovered_or_refused(tmp_path_factory, noise):
 @pytest.mark.parametrize(
     "record",
     [
-        {"type": "WarpRecord"},
-        {"no": "type"},
-        {"type": ["TopicRecord"]},
-        {"type": "TopicRecord", "name": "t"},
-        {"type": "TopicRecord", "name": "t", "topicId": "short"},
         {"type": "PartitionRecord", "topicId": "5L6g3nShT-eMCtK--X86sw"},
-        {"type": "FeatureLevelRecord", "name": "metadata.version", "featureLevel": 2},
+        {"type": "UserScramCredentialRecord", "name": "alice", "mechanism": 9},
+        {"type": "FeatureLevelRecord", "name": "metadata.version", "featureLevel": 31},
     ],
 )
-def test_a_record_of_another_release_stops_the_start(tmp_path, cell, record):
+def test_a_record_that_contradicts_the_others_stops_the_start(tmp_path, cell, record):
     append(tmp_path, cell, record)
     with pytest.raises(CorruptLogError, match="metadata record"):
         recover(tmp_path)
 
 
-def test_a_log_of_mostly_dead_records_is_rewritten(tmp_path, path):
+def size_of(tmp_path):
+    directory = tmp_path / "__cluster_metadata-0"
+    return sum(each.stat().st_size for each in directory.iterdir())
+
+
+def test_a_snapshot_takes_the_place_of_mostly_dead_records(tmp_path, path):
     one = start(tmp_path)
     one.create_topic("keep", 3, {"segment.bytes": "1000"})
     for number in range(20):
@@ -303,7 +316,7 @@ def test_a_log_of_mostly_dead_records_is_rewritten(tmp_path, path):
     before = os.path.getsize(path)
     again = start(tmp_path)
     (topic,) = again.topics()
-    assert os.path.getsize(path) < before / 10
+    assert size_of(tmp_path) < before / 10
     assert (topic.name, topic.topic_id, topic.partitions) == (
         "keep",
         kept.topic_id,
@@ -324,7 +337,82 @@ def test_a_log_that_others_may_come_back_to_is_not_rewritten(tmp_path, path):
     recover_metadata_log(str(tmp_path), PlainCell(), NOW_MS, may_rewrite=False)
     assert Path(path).read_bytes() == before
     recover_metadata_log(str(tmp_path), PlainCell(), NOW_MS)
-    assert Path(path).read_bytes() != before
+    assert size_of(tmp_path) < len(before)
+
+
+def news_behind(tmp_path, *records, offset=None):
+    """The batches that a cluster's log has behind the copy of it in a directory."""
+    batches = MetadataBatches(MetadataFiles(None, ()))
+    batches.next_offset = metadata_log_end(str(tmp_path)) if offset is None else offset
+    return batches.encode(records, NOW_MS)
+
+
+def test_news_of_the_cluster_are_appended_once_and_only_at_the_end(tmp_path):
+    one = start(tmp_path)
+    gone = one.create_topic("gone", 2)
+    removal = {"type": "RemoveTopicRecord", "topicId": uuid_to_text(gone.topic_id)}
+    news = news_behind(tmp_path, RECORD, removal)
+    told = []
+    for _ in range(2):  # the second time they are there already
+        cell = PlainCell()
+        image = recover_metadata_log(
+            str(tmp_path), cell, NOW_MS, news=news, see_off=told.extend
+        )
+        assert image.config(4, "") == {"a": "é"} and not image.topics
+        known = registry(tmp_path, cell)
+        assert known.topic("gone") is None and not known.is_behind
+    assert [each.name for each in told] == ["gone", "gone"]
+    before = size_of(tmp_path)
+    recover_metadata_log(
+        str(tmp_path), PlainCell(), NOW_MS, news=news_behind(tmp_path, RECORD, offset=1)
+    )
+    assert size_of(tmp_path) == before
+
+
+def test_news_that_contradict_the_copy_change_no_file(tmp_path, cell, path):
+    before = Path(path).read_bytes()
+    news = news_behind(tmp_path, RECORD, partition_record(bytes(range(16)), 0, 1))
+    with pytest.raises(CorruptLogError):
+        recover_metadata_log(str(tmp_path), cell, NOW_MS, news=news)
+    assert Path(path).read_bytes() == before
+
+
+def test_a_start_that_is_killed_while_it_appends_news_can_be_repeated(tmp_path):
+    files = (metadata_log.__file__,)
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    start(whole).create_topic("orders", 2)
+    news = news_behind(whole, RECORD)
+
+    def begin(log_dir, kill_at=None):
+        if kill_at is not None:
+            kill_at_line(kill_at, files)
+        cell = PlainCell()
+        return recover_metadata_log(str(log_dir), cell, NOW_MS, news=news), cell
+
+    lines = lines_of(lambda: begin(shutil.copytree(whole, tmp_path / "counted")), files)
+    for kill_at in range(1, lines, 5):
+        log_dir = shutil.copytree(whole, tmp_path / str(kill_at))
+        assert Child(partial(begin, log_dir, kill_at)).wait() == -signal.SIGKILL
+        image, cell = begin(log_dir)
+        assert image.config(4, "") == {"a": "é"}
+        assert registry(log_dir, cell).topic("orders").partitions == [0, 1]
+
+
+def test_rows_that_the_news_use_up_are_given_anew(tmp_path, monkeypatch):
+    monkeypatch.setattr(metadata_log, "MAX_PARTITIONS", 10)
+    one = start(tmp_path)
+    one.create_topic("keep", 3)
+    one.create_topic("gone", 5)
+    one.delete_topic("gone")
+    added = topic_record("new", bytes(range(16)))
+    places = [partition_record(bytes(range(16)), n, 1) for n in range(3)]
+    cell = PlainCell()
+    news = news_behind(tmp_path, added, *places)
+    recover_metadata_log(str(tmp_path), cell, NOW_MS, news=news)
+    known = registry(tmp_path, cell)
+    assert known.row_count == 6
+    assert known.topic("new").partitions == [3, 4, 5]
 
 
 def test_a_rewrite_that_was_interrupted_is_forgotten(tmp_path, cell, path):
@@ -353,22 +441,22 @@ def test_a_log_of_another_owner_keeps_its_mode(tmp_path, cell, path, monkeypatch
     assert os.stat(path).st_mode & 0o777 == 0o660
 
 
-def test_who_was_removed_is_told_before_a_rewrite_forgets_it(tmp_path, path):
+def test_who_was_removed_is_told_before_a_snapshot_forgets_it(tmp_path):
     one = start(tmp_path)
     ids = []
     for number in range(20):
         ids.append(one.create_topic(f"t{number}", 60).topic_id)
         one.delete_topic(f"t{number}")
     one.create_topic("t3", 1)
-    size = os.path.getsize(path)
+    size = size_of(tmp_path)
     told = []
 
     def see_off(removed):
-        assert os.path.getsize(path) == size
+        assert size_of(tmp_path) == size
         told.extend(
             (topic.name, topic.topic_id, topic.partition_count) for topic in removed
         )
 
     recover_metadata_log(str(tmp_path), PlainCell(), NOW_MS, see_off=see_off)
     assert told == [(f"t{number}", ids[number], 60) for number in range(20)]
-    assert os.path.getsize(path) < size
+    assert size_of(tmp_path) < size

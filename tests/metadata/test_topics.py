@@ -1,16 +1,24 @@
 """TopicRegistry: what may be created and changed, and that all processes agree."""
 
+import errno
+import os
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpbroker.base.storage_errors import CorruptLogError
+from mpbroker.base.storage_errors import CorruptLogError, LogDirectoryError
 from mpbroker.metadata.log_config import LogConfig
-from mpbroker.metadata.metadata_log import MetadataLog, recover_metadata_log
+from mpbroker.metadata.metadata_log import (
+    MetadataLog,
+    metadata_log_path,
+    recover_metadata_log,
+)
 from mpbroker.metadata.topic_names import check_topic_name, is_legal_topic_name
 from mpbroker.metadata.topics import NewTopic, RegistryHooks
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
+from mpbroker.protocol.records.record_batch import RecordBatchBuilder
 from tests.support.metadata import (
     NOW_MS,
     DyingLog,
@@ -54,7 +62,7 @@ def test_a_topic_is_found_by_name_id_partition_and_row(tmp_path):
         assert absent is None
 
 
-def test_rows_of_deleted_topics_are_not_used_again_before_a_restart(tmp_path):
+def test_rows_of_deleted_topics_are_not_used_while_there_are_new_ones(tmp_path):
     one = start(tmp_path)
     one.create_topic("a", 2)
     one.delete_topic("a")
@@ -156,8 +164,90 @@ def test_the_partition_table_can_be_full(tmp_path):
     results = one.create_topics([NewTopic("b", 1), NewTopic("c", 2)])
     assert results[0].partitions == [2]
     assert results[1].error_code is ErrorCode.INVALID_PARTITIONS
-    assert "3 of 4 are in use, 2 of them by deleted topics" in str(results[1])
+    message = str(results[1])
+    assert "the limit is 4 partitions (max.partitions), 1 exist, and 2" in message
     assert refused(one.create_partitions, "b", 3) is ErrorCode.INVALID_PARTITIONS
+
+
+class Rows:
+    """What the users of rows have let go of, and the rows that were made usable."""
+
+    def __init__(self):
+        self.passed = -1
+        self.made = []
+        self.hooks = RegistryHooks(rows=self, passed=lambda: self.passed)
+
+    def initialise_row(self, index):
+        self.made.append(index)
+
+    def reuse_row(self, index):
+        self.made.append(-index)
+
+
+def test_rows_are_used_again_when_all_have_let_go_of_them(tmp_path):
+    rows = Rows()
+    one = start(tmp_path, capacity=6, hooks=rows.hooks)
+    first = one.create_topic("first", 3)
+    session = [one.row_id(row) for row in first.partitions]
+    one.delete_topic("first")
+    after_first = one.version
+    one.create_topic("second", 3)
+    one.delete_topic("second")
+    assert refused(one.create_topic, "third", 1) is ErrorCode.INVALID_PARTITIONS
+    rows.passed = after_first - 1
+    assert refused(one.create_topic, "third", 1) is ErrorCode.INVALID_PARTITIONS
+    rows.passed = after_first
+    results = one.create_topics([NewTopic("third", 2), NewTopic("fourth", 2)])
+    assert results[0].partitions == [0, 1]
+    assert results[1].error_code is ErrorCode.INVALID_PARTITIONS
+    assert rows.made == [0, 1, 2, 3, 4, 5, 0, -1]
+    rows.passed = one.version
+    one.create_partitions("third", 5)
+    assert one.topic("third").partitions == [0, 1, 2, 3, 4]
+    assert rows.made[8:] == [-2, -3, -4]
+    assert one.partition_by_row(1) == (one.topic("third"), 1, 1)
+    assert (one.partition_count, one.row_count) == (5, 6)
+    assert [one.partition_by_row_id(each) for each in session] == [None] * 3
+    assert one.partition_by_row_id(one.row_id(1)) == one.partition_by_row(1)
+    # Every process that reads the log later gives the same rows.
+    assert contents(start(tmp_path, capacity=6)) == contents(one)
+
+
+def test_a_start_with_fewer_partitions_than_there_were_uses_no_row_beyond(tmp_path):
+    one = start(tmp_path, capacity=6)
+    one.create_topic("kept", 1)
+    one.create_topic("gone", 5)
+    one.delete_topic("gone")
+    rows = Rows()
+    less = start(tmp_path, capacity=3, hooks=rows.hooks)
+    rows.passed = less.version
+    assert refused(less.create_topic, "new", 3) is ErrorCode.INVALID_PARTITIONS
+    assert less.create_topic("new", 2).partitions == [1, 2]
+
+
+def test_topics_that_are_asked_for_leave_room_for_others(tmp_path):
+    one = start(tmp_path, capacity=4)
+    (asked, internal, more) = one.create_topics(
+        [NewTopic("a", 3), NewTopic("__consumer_offsets", 1), NewTopic("b", 1)],
+        spare=1,
+    )
+    assert asked.partitions == [0, 1, 2]
+    assert internal.partitions == [3]  # it may use what is left for others
+    assert "1 of them are kept" in str(more)
+
+
+def test_a_killed_creation_leaves_its_rows_to_the_next(tmp_path):
+    rows = Rows()
+    cell = shared_cell()
+    recover_metadata_log(str(tmp_path), cell, NOW_MS)
+    one = registry(tmp_path, cell, capacity=2, hooks=rows.hooks)
+    one.create_topic("a", 2)
+    one.delete_topic("a")
+    rows.passed = one.version
+    dying = registry(tmp_path, cell, capacity=2, hooks=rows.hooks, log_class=DyingLog)
+    assert in_child(lambda: dying.create_topic("b", 2)) == -9
+    assert one.create_topic("c", 1).partitions == [0]
+    assert contents(start(tmp_path, capacity=2)) == contents(one)
 
 
 def test_internal_topics_are_known_by_name(tmp_path):
@@ -301,17 +391,60 @@ def test_who_has_replayed_a_part_of_a_change_goes_on_with_nothing(tmp_path, erro
         failing.catch_up()
 
 
+def test_a_process_may_go_on_with_what_it_knows_while_the_disk_fails(
+    tmp_path, monkeypatch
+):
+    cell = PlainCell()
+    recover_metadata_log(str(tmp_path), cell, NOW_MS)
+    one = registry(tmp_path, cell)
+    told = []
+    patient = registry(tmp_path, cell, hooks=RegistryHooks(on_unreadable=told.append))
+    strict = registry(tmp_path, cell)
+    one.create_topic("a", 2)
+    error = OSError(errno.EIO, "disk")
+
+    def fail(*arguments):
+        raise error
+
+    monkeypatch.setattr(os, "pread", fail)
+    assert not patient.catch_up() and not patient.catch_up()
+    assert told == [error, error]
+    assert patient.is_behind and patient.topic("a") is None
+    with pytest.raises(OSError, match="disk"):
+        strict.catch_up()
+    monkeypatch.undo()
+    for each in (patient, strict):
+        assert each.catch_up() and not each.is_behind
+        assert each.topic("a") is not None
+
+
 def test_a_log_that_cannot_be_loaded_is_told_as_such(tmp_path):
     cell = PlainCell()
     recover_metadata_log(str(tmp_path), cell, NOW_MS)
     living = registry(tmp_path, cell)
-    newer = MetadataLog(str(tmp_path), cell)
-    newer.read_new()
-    newer.append([{"type": "OfAnotherRelease"}], NOW_MS)
-    newer.close()
-    with pytest.raises(CorruptLogError, match="unknown type"):
+    other = MetadataLog(str(tmp_path), cell)
+    other.read_new()
+    other.append([{"type": "RemoveTopicRecord", "topicId": "A" * 22}], NOW_MS)
+    other.close()
+    with pytest.raises(CorruptLogError, match=r"RemoveTopicRecord.*KeyError"):
         registry(tmp_path, cell)
-    with pytest.raises(SystemExit, match="unknown type"):
+    with pytest.raises(SystemExit, match=r"RemoveTopicRecord.*KeyError"):
+        living.catch_up()
+
+
+def test_a_record_of_a_newer_release_ends_a_process_that_has_served(tmp_path):
+    cell = PlainCell()
+    recover_metadata_log(str(tmp_path), cell, NOW_MS)
+    living = registry(tmp_path, cell)
+    builder = RecordBatchBuilder()
+    builder.append(NOW_MS, None, b"\x01\x63\x00\x00")
+    batch = builder.build(base_offset=3, partition_leader_epoch=0)
+    with open(metadata_log_path(str(tmp_path)), "ab") as file:
+        file.write(batch)
+    cell.end += len(batch)
+    with pytest.raises(LogDirectoryError, match="newer"):
+        registry(tmp_path, cell)
+    with pytest.raises(SystemExit, match="record type 99"):
         living.catch_up()
 
 

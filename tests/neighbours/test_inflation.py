@@ -55,10 +55,14 @@ def receive(sock: socket.socket) -> bytes:
 def test_bombs_in_one_request_share_a_budget(tmp_path: Path) -> None:
     """Two requests of 3.3 MB kept both handlers busy until they were killed, 30 s."""
     with Broker(tmp_path / "data", {"num.io.threads": 2}) as broker:
-        create_topic(broker, "t")
+        create_topic(broker, "t", BATCHES)
         host, port = broker.bootstrap.rsplit(":", 1)
-        partition = PartitionProduceData(index=0, records=bomb())
-        topic = TopicProduceData(name="t", partition_data=[partition] * BATCHES)
+        records = bomb()
+        partitions = [
+            PartitionProduceData(index=number, records=records)
+            for number in range(BATCHES)
+        ]
+        topic = TopicProduceData(name="t", partition_data=partitions)
         request = ProduceRequest(acks=1, timeout_ms=30_000, topic_data=[topic])
         parts = b"".join(map(bytes, request.encode_parts(VERSION)))
         hostile = [socket.create_connection((host, int(port))) for _ in range(2)]

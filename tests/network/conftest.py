@@ -16,6 +16,7 @@ def make_rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Rig]]:
     """Make a rig: make_rig(queued_max_requests=3, answer=...)."""
     monkeypatch.setattr("mpbroker.network.processor._IDLE_POLL_S", 0)
     monkeypatch.setattr("mpbroker.network.processor._BLOCKED_POLL_S", 0)
+    monkeypatch.setattr("mpbroker.network.processor._STARVED_POLL_S", 0)
     made: list[Rig] = []
     memories = []
 

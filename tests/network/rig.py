@@ -42,10 +42,12 @@ def echo(end: HandlerEnd, slot: int, body: bytes) -> None:
     end.send_bytes(slot, frame(body))
 
 
-def connected_pair() -> tuple[socket.socket, socket.socket]:
+def connected_pair(client_ip: str = "127.0.0.1") -> tuple[socket.socket, socket.socket]:
     """Two ends of one TCP connection over loopback."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        client = socket.create_connection(server.getsockname())
+        client = socket.create_connection(
+            server.getsockname(), source_address=(client_ip, 0)
+        )
         accepted, _ = server.accept()
     return client, accepted
 
@@ -147,6 +149,7 @@ class Rig:
                 memory.processor_bells[self.number],
                 memory.handovers,
                 memory.keeper_link,
+                memory.notices,
             ),
             *self._options,
         )

@@ -16,7 +16,7 @@ import pytest
 from mpbroker.ipc.fdpass import recv_fds
 from mpbroker.ipc.layout import PROCESSOR_LISTENER, processor_row
 from mpbroker.ipc.limits_page import BrokerLimits, Limits, LimitsPage
-from mpbroker.network import acceptor_guard
+from mpbroker.network import acceptor_guard, descriptor_guard
 from mpbroker.network.acceptor import Acceptor
 from mpbroker.network.connection_quotas import ConnectionQuotas
 from mpbroker.network.moves.hand_over import KEEP, MAX_SOCKETS, RESCUED
@@ -150,7 +150,7 @@ def test_whoever_comes_too_fast_is_rescued_by_nobody(porch):
 
 
 def test_a_system_without_such_clones_has_acceptors_all_the_same(porch, monkeypatch):
-    monkeypatch.setattr(acceptor_guard, "_SYS_CLONE", {})
+    monkeypatch.setattr(descriptor_guard, "_SYS_CLONE", {})
     with running(porch.accept) as (child,):
         with socket.create_connection(porch.sock.getsockname()) as client:
             wait_until(lambda: client.getsockname()[1] in porch.look())
@@ -158,7 +158,7 @@ def test_a_system_without_such_clones_has_acceptors_all_the_same(porch, monkeypa
 
 
 def no_such_call(monkeypatch):
-    monkeypatch.setattr(acceptor_guard, "_SYS_CLONE", {os.uname().machine: 1 << 20})
+    monkeypatch.setattr(descriptor_guard, "_SYS_CLONE", {os.uname().machine: 1 << 20})
 
 
 def no_descriptor(monkeypatch):
@@ -174,7 +174,7 @@ def test_what_lacks_for_a_guard_is_said_once_and_stops_nobody(
 ):
     caplog.set_level("INFO")
     lack(monkeypatch)
-    monkeypatch.setattr(acceptor_guard, "_POST_AGAIN_S", 0)
+    monkeypatch.setattr(descriptor_guard, "_POST_AGAIN_S", 0)
     guard = acceptor_guard.AcceptorGuard(porch.sock, lambda socks: None, lambda: None)
     gc.collect()  # what earlier tests have left open goes now
     before = len(os.listdir("/proc/self/fd"))

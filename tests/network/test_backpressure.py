@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 import time
+from collections import deque
 
 import pytest
 
 from mpbroker.ipc.arena import HANDLER_REGION_BYTES
 from mpbroker.ipc.layout import ProcessorCounter
-from tests.network.rig import frame
+from tests.network.rig import connected_pair, echo, frame
 
 BIG = 4 * 1024 * 1024
 WAITS_FOR_SLOT = ProcessorCounter.WAITS_FOR_SLOT
@@ -59,6 +61,41 @@ def test_a_connection_without_a_slot_is_read_when_an_answer_frees_one(make_rig):
             if client.frames():
                 client.close()
     assert rig.counter(WAITS_FOR_SLOT)
+
+
+def test_many_that_lack_a_slot_do_not_have_all_others_looked_at_each_time(
+    make_rig, monkeypatch
+):
+    """It is in vain while all slots have requests, and there may be 16,384 others."""
+    rig = make_rig()
+    rig.answer = rig.hold
+    rig.leave_slots(1)
+    first = rig.connect()
+    first.send(frame(b"1"))
+    rig.pump(lambda: rig.held)
+    looks = []
+    spill = rig.processor._reader.spill
+
+    def look(channels):
+        looks.append(1)
+        time.sleep(0.001)  # as if there were many
+        spill(channels)
+
+    monkeypatch.setattr(rig.processor._reader, "spill", look)
+    monkeypatch.setattr("mpbroker.network.processor._SPILL_PAUSE", 10**6)
+    others = [rig.connect() for _ in range(20)]
+    for number, client in enumerate(others):
+        client.send(frame(b"%d" % number))
+    rig.pump(lambda: rig.counter(WAITS_FOR_SLOT) >= len(others))
+    rig.turns()
+    assert len(looks) == 1
+    rig.answer = echo
+    rig.release()
+    first.close()
+    for number, client in enumerate(others):
+        rig.pump(lambda client=client: client.frames())
+        assert client.frames() == [b"%d" % number]
+        client.close()
 
 
 def test_a_connection_that_waits_for_a_slot_may_go_away(make_rig):
@@ -124,6 +161,30 @@ def test_a_large_frame_waits_until_another_has_been_answered(crowded):
     waiting.send(frame(bytes(BIG))[20_000:])
     crowded.pump(waiting.frames)
     assert waiting.frames() == [bytes(BIG)]
+
+
+def test_those_that_wait_for_memory_keep_no_slot_from_others(crowded):
+    """Four bytes are enough to wait, on as many connections as there are slots."""
+    *slow, first = crowded.clients
+    crowded.leave_slots(3)
+    waiting = [crowded.connect() for _ in range(10)]
+    frames = [frame(bytes([number]) * BIG) for number in range(10)]
+    for number, client in enumerate(waiting):
+        client.send(frames[number][: 4 + 100 * number])
+    crowded.pump(lambda: crowded.connections == len(crowded.clients))
+    crowded.turns()
+    for body in (b"quick", b"again"):
+        quick = crowded.connect()
+        quick.send(frame(body))
+        crowded.pump(lambda quick=quick, body=body: quick.frames() == [body])
+    assert crowded.counter(WAITS_FOR_SLOT)
+    for client in (*slow, first):
+        client.close()
+    for number, client in enumerate(waiting):
+        client.send(frames[number][4 + 100 * number :])
+    crowded.pump(lambda: all(client.frames() for client in waiting))
+    for client, sent in zip(waiting, frames, strict=True):
+        assert client.frames() == [sent[4:]]
 
 
 def test_small_requests_are_served_while_large_ones_wait(crowded):
@@ -210,6 +271,35 @@ def test_who_comes_later_gets_no_memory_before_those_who_wait(crowded):
     crowded.pump(late.frames)
 
 
+def test_small_frames_that_are_served_now_and_then_do_not_hold_up_a_large_one(
+    crowded, monkeypatch
+):
+    crowded.processor._compiled = None  # it knows no other clock than the real one
+    now_ns = time.monotonic_ns()
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns)
+    monkeypatch.setattr(PATIENCE, 100 * 10**9)
+    waiting = crowded.clients[-1]
+    waiting.send(frame(bytes(BIG))[20_000:])
+    small, body = deque(), frame(bytes(1 << 20))
+    while not crowded.processor._small:
+        small.append(crowded.connect())
+        small[-1].send(body[:20_000])
+        crowded.turns(5)
+    for _ in range(50):
+        now_ns += 60 * 10**9
+        small[0].send(body[20_000:])
+        crowded.pump(small[0].frames)
+        small.popleft().close()
+        small.append(crowded.connect())
+        small[-1].send(body[:20_000])
+        crowded.pump(lambda: crowded.processor._small or not crowded.processor._large)
+        if not crowded.processor._large:
+            break
+    crowded.pump(waiting.frames)
+    assert waiting.frames() == [bytes(BIG)]
+    assert not any(client.is_closed for client in small)
+
+
 def _in_an_hour(monkeypatch):
     now_ns = time.monotonic_ns
     monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns() + 3600 * 10**9)
@@ -233,6 +323,16 @@ def answer_as_asked(end, slot, body):
     end.send_bytes(slot, frame(bytes(ANSWER) if body == b"big" else body))
 
 
+def ask_and_not_read(rig, body):
+    """Send a request whose answer the client does not read."""
+    client, accepted = connected_pair()
+    # Otherwise the kernel may let its buffers grow until it takes the whole answer.
+    accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
+    made = rig.connect((client, accepted))
+    made.reads = False
+    made.send(frame(body))
+
+
 @pytest.fixture
 def unread(make_rig, monkeypatch):
     """A rig with three answers that are not read; the last waits for room."""
@@ -240,9 +340,7 @@ def unread(make_rig, monkeypatch):
     monkeypatch.setattr("mpbroker.network.processor._HOUSEKEEPING_NS", 0)
     rig = make_rig(answer=answer_as_asked)
     for _ in range(3):
-        client = rig.connect()
-        client.reads = False
-        client.send(frame(b"big"))
+        ask_and_not_read(rig, b"big")
         rig.pump(lambda: len(rig.requests) == len(rig.clients))
     assert rig.handler.has_unplaced
     return rig
@@ -251,9 +349,7 @@ def unread(make_rig, monkeypatch):
 def test_small_answers_have_room_while_large_ones_are_not_read(unread):
     room = HANDLER_REGION_BYTES - 2 * ANSWER
     while room > 0:  # the rest of what large answers may have
-        client = unread.connect()
-        client.reads = False
-        client.send(frame(bytes(BIG - 4)))
+        ask_and_not_read(unread, bytes(BIG - 4))
         room -= BIG
     unread.pump(lambda: len(unread.requests) == len(unread.clients))
     quick = unread.connect()
@@ -296,8 +392,7 @@ def test_answers_that_wait_for_room_are_bounded(unread, monkeypatch):
         "mpbroker.network.request_channel._MAX_UNPLACED_BYTES", ANSWER + BIG * 3 // 2
     )
     for _ in range(5):  # four fit, and one waits
-        unread.connect().send(frame(bytes(BIG - 4)))
-        unread.clients[-1].reads = False
+        ask_and_not_read(unread, bytes(BIG - 4))
     unread.pump(lambda: len(unread.requests) == len(unread.clients))
     unread.turns()
     assert not any(client.is_closed for client in unread.clients)

@@ -307,6 +307,27 @@ def test_one_that_its_address_refuses_does_not_count_for_the_listeners_rate(hall
     assert hall.offer(20, 1, EXTERNAL, address=THERE) == {EXTERNAL: 20}
 
 
+def test_a_look_that_ends_in_the_next_window_does_not_count_for_the_rate(hall):
+    hall.limit(creation_rate=1, rate_samples=2)
+    hall.now += SECOND - 1  # one ns before the end of a window
+    assert hall.quotas[EXTERNAL].reserve(hall.now) == 0
+    hall.now += 1
+    hall.quotas[EXTERNAL].withdraw()
+    assert hall.accept(EXTERNAL) is not None
+
+
+def test_one_refused_in_the_next_window_does_not_count_for_the_rate(hall):
+    full = {HERE: AddressLimits(max_connections=0)}
+    hall.limit(addresses=full, creation_rate=1, rate_samples=2)
+    hall.now += SECOND - 1
+    assert hall.quotas[EXTERNAL].reserve(hall.now) == 0
+    hall.now += 1
+    judged = hall.quotas[EXTERNAL].admit(HERE, 1, hall.now)
+    assert judged.verdict is Verdict.TOO_MANY
+    hall.limit(creation_rate=1, rate_samples=2)
+    assert hall.accept(EXTERNAL) is not None
+
+
 def test_a_changed_rate_counts_from_the_next_connection_on(hall):
     hall.limit(creation_rate=20, rate_samples=2)
     slow = hall.offer(40, 5, EXTERNAL)
@@ -332,7 +353,7 @@ def test_the_rates_of_more_addresses_than_there_is_room_for_cost_no_one_else(hal
     for number in range(3000):
         hall.quotas[EXTERNAL].reserve(hall.now)
         hall.quotas[EXTERNAL].admit((1, number), 1, hall.now)
-        hall.quotas[EXTERNAL].withdraw(hall.now)
+        hall.quotas[EXTERNAL].withdraw()
         hall.now += 1000
     hall.fill(EXTERNAL, 5)
     assert hall.accept(EXTERNAL) is None

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
+from mpbroker.ipc.arena import extent_bytes
 from mpbroker.ipc.fdpass import send_fds
 from mpbroker.ipc.layout import (
     CONNECTION_OWNER,
@@ -18,6 +21,7 @@ from mpbroker.ipc.layout import (
     processor_row,
 )
 from mpbroker.network.connection_rows import live_rows
+from mpbroker.network.moves import arrivals
 from mpbroker.network.moves.departures import ALL
 from mpbroker.network.moves.hand_over import HAND_OVER, HandOver
 from mpbroker.network.moves.keeper import Keeper
@@ -30,7 +34,7 @@ from mpbroker.supervisor.connection_moves import (
 )
 from mpbroker.supervisor.repair.recovery import Repair
 from tests.network.descriptors import descriptors_left
-from tests.network.rig import Rig, connected_pair, echo, frame
+from tests.network.rig import Client, Rig, connected_pair, echo, frame
 
 LARGE = 300_000
 
@@ -74,7 +78,8 @@ class Two(Rig):
 
     def end(self) -> None:
         super().end()
-        self.pump(lambda: self.other.nothing_is_held())
+        # Also of connections that no keeper has, of which it need not hear.
+        self.pump(lambda: not self.other.connections and self.other.nothing_is_held())
         self.pump(lambda: self.keeper.count == 0)
         self.keeper.close()
 
@@ -112,6 +117,34 @@ def test_a_part_of_a_request_goes_along(two, length, cut):
     two.pump(lambda: len(client.frames()) == 3)
     assert client.frames() == [b"before it", data[4:], b"behind it"]
     two.pump(lambda: two.processor._reader.is_unused or two.processor._housekeep())
+
+
+def test_a_small_frame_has_room_though_a_large_one_before_it_has_none(two):
+    large, small = two.connect(), two.connect()
+    body = bytes(2 << 20)
+    large.send(frame(body)[:100_000])
+    two.pump(lambda: large.has_sent)
+    small.send(frame(b"x" * LARGE)[:100_000])
+    two.pump(lambda: small.has_sent)
+    reader = two.other.processor._reader
+    taken: dict[int, list[int]] = {len(body): [], LARGE: []}
+    for length, extents in taken.items():
+        while (extent := reader._allocate(length)) is not None:
+            extents.append(extent)
+
+    def free(length: int) -> None:
+        for extent in taken[length]:
+            reader._extents.free(extent, extent_bytes(length))
+
+    two.move()
+    two.pump(lambda: two.other.connections == 2)
+    small.send(frame(b"x" * LARGE)[100_000:])
+    free(LARGE)
+    two.pump(lambda: small.frames() == [b"x" * LARGE])
+    assert large.frames() == []
+    free(len(body))
+    large.send(frame(body)[100_000:])
+    two.pump(lambda: large.frames() == [body])
 
 
 def test_a_busy_connection_goes_when_its_answer_is_out(two):
@@ -526,3 +559,81 @@ def test_a_connection_moves_before_any_keeper_has_tried_the_counters(two):
     client.send(frame(b"2"))
     two.pump(lambda: client.frames() == [b"1", b"2"])
     assert words[HEADER + HEADER_COUNTERS] == 1
+
+
+# -- one connection that is handed to two processors -----------------------------------
+
+
+def hand(two, number: int, kind: HandOver, sock, accepted_ns: int = 0) -> None:
+    message = HAND_OVER.pack(kind, 0, 0, accepted_ns)
+    send_fds(two.memory.handovers[number][0], message, [sock.fileno()])
+
+
+def rows_of(two) -> int:
+    return len(list(live_rows(two.memory.control.words)))
+
+
+def is_answered_once(two, client) -> bool:
+    two.pump(lambda: rows_of(two))
+    two.turns(5)
+    client.send(frame(b"hello"))
+    two.pump(client.frames)
+    return rows_of(two) == 1 and two.connections + two.other.connections == 1
+
+
+def beside(two, monkeypatch, name: str) -> None:
+    """Let the other processor run in the middle of what the first one does."""
+    real = getattr(two.processor._connections, name)
+
+    def run(*arguments, **options):
+        found = real(*arguments, **options)
+        monkeypatch.undo()
+        for _ in range(5):
+            two.other.processor.turn()
+        return found
+
+    monkeypatch.setattr(two.processor._connections, name, run)
+
+
+def test_one_that_is_handed_to_two_at_once_is_served_by_one(two, monkeypatch):
+    """A processor that retires forwards it to one, the keeper hands it to another."""
+    client, accepted = connected_pair()
+    for number in (0, 1):
+        hand(two, number, HandOver.AGAIN, accepted)
+    accepted.close()
+    beside(two, monkeypatch, "is_elsewhere")
+    two.clients.append(Client(client))
+    assert is_answered_once(two, two.clients[0])
+
+
+def test_one_that_came_in_time_and_was_looked_at_late_is_served_by_one(
+    two, monkeypatch
+):
+    """During a long succession the keeper hands it over again, to another processor."""
+    client, accepted = connected_pair()
+    hand(two, 0, HandOver.NEW, accepted, time.monotonic_ns())
+    waiting = two.processor._arrivals
+    waiting.wait_for([], two.memory.keeper_link, two.processor._selector)
+    assert waiting.has_early
+    hand(two, 1, HandOver.AGAIN, accepted)
+    accepted.close()
+    two.other.processor.turn()
+    two.other.processor.turn()
+    assert two.other.connections == 1
+    monkeypatch.setattr(arrivals, "_LATE_NS", -1)  # so long did it take
+    two.clients.append(Client(client))
+    assert is_answered_once(two, two.clients[0])
+
+
+def test_one_that_came_in_time_to_a_processor_that_retires_is_served_by_one(two):
+    """After a death the keeper hands on at once what has no row yet."""
+    client, accepted = connected_pair()
+    stop_accepting(two.memory, 0)
+    hand(two, 1, HandOver.AGAIN, accepted)
+    hand(two, 0, HandOver.NEW, accepted, time.monotonic_ns() + 10**12)
+    accepted.close()
+    two.other.processor.turn()
+    two.other.processor.turn()
+    assert two.other.connections == 1
+    two.clients.append(Client(client))
+    assert is_answered_once(two, two.clients[0])

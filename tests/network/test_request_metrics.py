@@ -164,15 +164,15 @@ def test_nothing_is_logged_unless_it_is_asked_for(rig):
 
 def test_requests_slower_than_the_threshold_are_logged_with_all_their_times(rig):
     words = rig.memory.control.words
-    log_above(words, 50 * MS)
+    log_above(words, 5000 * MS)
     ask(rig)
-    rig.answer = stamped(rig, queue=40 * MS, local=30 * MS, remote=0)
+    rig.answer = stamped(rig, queue=4000 * MS, local=3000 * MS, remote=0)
     ask(rig, PRODUCE)
     found, missed, following = read_logged(words, 0, 0)
     assert (len(found), missed, following) == (1, 0, 1)
     entry = found[0]
     assert (entry.api_key, entry.api_version, entry.correlation_id) == (0, 9, 77)
-    assert entry.dequeued_ns - entry.received_ns == 40 * MS
+    assert entry.dequeued_ns - entry.received_ns == 4000 * MS
     assert entry.received_ns < entry.dequeued_ns < entry.completed_ns
     assert entry.completed_ns <= entry.taken_ns <= entry.sent_ns
     assert entry.request_bytes == entry.response_bytes == len(frame(PRODUCE))

@@ -10,6 +10,7 @@ from mpbroker.ipc.layout import connection_row
 from mpbroker.ipc.response_parts import BytesPart
 from mpbroker.network.channel import Channel
 from mpbroker.network.channel_selector import ChannelSelector
+from mpbroker.network.errors import SegmentGoneError
 from mpbroker.network.response_sender import ResponseSender, SegmentFiles, SendResult
 from mpbroker.supervisor.memory import BrokerMemory
 from tests.network.descriptors import descriptors_left
@@ -73,3 +74,20 @@ def test_a_segment_can_be_sent_while_there_is_no_descriptor_left(
                 fd = files.fd(os.fspath(path), inode)
                 assert os.pread(fd, 100, 0) == path.name.encode()
             files.close_unused()
+
+
+def test_a_segment_is_found_in_the_directory_that_a_moved_partition_has_left(
+    tmp_path: Path,
+) -> None:
+    directory = tmp_path / "t-0"
+    for name in ("t-0", "t-0.1-delete", "t-00.2-delete", "t-1"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "0.log").write_text(name)
+    path = directory / "0.log"
+    inode = path.stat().st_ino
+    directory.rename(tmp_path / "t-0.3-delete")
+    files = SegmentFiles()
+    assert os.pread(files.fd(os.fspath(path), inode), 100, 0) == b"t-0"
+    with pytest.raises(SegmentGoneError):
+        files.fd(os.fspath(path), (tmp_path / "t-1" / "0.log").stat().st_ino)
+    files.close_unused()

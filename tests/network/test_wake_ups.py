@@ -71,6 +71,7 @@ class Outside(Rig):
             memory.processor_bells[0],
             memory.handovers,
             memory.keeper_link,
+            memory.notices,
         )
         Counted(0, parts, MAX_REQUEST_BYTES, 0).run()
 
@@ -233,7 +234,7 @@ def test_who_stays_in_the_core_comes_back_when_the_time_is_over(make_rig):
     others = threading.Thread(target=go_on)
     others.start()
     try:
-        rig.processor._compiled.turn(50, True)
+        rig.processor._compiled.turn(500, True)
     finally:
         is_back.set()
         others.join()

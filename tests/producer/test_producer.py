@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import socket
 import threading
 import time
 from itertools import pairwise
+from typing import ClassVar
 
 import pytest
 
@@ -29,6 +31,7 @@ from mpbroker.producer import (
 from tests.producer.conftest import TIMEOUT_S, until_known
 from tests.support.ports import reusable_port
 
+KAFKAS = "org.apache.kafka.clients"
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
 
 
@@ -178,11 +181,17 @@ def test_interceptors_see_every_record_and_may_change_or_break(
         def on_acknowledgement(self, metadata, error):
             self.acknowledged.append((metadata, error))
 
+        def close(self):
+            self.acknowledged.append("closed")
+
     class Broken(ProducerInterceptor):
         def on_send(self, record):
             raise RuntimeError("broken")
 
         def on_acknowledgement(self, metadata, error):
+            raise RuntimeError("broken")
+
+        def close(self):
             raise RuntimeError("broken")
 
     shouting = Shouting()
@@ -191,6 +200,50 @@ def test_interceptors_see_every_record_and_may_change_or_break(
     assert [r.value for r in read(topic)[0]] == [b"HELLO"]
     assert shouting.acknowledged[0][0].offset == 0
     assert "Broken.on_send" in caplog.text
+    refused = producer.send(topic, b"x" * 2_000_000, partition=0)
+    assert shouting.acknowledged[1] == ((topic, 0, -1, -1), refused.exception())
+    late = producer.send(topic, b"late")
+    for _ in range(2):
+        producer.close()
+    assert shouting.acknowledged[2:] == [(late.result(), None), "closed"]
+    assert "Broken.close" in caplog.text
+
+
+def test_interceptors_are_told_the_partition_of_a_record_that_the_broker_refuses(
+    make_producer, new_topic
+):
+    topic = new_topic(max_message_bytes="2000")
+    acknowledged, told = [], []
+
+    class Interceptor(ProducerInterceptor):
+        def on_acknowledgement(self, metadata, error):
+            acknowledged.append((metadata, error))
+
+    producer = make_producer(interceptors=[Interceptor()])
+    future = producer.send(
+        topic, os.urandom(5000), callback=lambda m, e: told.append((m, e))
+    )
+    error = future.exception(30)
+    assert acknowledged == [((topic, 0, -1, -1), error)]
+    assert told == [(None, error)]  # as without interceptors
+
+
+def test_a_producer_without_client_id_makes_up_kafkas_name(bootstrap):
+    with Producer(bootstrap_servers=bootstrap) as producer:
+        first = thread_of(producer)
+    with Producer(bootstrap_servers=bootstrap) as producer:
+        second = thread_of(producer)
+    number = int(first.removeprefix("kafka-producer-network-thread | producer-"))
+    assert second == f"kafka-producer-network-thread | producer-{number + 1}"
+    given = {"bootstrap.servers": bootstrap, "transactional.id": "mover"}
+    with Producer(given) as producer:
+        assert thread_of(producer).endswith("| producer-mover")
+    with Producer(given, client_id="mine") as producer:
+        assert thread_of(producer).endswith("| mine")
+
+
+def thread_of(producer):
+    return producer._thread.name
 
 
 def test_callbacks_tell_success_and_failure(make_producer, new_topic):
@@ -549,10 +602,76 @@ def test_a_producer_leaves_nothing_open(bootstrap, new_topic):
             },
             "transactional.id needs",
         ),
+        ({"ssl.truststore.password": "x"}, "ssl.truststore.location"),
+        ({"ssl.truststore.type": "JKS"}, "ssl.truststore.location"),
+        ({"ssl_keystore_type": "PKCS12"}, "ssl.key.password"),
+        ({"ssl.keystore.password": "x"}, "ssl.key.password"),
+        ({"sasl.login.callback.handler.class": "x"}, "sasl.username"),
+        ({"metric.reporters": "x"}, "metrics()"),
+        ({"key.serializer": "com.example.Serializer"}, "StringSerializer"),
+        ({"value.serializer": "json:no_such"}, "MODULE:FUNCTION"),
+        ({"partitioner.class": "com.example.Mine"}, "MODULE:CLASS"),
+        ({"partitioner.class": "json:JSONDecoder"}, "no method partition()"),
+        (
+            {"partitioner.class": f"{KAFKAS}.producer.UniformStickyPartitioner"},
+            "leave it out",
+        ),
+        ({"interceptor.classes": "com.example.Mine"}, "MODULE:CLASS"),
+        ({"interceptor.classes": "json:JSONDecoder"}, "no ProducerInterceptor"),
     ],
 )
 def test_settings_that_cannot_be_used_are_refused_with_the_fix(settings, words):
-    with pytest.raises(
-        ConfigError, match=words.replace(".", r"\.").replace("+", r"\+")
-    ):
+    with pytest.raises(ConfigError, match=re.escape(words)):
         Producer(settings)
+
+
+class ToPartitionTwo:
+    def partition(self, topic, key, value, partition_count, available):
+        return 2
+
+
+class Counting(ProducerInterceptor):
+    seen: ClassVar[list[str]] = []
+
+    def on_send(self, record):
+        self.seen.append(record.topic)
+        return record
+
+
+def test_code_may_be_named_by_kafkas_settings(make_producer, new_topic, read):
+    topic = new_topic(3)
+    producer = make_producer(
+        config={
+            "key.serializer": f"{KAFKAS.replace('.clients', '.common')}"
+            ".serialization.IntegerSerializer",
+            "value.serializer": "StringSerializer",
+            "partitioner.class": f"{__name__}:ToPartitionTwo",
+            "interceptor.classes": f"{__name__}:Counting",
+        }
+    )
+    producer.send(topic, "a", 258).result(30)
+    producer.send(topic, None, None).result(30)
+    records = read(topic)[2]
+    assert [(r.key, r.value) for r in records] == [
+        (b"\0\0\1\2", b"a"),
+        (None, None),
+    ]
+    assert Counting.seen.count(topic) == 2
+
+
+def test_kafkas_round_robin_partitioner_is_ours(make_producer, new_topic, read):
+    topic = new_topic(2)
+    producer = make_producer(
+        partitioner_class=f"{KAFKAS}.producer.RoundRobinPartitioner"
+    )
+    for _ in range(4):
+        producer.send(topic, b"x", b"same").result(30)
+    assert [len(records) for records in read(topic).values()] == [2, 2]
+
+
+def test_code_given_twice_is_refused(bootstrap):
+    with pytest.raises(ConfigError, match=r"value\.serializer is given twice"):
+        Producer(
+            {"bootstrap.servers": bootstrap, "value.serializer": "StringSerializer"},
+            value_serializer=lambda topic, value: value,
+        )

@@ -21,6 +21,7 @@ from mpbroker.protocol.records.control_record import (
 from mpbroker.protocol.records.log_validator import (
     InflationBudget,
     RecordError,
+    RecordsError,
     ValidatedBatch,
     ValidationPolicy,
     validate_produce,
@@ -341,8 +342,14 @@ def test_a_compacted_topic_needs_keys():
     data = batch(record(0) + record(1, key=None), 2)
     error = refusal(data, DEFAULTS._replace(compacted=True))
     assert error.error_code is ErrorCode.INVALID_RECORD
-    assert isinstance(error, RecordError)
-    assert error.batch_index == 1
+    assert isinstance(error, RecordsError)
+    assert error.reasons == {1: error.message}
+    copy = pickle.loads(pickle.dumps(error))
+    assert (copy.error_code, copy.message, copy.reasons) == (
+        error.error_code,
+        error.message,
+        error.reasons,
+    )
     validate_produce(data, DEFAULTS, NOW_MS)
     validate_produce(build(), DEFAULTS._replace(compacted=True), NOW_MS)
 
@@ -372,10 +379,34 @@ def test_timestamps_too_old_are_refused():
     assert refused_as(build(), policy, NOW_MS + 1001) is ErrorCode.INVALID_TIMESTAMP
 
 
-def test_a_bad_time_is_named_before_a_missing_key():
+def test_a_missing_key_is_named_before_a_bad_time():
     data = batch(record(0, key=None), 1)
     policy = DEFAULTS._replace(compacted=True, before_max_ms=0)
-    assert refused_as(data, policy, NOW_MS + 1) is ErrorCode.INVALID_TIMESTAMP
+    assert refused_as(data, policy, NOW_MS + 1) is ErrorCode.INVALID_RECORD
+    data = batch(record(0, key=None) + record(1), 2)
+    error = refusal(data, policy, NOW_MS + 1)
+    assert error.error_code is ErrorCode.INVALID_TIMESTAMP
+    assert "no key" in error.reasons[0] and "timestamp" in error.reasons[1]
+
+
+@every_codec
+@pytest.mark.parametrize("first", [0, 9_999, 10_000, 12_000])
+def test_so_many_bad_records_are_named_and_no_more(codec, first):
+    keys = [b"k" if index < first else None for index in range(12_001)]
+    builder = RecordBatchBuilder(codec)
+    for key in keys:
+        builder.append(NOW_MS, key, b"")
+    error = refusal(bytes(builder.build()), DEFAULTS._replace(compacted=True))
+    assert sorted(error.reasons) == list(range(first, max(10_000, first + 1)))
+    late = [NOW_MS - 9 if index < first else NOW_MS for index in range(12_001)]
+    builder = RecordBatchBuilder(codec)
+    for timestamp in late:
+        builder.append(timestamp, None, b"")
+    policy = DEFAULTS._replace(after_max_ms=0)
+    error = refusal(bytes(builder.build()), policy, NOW_MS - 9)
+    assert error.error_code is ErrorCode.INVALID_TIMESTAMP
+    assert sorted(error.reasons) == list(range(first, 10_000))
+    assert "message.timestamp.after.max.ms=0" in error.message
 
 
 @pytest.mark.parametrize(

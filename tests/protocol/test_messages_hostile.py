@@ -230,6 +230,15 @@ def test_a_value_that_does_not_fit_its_field_is_refused_by_name() -> None:
         MetadataRequest(topics=[MetadataRequestTopic(name="\ud800")]).encode(12)
 
 
+def test_a_string_is_not_longer_than_any_version_can_say() -> None:
+    """It would be answered in older ones, and be in logs: there lengths are int16."""
+    names = [MetadataRequestTopic(name="x" * 32_767)]
+    assert MetadataRequest.decode(9, MetadataRequest(topics=names).encode(9))
+    names[0].name = "x" * 32_768
+    with pytest.raises(ProtocolError, match=r"topics.name at byte .* of 32768 bytes"):
+        MetadataRequest.decode(9, MetadataRequest(topics=names).encode(9))
+
+
 def test_a_set_field_that_the_version_lacks_is_refused_unless_ignorable() -> None:
     with pytest.raises(ProtocolError, match="allow_auto_topic_creation: False"):
         MetadataRequest(allow_auto_topic_creation=False).encode(3)

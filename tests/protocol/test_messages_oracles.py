@@ -19,7 +19,7 @@ from kio import serial as kio_serial
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.fields import Struct
 from mpbroker.protocol.message import Message
-from tests.support.message_cases import PAIRS, pair_name, random_message
+from tests.support.message_cases import PAIRS, is_of_kafka, pair_name, random_message
 
 # kafka-python reads its schemas by a deprecated function
 pytestmark = pytest.mark.filterwarnings("ignore:(read|open)_text:DeprecationWarning")
@@ -43,7 +43,7 @@ def present_values(value: Any, version: int) -> Any:
         return [
             (row.name, present_values(getattr(value, row.name), version))
             for row in value.__fields__
-            if row.present_in(version)
+            if row.present_in(version) and is_of_kafka(row)
         ]
     return value
 

@@ -149,6 +149,14 @@ def test_any_damage_is_refused_or_read_alike_by_both_twins(records, data):
 
 
 @pytest.mark.usefixtures("twin")
+@pytest.mark.parametrize("base", [2**62, -(2**62)])
+def test_a_timestamp_beyond_64_bits_wraps(base):
+    payload = build([(0, None, b"", []), (base, None, b"", [])])[BATCH_HEADER_SIZE:]
+    found = record_columns._read_columns(payload, 2, 0, 0, base, False, False)
+    assert list(array("q", found[3])) == [base, -(2**63)]
+
+
+@pytest.mark.usefixtures("twin")
 def test_a_lie_names_the_record():
     batch = bytearray(build([(1, b"k", b"v", []), (2, b"k", b"v", [])]))
     struct.pack_into(">i", batch, 57, 3)  # record_count

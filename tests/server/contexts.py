@@ -21,7 +21,9 @@ def first_epoch(topic: Any, partition: int) -> int:
 
 def fake_logs(**methods: Any) -> Any:
     """Return logs that answer what a test wants, and leader epoch 0."""
-    return SimpleNamespace(**{"leader_epoch": first_epoch, **methods})
+    return SimpleNamespace(
+        **{"leader_epoch": first_epoch, "future_replicas": list, **methods}
+    )
 
 
 def broker_of(registry: Any = None, **fields: Any) -> Broker:

@@ -10,6 +10,9 @@ import pytest
 
 from mpbroker.coordinator.coordinator_apis import method_of
 from mpbroker.coordinator.groups.group_coordinator import GroupCoordinator
+from mpbroker.coordinator.share.share_offsets import ShareOffsets
+from mpbroker.coordinator.share.share_service import ShareService
+from mpbroker.coordinator.share.share_state_apis import ShareStateApis
 from mpbroker.coordinator.transactions.transaction_coordinator import (
     TransactionCoordinator,
 )
@@ -48,6 +51,9 @@ PARTS = (
     TransactionOffsets,
     MarkerRequests,
     TransactionListing,
+    ShareService,
+    ShareOffsets,
+    ShareStateApis,
 )
 
 
@@ -83,7 +89,12 @@ def test_telemetry_apis_are_served_only_with_a_receiver():
 
 def test_the_control_plane_serves_no_data():
     rows = {row.key for row in served(has_receiver=True, is_control_plane=True)}
-    assert set(APIS) - rows == {ApiKey.PRODUCE, ApiKey.FETCH}
+    assert set(APIS) - rows == {
+        ApiKey.PRODUCE,
+        ApiKey.FETCH,
+        ApiKey.SHARE_FETCH,
+        ApiKey.SHARE_ACKNOWLEDGE,
+    }
 
 
 def test_apis_that_a_handler_decides_about_are_not_forwarded_unread():

@@ -7,7 +7,14 @@ import os
 
 import pytest
 
-from mpbroker.ipc.layout import ROW_SYNC_OWNER, ROW_SYNC_WAITERS, RowStatus
+from mpbroker.ipc.layout import (
+    MASK_BITS,
+    MAX_HANDLERS,
+    ROW_SYNC_OWNER,
+    ROW_SYNC_WAITERS,
+    RowStatus,
+)
+from mpbroker.ipc.masks import read_mask
 from mpbroker.ipc.tables.partition_table import LogState
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
@@ -144,15 +151,16 @@ def test_records_that_come_late_start_the_next_sync_when_the_first_has_ended(mem
     assert log.asked == [(0, 10), (10, 20)]
 
 
-def test_another_handler_asks_to_be_told_instead_of_syncing_too(memory):
-    log, own, other = Log(memory, 1), Commit(0), Commit(5)
+@pytest.mark.parametrize("number", [5, MASK_BITS, MAX_HANDLERS])
+def test_another_handler_asks_to_be_told_instead_of_syncing_too(memory, number):
+    log, own, other = Log(memory, 1), Commit(0), Commit(number)
     log.grow(10)
     own.want(log)
     other.want(log)
     assert other.disk.started == [] and other.commit.is_idle
     own.end()
-    assert own.told == [(1, 1 | 1 << 5)]
-    assert log.row.words[log.row.base + ROW_SYNC_WAITERS] == 0
+    assert own.told == [(1, 1 | 1 << number)]
+    assert read_mask(log.row.words, log.row.base + ROW_SYNC_WAITERS) == 0
 
 
 def test_different_logs_are_synced_side_by_side(memory):

@@ -172,3 +172,55 @@ def test_an_offset_is_of_the_last_epoch_that_began_below_it(stage):
     assert [found.at(offset) for offset in range(6)] == [0, 0, 3, 3, 5, 5]
     log = SimpleNamespace(leader_epoch=0)
     check_leader_epoch(0, log)
+
+
+@pytest.fixture
+def in_cluster(stage, monkeypatch):
+    """Return what makes a shared topic, as in a cluster."""
+
+    def create(name):
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                "mpbroker.metadata.log_config._check_diskless", lambda config: None
+            )
+            stage.registry.create_topic(name, 1, {"diskless.enable": "true"})
+
+    return create
+
+
+def test_no_client_thinks_that_records_of_a_shared_topic_were_cut_off(
+    stage, in_cluster
+):
+    in_cluster("shared")
+    stage.log("shared", 0).append(batch(b"v"), now_ms=1)
+    for name, end in (("shared", (1 << 63) - 1), ("t", 0)):
+        asked = OffsetForLeaderPartition(
+            partition=0, current_leader_epoch=0, leader_epoch=0
+        )
+        request = OffsetForLeaderEpochRequest(
+            topics=[OffsetForLeaderTopic(topic=name, partitions=[asked])]
+        )
+        answer = handle_offset_for_leader_epoch(request, context_of(stage, 4))
+        assert answer.topics[0].partitions[0].end_offset == end
+
+
+@pytest.mark.parametrize("is_behind", [True, False])
+def test_an_offset_above_a_copy_of_a_shared_partition_is_waited_for(
+    stage, in_cluster, is_behind
+):
+    in_cluster("shared")
+    shared, local = stage.log("shared", 0), stage.log("t", 0)
+    for log in (shared, local):
+        log.append(batch(b"v"), now_ms=1)
+    targets = [
+        Target(name, bytes(16), 0, offset, 1000, -1, log)
+        for name, log in (("shared", shared), ("t", local))
+        for offset in (1, 7, -7)
+    ]
+    reading = read_targets(targets, FetchRequest(), 1000, 0, lambda: is_behind)
+    out = ErrorCode.OFFSET_OUT_OF_RANGE
+    above = 0 if is_behind else out
+    errors = [error for _, _, error in reading.results]
+    assert errors == [0, above, out, 0, out, out]
+    if is_behind:
+        assert reading.results[1][1].high_watermark == 1

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from types import SimpleNamespace
+
 import pytest
 
 from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.headers import encode_request_header
 from mpbroker.protocol.messages import elect_leaders as elect
 from mpbroker.protocol.messages.describe_log_dirs import DescribeLogDirsRequest
@@ -14,12 +19,12 @@ from mpbroker.protocol.messages.list_partition_reassignments import (
 )
 from mpbroker.protocol.messages.sasl_authenticate import SaslAuthenticateRequest
 from mpbroker.protocol.messages.sasl_handshake import SaslHandshakeRequest
-from mpbroker.server.api_messages import request_class, response_class
+from mpbroker.server.api_messages import error_answer, request_class, response_class
 from mpbroker.server.apis import APIS, Forwarded
 from mpbroker.server.message_apis import served_apis
 from mpbroker.server.request import FORWARDED, parse_request
 from tests.server.contexts import broker_of, fake_logs
-from tests.support.metadata import start
+from tests.support.metadata import registry, start
 
 MESSAGE_APIS = [
     api
@@ -28,12 +33,15 @@ MESSAGE_APIS = [
     and not api.in_bytes
     and not api.needs_receiver
 ]
-CASES = [
+ALL_CASES = [
     (api.key, version)
     for api in MESSAGE_APIS
     if api.forwarded is Forwarded.NEVER
     for version in range(api.versions[0], api.versions[1] + 1)
 ]
+# Those that only clients may use who have authenticated.
+REFUSED = [case for case in ALL_CASES if case[0].name.endswith("DELEGATION_TOKEN")]
+CASES = [case for case in ALL_CASES if case not in REFUSED]
 
 
 class Stage:
@@ -42,6 +50,7 @@ class Stage:
     def __init__(self, tmp_path):
         registry = start(tmp_path)
         registry.create_topic("t", 2)
+        self.registry = registry
         self.forwarded = []
         broker = broker_of(
             registry,
@@ -70,7 +79,18 @@ def test_an_empty_request_is_answered_in_every_version(stage, key, version):
     stage.ask(request_class(key)(), version)
 
 
-@pytest.mark.parametrize("version", range(1, 5))
+@pytest.mark.parametrize(("key", "version"), REFUSED)
+def test_who_has_not_authenticated_is_refused_in_every_version(stage, key, version):
+    with pytest.raises(ApiError) as caught:
+        stage.ask(request_class(key)(), version)
+    code = ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED
+    assert caught.value.error_code == code
+    request = SimpleNamespace(api_key=key, api_version=version)
+    answer = memoryview(error_answer(request, code))
+    assert response_class(key).decode(version, answer).error_code == code
+
+
+@pytest.mark.parametrize("version", range(1, 6))
 def test_log_directories_are_told_with_their_volumes(stage, tmp_path, version):
     here, gone = stage.ask(DescribeLogDirsRequest(topics=None), version).results
     assert (here.log_dir, here.error_code) == (str(tmp_path), ErrorCode.NONE)
@@ -98,6 +118,25 @@ def test_a_transactional_producer_is_the_coordinators(stage, version):
     response = stage.ask(InitProducerIdRequest(transactional_id=None), version)
     assert response.producer_id >= 0
     assert stage.forwarded == [3]
+
+
+def test_a_metadata_log_that_cannot_be_read_is_no_bug_but_a_failed_disk(
+    stage, tmp_path, monkeypatch, caplog
+):
+    other = registry(tmp_path, stage.registry._log._cell)
+    other.create_topic("news", 1)
+
+    def fail(*_: object) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "pread", fail)
+    with pytest.raises(ApiError) as raised:
+        stage.ask(ListPartitionReassignmentsRequest(topics=None), 0)
+    assert raised.value.error_code == ErrorCode.KAFKA_STORAGE_ERROR
+    assert "the metadata log cannot be read" in caplog.text
+    monkeypatch.undo()
+    stage.ask(ListPartitionReassignmentsRequest(topics=None), 0)
+    assert stage.registry.topic("news") is not None
 
 
 # -- SASL's own requests where a handler gets them: out of place, that is --------------

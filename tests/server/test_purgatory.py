@@ -224,6 +224,46 @@ def test_no_append_beside_a_watch_is_missed(memory):
         assert child.wait() == 0
 
 
+def test_no_append_beside_a_ring_that_overflows_is_missed(memory):
+    """More rows change at once than the ring has entries, while it is emptied."""
+    words, rounds = memory.control.words, 20
+    rows = range(1, NOTIFICATION_RING_CAPACITY + 101)
+    for row in rows:
+        memory.table.initialise_row(row)
+
+    def produce():
+        own = purgatory(memory, 1)
+        for end in range(1, rounds + 1):
+            while words[9] < end:
+                pass
+            for row in rows:
+                append(memory, row, end, own)
+
+    own, overflows = purgatory(memory, 0), 0
+    take = own._own.take
+
+    def counted():
+        nonlocal overflows
+        found = take()
+        overflows += found[1]
+        return found
+
+    own._own.take = counted
+    with running(produce) as (child,):
+        for end in range(1, rounds + 1):
+            waiting = [Waiting(memory, row, offset=end) for row in rows]
+            for operation in waiting:
+                own.watch(operation)
+            words[9] = end
+            if end % 2:  # the others are emptied while they are filled
+                row = memory.table.row(rows[-1])
+                wait_until(lambda row=row, end=end: row.log_end_offset == end)
+            wait_until(lambda: own.process_notices() and not own.size)
+            assert all(operation.completed == 1 for operation in waiting)
+        assert child.wait() == 0
+    assert overflows >= rounds // 2
+
+
 class Buggy(Waiting):
     def try_complete(self, row):
         raise ZeroDivisionError
@@ -262,3 +302,63 @@ def test_when_the_broker_stops_operations_that_may_end_early_are_answered(memory
     own.watch(produce)
     own.end_early()
     assert (fetch.expired, produce.expired, own.size) == (1, 0, 1)
+
+
+# -- requests that must end ------------------------------------------------------------
+
+
+def ending(memory, *slots: int):
+    """A purgatory that is told to end what waits in these slots."""
+    own = purgatory(memory)
+    own.must_end = lambda slot: slot in slots
+    for slot in slots:
+        assert memory.notices[0].try_put_slot(slot)
+    return own
+
+
+def test_a_fetch_that_must_end_is_answered_with_what_there_is(memory):
+    own = ending(memory, 7)
+    other, operation = Waiting(memory, 3, slot=6), Waiting(memory, 3, slot=7)
+    own.watch(other)
+    own.watch(operation)
+    assert own.process_notices()
+    assert (operation.expired, operation.done, own.size) == (1, True, 1)
+    assert not other.expired
+
+
+def test_an_old_notice_does_not_end_the_next_request_of_the_slot(memory):
+    own = ending(memory, 7)
+    own.must_end = lambda slot: False
+    operation = Waiting(memory, 3, slot=7)
+    own.watch(operation)
+    own.process_notices()
+    assert (operation.expired, own.size) == (0, 1)
+
+
+def test_a_produce_waits_for_the_disk_though_its_client_has_gone(memory):
+    own = ending(memory, 7)
+    operation = Waiting(memory, 3, slot=7)
+    operation.may_end_early = False
+    own.watch(operation)
+    own.process_notices()
+    assert (operation.expired, own.size) == (0, 1)
+
+
+def test_a_notice_about_a_slot_is_not_lost_when_others_are(memory):
+    own = ending(memory, 7)
+    operation = Waiting(memory, 3, slot=7)
+    own.watch(operation)
+    memory.notices[0].overflow()
+    own.process_notices()
+    assert operation.expired == 1
+
+
+def test_the_latest_operation_of_a_slot_is_the_one_that_ends(memory):
+    """A fetch that the core has parked may be parked again by Python."""
+    own = ending(memory, 7)
+    first, second = Waiting(memory, 3, slot=7), Waiting(memory, 3, slot=7)
+    own.watch(first)
+    own.watch(second)
+    own.unwatch(first)
+    own.process_notices()
+    assert (first.expired, second.expired, own.size) == (0, 1, 0)

@@ -28,7 +28,11 @@ from mpbroker.protocol.messages.list_groups import (
     ListGroupsRequest,
     ListGroupsResponse,
 )
-from mpbroker.protocol.messages.metadata import MetadataRequest, MetadataResponse
+from mpbroker.protocol.messages.metadata import (
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+)
 from mpbroker.protocol.messages.produce import (
     PartitionProduceData,
     ProduceRequest,
@@ -259,4 +263,9 @@ def test_changes_of_topics_are_refused_to_clients_that_know_the_error(
     code, throttle_ms = create(3, 5, version=5)
     assert code == 0  # before version 6 it is done, and muted for
     assert throttle_ms > 0
+    # A topic that is created because its name was asked for.
+    asked = MetadataRequest(topics=[MetadataRequestTopic(name=f"{topic_name}-asked")])
+    answer = ask(MetadataResponse, 9, asked.encode(9))
+    assert answer.topics[0].error_code == ErrorCode.LEADER_NOT_AVAILABLE
+    assert answer.throttle_time_ms > 0
     set_quota(own_broker, None, topic_name, "controller_mutation_rate")

@@ -186,6 +186,7 @@ class Parked:
 
     def __init__(self, stage, request, log, offset, bug=False):
         self.stage, self.request, self.log = stage, request, log
+        self.slot = request.slot
         self.offset, self.bug = offset, bug
         self.keys = [sync_key(log.row.index)]
         self.deadline_ns = 1 << 62

@@ -14,7 +14,9 @@ class Waiting:
 
     may_end_early = True
 
-    def __init__(self, memory, *rows: int, offset: int = 1, deadline_ns: int = 1 << 60):
+    def __init__(
+        self, memory, *rows: int, offset: int = 1, deadline_ns: int = 1 << 60, slot=0
+    ):
         self._table = memory.table
         self.keys = rows
         self.offset = offset
@@ -23,7 +25,8 @@ class Waiting:
         self.looked = 0
         self.completed = 0
         self.expired = 0
-        self.request = SimpleNamespace(slot=0)
+        self.slot = slot
+        self.request = SimpleNamespace(slot=slot)
 
     def try_complete(self, row: int) -> bool:
         self.looked += 1

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import shutil
 import sys
 import uuid
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +23,21 @@ if TYPE_CHECKING:
     from pyspark.sql.readwriter import DataFrameReader
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamReader
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_log_format() -> None:
+    """Let PySpark's loggers leave the format of pytest's handlers as it is.
+
+    PySpark makes these loggers at its first error. They pass nothing on to the root
+    logger, so pytest adds its handlers to them, and they set a format of their own
+    there: it would be the format of all later tests of this process.
+    """
+    from pyspark.logger import PySparkLogger
+
+    for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
+        logger = PySparkLogger.getLogger(name)
+        logger.addHandler = partial(logging.Logger.addHandler, logger)  # type: ignore[method-assign]
 
 
 @pytest.fixture(scope="session")

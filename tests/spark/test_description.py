@@ -24,7 +24,14 @@ JOBS = {
         "table": {"path": "/t"},
         "topic": {"topic": "t"},
         "dead_letter": {"path": "/d"},
+        "maintain": {},
         "spark": {},
+    },
+    "ingest of late rows": {
+        "pipeline": {"job": "ingest", "checkpoint": "/c"},
+        "source": {"bootstrap": "h:1", "subscribe": "t"},
+        "table": {"path": "/t", "late_after": "1d", "late": "aside"},
+        "late": {"path": "/l"},
     },
     "aggregate": {
         "pipeline": {"job": "aggregate", "checkpoint": "/c"},
@@ -50,16 +57,31 @@ ACCEPTED = {
     "value.schema": ["", "x"],
     "value.confluent_header": [True, False],
     "value.unknown_fields": ["ignore", "dead_letter"],
+    "value.envelope": ["none"],
+    "value.registry": [""],
+    "value.registry_auth_env": ["", "NAME"],
+    "value.registry_ca": ["", "/ca.pem"],
+    "value.message": ["", "demo.Flight"],
+    "value.subject": [[], ["flights-value"]],
     "table.path": ["x", "/x/", "s3://b/x"],
-    "table.format": ["parquet", "delta"],
+    "table.format": ["parquet", "delta", "iceberg"],
     "table.partition_by": [[], ["date", "n", "_topic"]],
     "table.event_time": ["", "at", "_timestamp"],
     "table.compression": ["zstd", "snappy", "gzip", "none"],
     "table.compact_mb": [1, 1.5, 1e11],
     "table.compact_every": [0, 2.5],
     "table.late_after": ["", "1d"],
+    "table.identifier": [""],  # with Iceberg: test_iceberg
+    "table.catalog": [{}],
+    "table.key": [[]],  # with Delta: test_changes
+    "table.late": ["keep"],
+    "late.path": ["x", "s3://b/x"],
+    "late.format": ["parquet", "delta"],
     "dead_letter.path": ["x"],
-    "dead_letter.format": ["parquet", "delta"],
+    "dead_letter.format": ["parquet", "delta", "iceberg"],
+    "dead_letter.identifier": [""],
+    "maintain.keep_snapshots": ["7d", "1h"],
+    "maintain.keep_rows": ["", "90d"],
     "source.x": ["a", 1, 1.5, True, datetime.date(2013, 1, 1)],
     "spark.x": ["a", 1, 1.5, True],
     "aggregate.window": ["1 day"],
@@ -86,21 +108,41 @@ REFUSED = {
     ("pipeline.name", "1 to 100"): ["a" * 101, *NO_TEXT],
     ("pipeline.checkpoint", "text, in quotes"): NO_TEXT,
     ("pipeline.trigger", "'once', or a duration"): ["", "soon", "5", "-1s", *NO_TEXT],
-    ("value.format", "raw, json, msgpack, avro"): ["", "JSON", 1],
+    ("value.format", "raw, json, msgpack, avro, registry"): ["", "JSON", 1],
     ("value.fields", "a section: [value.fields]"): ["n", ["n"], 3],
     ("value.schema", "text, in quotes"): NO_TEXT,
     ("value.confluent_header", "true or false"): [1, 0, "true", ["true"]],
     ("value.unknown_fields", "ignore, dead_letter"): ["", 0],
+    ("value.registry", "addresses such as http://"): [
+        "h:1",
+        "http://",
+        "http://me:secret@h:1",
+        *NO_TEXT,
+    ],
+    ("value.registry_auth_env", "text, in quotes"): NO_TEXT,
+    ("value.registry_ca", "text, in quotes"): NO_TEXT,
+    ("value.message", "text, in quotes"): NO_TEXT,
+    ("value.subject", 'a list: ["a", "b"]'): ["s", [1]],
     ("table.path", "a directory"): ["", *NO_TEXT],
-    ("table.format", "parquet, delta"): ["iceberg", 3],
+    ("table.format", "parquet, delta, iceberg"): ["hudi", 3],
     ("table.partition_by", 'a list: ["a", "b"]'): ["n", [1], {}],
     ("table.event_time", "text, in quotes"): NO_TEXT,
     ("table.compression", "zstd, snappy, gzip, none"): ["", "lz4", ["zstd"]],
     ("table.compact_mb", "a number of 1 or more"): [0, 0.5, *NO_NUMBER],
     ("table.compact_every", "a number of 0 or more"): NO_NUMBER,
     ("table.late_after", "30s, 5m, 1d"): ["once", "1", *NO_TEXT],
+    ("table.identifier", "text, in quotes"): NO_TEXT,
+    ("table.key", 'a list: ["a", "b"]'): ["n", [3]],
+    ("value.envelope", "none, debezium"): ["", 1],
+    ("table.catalog", "a section: [table.catalog]"): ["sqlite:///x", ["a"], 3],
+    ("table.late", "keep, drop, aside"): ["", "lose", 1],
+    ("late.path", "a directory"): ["", *NO_TEXT],
+    ("late.format", "parquet, delta"): ["", 3],
     ("dead_letter.path", "a directory"): ["", *NO_TEXT],
-    ("dead_letter.format", "parquet, delta"): ["", 3],
+    ("dead_letter.format", "parquet, delta, iceberg"): ["", 3],
+    ("dead_letter.identifier", "text, in quotes"): NO_TEXT,
+    ("maintain.keep_snapshots", "12h, 7d"): ["", "once", "1", *NO_TEXT],
+    ("maintain.keep_rows", "12h, 90d"): ["once", "1", *NO_TEXT],
     ("source.x", "text or a number"): [["a"], {"a": "b"}],
     ("aggregate.window", "'10 minutes'"): ["", *NO_TEXT],
     ("aggregate.slide", "text, in quotes"): NO_TEXT,
@@ -147,7 +189,7 @@ def test_every_key_has_values_here_that_are_taken_and_refused():
 
 @pytest.mark.parametrize("job", JOBS)
 def test_a_description_of_each_job_is_taken(job):
-    assert parse(JOBS[job]).job == job
+    assert parse(JOBS[job]).job == JOBS[job]["pipeline"]["job"]
 
 
 @pytest.mark.parametrize(
@@ -174,6 +216,7 @@ def test_a_refusal_names_the_key_its_value_and_what_is_allowed(key, allowed, val
         "pipeline.job",
         "table.path",
         "dead_letter.path",
+        "late.path",
         "aggregate.window",
         "aggregate.measures",
         "report.log",
@@ -233,6 +276,34 @@ def test_a_field_of_no_type_is_named(kind, said):
 def test_a_format_without_what_it_needs_is_refused(value, said):
     with pytest.raises(PipelineError, match=re.escape(said)):
         parse({**JOBS["ingest"], "value": value})
+
+
+@pytest.mark.parametrize(
+    ("table", "late", "said"),
+    [
+        ({"late": "drop"}, None, "needs table.late_after"),
+        ({"late": "aside", "late_after": "1d"}, None, "need each other"),
+        ({"late": "drop", "late_after": "1d"}, "/l", "need each other"),
+        ({"late_after": "1d"}, "/l", "[late] needs table.late = 'aside'"),
+        ({"late": "drop", "late_after": "1d"}, None, ""),
+        ({"late": "aside", "late_after": "1d"}, "/l", ""),
+    ],
+)
+def test_late_rows_have_a_limit_and_a_place(table, late, said):
+    sections = {**JOBS["ingest"], "table": {"path": "/t", **table}}
+    if late:
+        sections["late"] = {"path": late}
+    if said:
+        with pytest.raises(PipelineError, match=re.escape(said)):
+            parse(sections)
+    else:
+        found = parse(sections)
+        assert (found.late and found.late.path) == late
+    windows = {**JOBS["aggregate"], "table": {"path": "/t", **table}}
+    del windows["topic"]
+    if table.get("late"):
+        with pytest.raises(PipelineError, match="only ingest"):
+            parse(windows)
 
 
 def test_avros_fields_are_those_of_its_schema():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,11 +13,14 @@ import pyspark
 import pytest
 from confluent_kafka import Producer
 
+from mpbroker.cli.exit_codes import ExitCode
+from mpbroker.cli.spark import pipeline
 from mpbroker.protocol.errors import ApiError
 from mpbroker.spark.pipeline import run as runner
 from mpbroker.spark.pipeline.description import load, parse
 from mpbroker.spark.pipeline.errors import PipelineError
 from mpbroker.spark.pipeline.run import preview
+from tests.support.ports import reusable_port
 
 GOOD = """
 [pipeline]
@@ -73,7 +77,7 @@ def test_a_whole_file_is_read_and_named_after_itself(tmp_path):
         ("checkpoint =", "chekpoint =", r"'chekpoint' \(did you mean 'checkpoint'\?\)"),
         ('"ingest"', '"digest"', r"job='digest' .*did you mean 'ingest'"),
         ('"timestamp"', '"timestmp"', r"fields.at='timestmp' .*did you mean 'timestam"),
-        ('"delta"', '"iceberg"', "'iceberg' is none of parquet, delta"),
+        ('"delta"', '"hudi"', "'hudi' is none of parquet, delta, iceberg"),
         ('"30s"', '"soon"', "trigger='soon' must be 'once', or a duration"),
         ('event_time = "at"', 'event_time = "att"', r"'att'.*did you mean 'at'"),
         ('"carrier"]', '"carier"]', r"'carier'.*did you mean 'carrier'"),
@@ -159,7 +163,7 @@ def test_what_is_missing_is_named(content, message):
 
 def test_a_missing_file_is_one_line_and_an_exit_code(tmp_path):
     done = _mpbroker("run", str(tmp_path / "none.toml"))
-    assert done.returncode == 1
+    assert done.returncode == 78
     assert done.stderr.strip().endswith(
         "none.toml cannot be read: No such file or directory"
     )
@@ -267,6 +271,49 @@ def test_a_checkpoint_of_another_topic_is_refused(bootstrap, make_topic, tmp_pat
     done = _mpbroker("run", "--dry-run", str(path))
     assert done.returncode == 1
     assert "is of another topic: other" in done.stderr
+
+
+def test_once_ends_a_pipeline_that_would_go_on(bootstrap, make_topic, tmp_path):
+    path = tmp_path / "p.toml"
+    text = GOOD.replace("h:9092", bootstrap).replace('"t"', f'"{make_topic()}"')
+    path.write_text(
+        text.replace("/lake/", f"{tmp_path}/lake").replace('"/c"', f'"{tmp_path}/c"')
+    )
+    for more, until in (([], "until it is stopped"), (["--once"], "all there is now")):
+        done = _mpbroker("run", "--dry-run", *more, str(path))
+        assert done.returncode == 0, done.stderr
+        assert f"checkpoint {tmp_path}/c; {until}" in done.stderr
+
+
+def test_exit_codes_say_whether_starting_again_can_help(tmp_path):
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text(GOOD.replace("ingest", "digest"))
+    option = tmp_path / "option.toml"
+    option.write_text(GOOD.replace('subscribe = "t"', 'subscribePattern = "("'))
+    away = tmp_path / "away.toml"
+    port = reusable_port()
+    away.write_text(GOOD.replace("h:9092", f"127.0.0.1:{port}"))
+    for path, code in (
+        (tmp_path / "none.toml", ExitCode.CONFIG),
+        (wrong, ExitCode.CONFIG),
+        (option, ExitCode.CONFIG),
+        (away, ExitCode.UNAVAILABLE),
+    ):
+        done = _mpbroker("run", "--dry-run", str(path))
+        assert done.returncode == code, done.stderr
+
+
+def test_sigterm_stops_a_pipeline_as_ctrl_c_does(monkeypatch):
+    def run_files(*_, **__):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(runner, "run_files", run_files)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            pipeline.run.callback(("f",), False, None, False, False)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_the_runner_is_a_script_for_spark_submit(bootstrap, make_topic, tmp_path):

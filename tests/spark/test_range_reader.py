@@ -5,12 +5,15 @@ from __future__ import annotations
 import pytest
 
 from mpbroker.client.cluster import TopicPartition
+from mpbroker.client.errors import BrokerUnavailableError
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.messages.fetch import EpochEndOffset
+from mpbroker.protocol.records.record_batch import RecordBatchBuilder
+from mpbroker.spark import partition_reader
 from mpbroker.spark.offsets import OffsetRange
 from mpbroker.spark.options import parse_source_options
 from mpbroker.spark.partition_reader import read_range
-from tests.client.fake_broker import FakeBroker
+from tests.client.fake_broker import CLOSE, FakeBroker
 from tests.client.test_fetcher import answer_for, batch_of
 
 
@@ -43,3 +46,95 @@ def test_what_an_answer_says_of_other_leaders_logs_is_no_loss(lossy):
         assert [row["value"] for row in rows] == [b"1", b"2"]
     finally:
         broker.close()
+
+
+class FakeClock:
+    """Stands for module time: stands still but for `sleep`, which it writes down."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.pauses = []
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.pauses.append(seconds)
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    found = FakeClock()
+    monkeypatch.setattr(partition_reader, "time", found)
+    return found
+
+
+@pytest.fixture
+def fake_broker():
+    broker = FakeBroker({"t": 1})
+    yield broker
+    broker.close()
+
+
+def read(broker, start, end, **more):
+    given = {"kafka.bootstrap.servers": str(broker.address), "subscribe": "t", **more}
+    options = parse_source_options(given, streaming=False)
+    return read_range(OffsetRange(TopicPartition("t", 0), start, end), options)
+
+
+def test_a_query_may_take_longer_with_rows_than_a_broker_may_be_silent(
+    fake_broker, clock
+):
+    for _ in range(3):
+        fake_broker.append("t", 0, batch_of(*[b"v"] * 10_000))
+    rows = 0
+    for batch in read(fake_broker, 0, 30_000):
+        rows += batch.num_rows
+        clock.now += 1_000
+    assert rows == 30_000
+    assert clock.pauses == []
+
+
+def test_a_broker_that_hangs_up_is_left_alone_for_longer_each_time(fake_broker, clock):
+    fake_broker.append("t", 0, batch_of(b"v"))
+    fake_broker.answer_with(ApiKey.FETCH, *[lambda _: CLOSE] * 1_000)
+    with pytest.raises(BrokerUnavailableError, match="no record from offset 0 on in 1"):
+        list(read(fake_broker, 0, 1))
+    assert clock.pauses[:6] == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0]
+    assert set(clock.pauses[6:]) == {2.0}
+    assert 120 < sum(clock.pauses) <= 122
+    # One connection after each pause, and no others.
+    assert len(fake_broker.seen(ApiKey.FETCH)) == len(clock.pauses) + 1
+
+
+def test_a_broker_that_goes_on_is_asked_again_at_once(fake_broker, clock):
+    for _ in range(3):
+        fake_broker.append("t", 0, batch_of(b"v"))
+
+    def one(request):
+        """Answer with the batch at the offset, and hang up at the next request."""
+        offset = request.topics[0].partitions[0].fetch_offset
+        return answer_for(records=fake_broker.logs["t", 0][offset])(request)
+
+    for _ in range(3):
+        fake_broker.answer_with(ApiKey.FETCH, one, lambda _: CLOSE, lambda _: CLOSE)
+    (batch,) = read(fake_broker, 0, 3)
+    assert batch.column("offset").to_pylist() == [0, 1, 2]
+    assert set(clock.pauses) == {0.1, 0.2}
+
+
+def test_headers_are_null_where_a_record_has_none(fake_broker):
+    builder = RecordBatchBuilder()
+    expected = []
+    for number in range(20):
+        headers = [("h", b"%d" % number), ("n", None)] if number % 3 == 0 else []
+        builder.append(1000, None, b"v", headers)
+        expected.append([{"key": k, "value": v} for k, v in headers] or None)
+    fake_broker.append("t", 0, builder.build())
+    for end in (20, 10):
+        (batch,) = read(fake_broker, 0, end, includeHeaders="true")
+        batch.validate(full=True)
+        assert batch.column("headers").to_pylist() == expected[:end]
+    (batch,) = read(fake_broker, 1, 3, includeHeaders="true")
+    assert batch.column("headers").to_pylist() == [None, None]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import re
+from tempfile import NamedTemporaryFile
 
 import pyarrow.parquet
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mpbroker.spark.pipeline.description import parse
 from mpbroker.spark.pipeline.errors import PipelineError
@@ -16,7 +20,7 @@ from mpbroker.spark.pipeline.report import log_files, publish
 from mpbroker.spark.pipeline.report_findings import Findings, examine
 from mpbroker.spark.pipeline.report_page import page
 from mpbroker.spark.pipeline.report_plots import bars, lines
-from mpbroker.spark.pipeline.run import preview, run_description
+from mpbroker.spark.pipeline.run import preview, run_file
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -82,8 +86,8 @@ def log(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def found(spark, log):
-    return examine(spark, [str(log)])
+def found(log):
+    return examine([str(log)])
 
 
 def describe(log, tmp_path, **more):
@@ -145,13 +149,77 @@ def test_the_page_and_the_table_are_written_and_need_nothing_else(found, log, tm
     assert produce["total_p99.9_ms"] == 100
 
 
-def test_what_is_no_request_log_is_refused_and_no_page_written(spark, tmp_path):
+def test_what_is_no_request_log_is_refused_and_no_page_written(tmp_path):
     other = tmp_path / "other.log"
     other.write_text("INFO started\n")
-    description = describe(other, tmp_path)
+    description = tmp_path / "p.toml"
+    description.write_text(
+        f"[pipeline]\njob = 'report'\n[report]\nlog = '{other}'\n"
+        f"out = '{tmp_path}/report.html'\n"
+    )
     with pytest.raises(PipelineError, match=r"no request in .*1 lines are not JSON"):
-        run_description(description, spark, Progress("p", io.StringIO()))
+        run_file(description)
     assert not (tmp_path / "report.html").exists()
+    # Without Java, and without Spark's start of seconds.
+    other.write_text(json.dumps(request(0)))
+    assert run_file(description)["rows"] == 1
+    assert (tmp_path / "report.html").exists()
+
+
+def test_lines_of_another_kind_are_counted_and_compressed_files_read(log, tmp_path):
+    strange = [
+        *(b"[1]", b"3", b'{"api":"Fetch"}', b'{"time":"now","lost":1}', b"\xff", b""),
+        json.dumps(request(0) | {"total_ms": "1"}).encode(),
+        json.dumps(errors(0, 1) | {"seconds": None, "errors": 7}).encode(),
+    ]
+    path = tmp_path / "requests.log.1.gz"
+    path.write_bytes(gzip.compress(b"\n".join(strange) + b"\n"))
+    found = examine([str(log), str(path)])
+    assert (found.span["requests"], found.span["unreadable"]) == (110, 1 + 7)
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(PipelineError, match=r"log\.1\.gz cannot be read"):
+        examine([str(path)])
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["Fetch", "Produce"]),
+            st.sampled_from(["a", "b", ""]),
+            st.integers(0, 3),
+            st.integers(1, 1000),
+        ),
+        min_size=1,
+        max_size=40,
+    )
+)
+def test_groups_have_the_percentiles_and_sums_of_their_requests(requests):
+    lines = [
+        request(at, api, total_ms=ms, client_software_name=name)
+        for api, name, at, ms in requests
+    ]
+    with NamedTemporaryFile(suffix=".log") as file:
+        file.write(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+        file.flush()
+        found = examine([file.name])
+    assert sum(row["requests"] for row in found.apis) == len(requests)
+    for row in [*found.apis, *found.clients, *found.timeline]:
+        values = sorted(
+            ms
+            for api, name, at, ms in requests
+            if row["api"] in (None, api)
+            and row["client"] in (None, f"{name} 2.5.3".strip())
+            and row["at_s"] in (None, BEGIN_S + at)
+        )
+        # As Spark's: a value that is there, at the rank or the next one above it.
+        ranks = [-(-len(values) * per_mille // 1000) for per_mille in (500, 950, 990)]
+        assert row["requests"] == len(values)
+        assert row["total"][:3] == [values[rank - 1] for rank in ranks]
+        assert row["max_ms"] == values[-1]
+        assert row["bytes_in"] == 100 * len(values)
+    assert [row["served_ms"] for row in found.slowest] == sorted(
+        (pytest.approx(ms) for *_, ms in requests), key=lambda ms: -ms.expected
+    )[:10]
 
 
 def test_a_log_that_is_not_there_and_a_page_that_cannot_be_are_named(tmp_path, log):

@@ -6,6 +6,7 @@ import pytest
 
 from tests.client import certificates
 from tests.support.broker import Broker
+from tests.support.fetch_clients import have_spark_connector
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -93,3 +94,30 @@ def test_a_wrong_password_or_authority_is_an_error_that_says_so(
     reader = spark.read.format("mpbroker").options(**options | change)
     with pytest.raises(Exception, match=message):
         reader.option("subscribe", topic_name).load().collect()
+
+
+@pytest.mark.skipif(not have_spark_connector(), reason="no connector of Spark's own")
+def test_sparks_own_connector_reads_the_same_with_the_same_options(
+    spark, options, topic_name
+):
+    module = "org.apache.kafka.common.security.plain.PlainLoginModule"
+    common = {name: options[name] for name in options if "word" not in name}
+    del common["kafka.sasl.username"]
+    common["kafka.ssl.truststore.type"] = "PEM"
+    common["kafka.sasl.jaas.config"] = (
+        f'{module} required username="{USER}" password="{PASSWORD}";'
+    )
+    rows = spark.range(50).selectExpr("string(id) AS value")
+    writer = rows.write.format("mpbroker").mode("append")
+    writer.options(**common, topic=topic_name).save()
+    ours, theirs = (
+        sorted(
+            spark.read.format(each)
+            .options(**common, subscribe=topic_name)
+            .load()
+            .collect()
+        )
+        for each in ("mpbroker", "kafka")
+    )
+    assert len(ours) == 50
+    assert ours == theirs

@@ -28,7 +28,7 @@ from mpbroker.spark.segment_index import (
 )
 from mpbroker.spark.segment_plan import parse_segment_options, plan
 from mpbroker.spark.segments import read_task
-from tests.support.object_store import object_store
+from tests.support.directory_store import directory_store
 
 BASE_MS = 1_700_000_000_000
 PRODUCER = 7
@@ -158,7 +158,7 @@ def test_an_object_store_is_asked_for_what_is_needed_and_no_more(
             segments.data(100)
         segments.roll()
     segments.data(10)
-    with object_store(tmp_path) as store:
+    with directory_store(tmp_path) as store:
         place = {"path": store.uri("data")}
         assert offsets(**place) == list(range(6_000))
         assert offsets(**place, includeActive="true") == list(range(6_010))
@@ -325,6 +325,14 @@ def test_no_record_as_late_as_asked_for_is_an_error_or_the_end(segments, offsets
     with pytest.raises(OptionError, match="no record at or after"):
         offsets(**late)
     assert offsets(**late, startingOffsetsByTimestampStrategy="latest") == []
+
+
+def test_a_start_beyond_the_end_is_refused(segments, offsets):
+    segments.data(3)
+    segments.roll()
+    with pytest.raises(OptionError, match="start, offset 2, is greater than the end"):
+        offsets(startingOffsets='{"t":{"0":2}}', endingOffsets='{"t":{"0":1}}')
+    assert offsets(startingOffsets='{"t":{"0":2}}', endingOffsets='{"t":{"0":2}}') == []
 
 
 @given(st.binary(max_size=200), st.integers(0, 1 << 40))

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from confluent_kafka import Producer
 
-from tests.support.object_store import object_store
+from tests.support.directory_store import directory_store
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -71,7 +71,7 @@ def test_the_files_show_what_the_broker_shows(spark, own_broker, read, make_topi
     assert found == rows_of(until.load())
     assert closed.rdd.getNumPartitions() >= 2
 
-    with object_store(own_broker.data_dir) as store:
+    with directory_store(own_broker.data_dir) as store:
         there = segments.option("path", store.uri()).option("includeActive", "true")
         assert rows_of(there.load()) == whole
         asked = {key.partition("/")[0] for key, _, _ in store.ranges if "/" in key}

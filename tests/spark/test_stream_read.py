@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions
+
+from mpbroker.spark.lag import lag_metrics, offset_bytes
+from mpbroker.spark.pipeline.progress import Progress
+from mpbroker.spark.pipeline.query import run_query
+from tests.spark.topic_records import going_transactions, topic_records
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -56,6 +62,34 @@ def test_every_record_once_over_restarts_limits_and_new_partitions(
     }
 
 
+def test_the_lag_after_each_batch_has_the_connectors_names(
+    read_stream, finish, bootstrap, make_topic, tmp_path
+):
+    topic = make_topic(partitions=2)
+    put(bootstrap, topic, 0, 100, 2)
+    writer = (
+        read_stream(
+            subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger=40
+        )
+        .load()
+        .writeStream.format("noop")
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+    )
+    query = finish(writer.start)
+    size = offset_bytes({"kafka.bootstrap.servers": bootstrap, "subscribe": topic})
+    assert size is not None
+    assert [lag_metrics(each["sources"][0], size) for each in query.recentProgress] == [
+        {
+            "minOffsetsBehindLatest": str(behind),
+            "maxOffsetsBehindLatest": str(behind),
+            "avgOffsetsBehindLatest": f"{behind}.0",
+            "estimatedTotalBytesBehindLatest": str(int(2 * behind * size)),
+        }
+        for behind in (30, 10, 0)
+    ]
+
+
 def _number(path):
     return int(path.name)
 
@@ -79,3 +113,29 @@ def test_a_checkpoint_of_another_topic_is_refused(run, bootstrap, make_topic):
     assert run(one) == [5]
     with pytest.raises(Exception, match=f"{one}-0 do not exist any more, or are not"):
         run(other)
+
+
+def test_transactions_may_go_on_under_a_stream(
+    spark, read_stream, bootstrap, make_topic, tmp_path
+):
+    topic = make_topic(partitions=1)
+    writer = (
+        read_stream(subscribe=topic, startingOffsets="earliest")
+        .load()
+        .select("offset")
+        .writeStream.format("parquet")
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+    )
+
+    def stop_after_some(query):
+        filled = [each for each in query.recentProgress if each["numInputRows"]]
+        if len(filled) >= 5:
+            query.stop()
+
+    begin = lambda: writer.start(str(tmp_path / "rows"))  # noqa: E731
+    with going_transactions(bootstrap, topic):
+        run_query(begin, Progress("stream", io.StringIO()), stop_after_some)
+    rows = spark.read.parquet(str(tmp_path / "rows")).collect()
+    read = sorted(row.offset for row in rows)
+    records = topic_records(bootstrap, topic, isolation="read_uncommitted")
+    assert read == [each.offset() for each in records][: len(read)]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
+from mpbroker.spark import readers
 from mpbroker.spark.offsets import DataLossError
 from mpbroker.spark.options import OptionError, parse_source_options
 from mpbroker.spark.readers import BatchReader, StreamReader
+from tests.spark.topic_records import going_transactions, topic_records
 from tests.support.children import wait_until
 
 ALL = ReadAllAvailable()
@@ -98,8 +101,11 @@ def test_offsets_beyond_the_end_of_a_log_are_data_loss_or_cut_off(
         with pytest.raises(DataLossError, match=message):
             batch_ranges(**beyond)
         caplog.clear()
-        found = batch_ranges(**beyond, failOnDataLoss="false")
-        assert found == ([(0, 10)] if side == "endingOffsets" else [])
+        if side == "startingOffsets":
+            with pytest.raises(OptionError, match="start, offset 11, is greater than"):
+                batch_ranges(**beyond, failOnDataLoss="false")
+        else:
+            assert batch_ranges(**beyond, failOnDataLoss="false") == [(0, 10)]
         assert caplog.messages == [message]
     late = {"subscribe": topic, "startingOffsets": f'{{"{topic}":{{"0":11}}}}'}
     with pytest.raises(DataLossError, match="is 11, and the log ends at 10"):
@@ -110,22 +116,71 @@ def test_offsets_beyond_the_end_of_a_log_are_data_loss_or_cut_off(
     assert batch_ranges(**at_the_end) == []
 
 
+def test_a_start_beyond_the_end_is_refused(batch_ranges, put, make_topic):
+    topic = make_topic()
+    put(topic, 10)
+    for loss in ("true", "false"):
+        for end in (
+            {"endingOffsets": f'{{"{topic}":{{"0":2}}}}'},
+            {"endingTimestamp": "1"},
+        ):
+            with pytest.raises(
+                OptionError, match="start, offset 5, is greater than the"
+            ):
+                batch_ranges(
+                    subscribe=topic,
+                    startingOffsets=f'{{"{topic}":{{"0":5}}}}',
+                    failOnDataLoss=loss,
+                    **end,
+                )
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Give the readers a clock that stands still: add to ``now``."""
+    found = SimpleNamespace(now=0.0)
+    found.monotonic = lambda: found.now
+    monkeypatch.setattr(readers, "time", found)
+    return found
+
+
+@pytest.mark.usefixtures("clock")
 def test_too_few_offsets_wait_for_more(reader, put, make_topic):
     topic = make_topic()
     patient = reader(subscribe=topic, minOffsetsPerTrigger="100", maxTriggerDelay="10h")
-    start = patient.initialOffset()
+    put(topic, 10)
+    start = patient.latestOffset(patient.initialOffset(), ALL)
+    assert start == {topic: {"0": 10}}, "the first batch waits for nothing"
     put(topic, 60)
     assert patient.latestOffset(start, ALL) == start
     put(topic, 40)
-    assert patient.latestOffset(start, ALL) == {topic: {"0": 100}}
+    assert patient.latestOffset(start, ALL) == {topic: {"0": 110}}
 
 
-def test_too_few_offsets_wait_no_longer_than_the_delay(reader, put, make_topic):
+def test_too_few_offsets_wait_no_longer_than_the_delay(reader, put, make_topic, clock):
     topic = make_topic()
-    hasty = reader(subscribe=topic, minOffsetsPerTrigger="100", maxTriggerDelay="0s")
-    start = hasty.initialOffset()
+    hasty = reader(subscribe=topic, minOffsetsPerTrigger="100", maxTriggerDelay="15m")
     put(topic, 1)
-    assert hasty.latestOffset(start, ALL) == {topic: {"0": 1}}
+    start = hasty.latestOffset(hasty.initialOffset(), ALL)
+    put(topic, 1)
+    clock.now += 15 * 60 - 1
+    assert hasty.latestOffset(start, ALL) == start
+    clock.now += 1
+    assert hasty.latestOffset(start, ALL) == {topic: {"0": 2}}
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_restart_does_not_begin_the_delay_anew(reader, put, make_topic):
+    topic = make_topic()
+    options = {"minOffsetsPerTrigger": "100", "maxTriggerDelay": "15m"}
+    put(topic, 5)
+    first = reader(subscribe=topic, **options)
+    start = first.latestOffset(first.initialOffset(), ALL)
+    # Nothing is there at first: that begins no delay, either.
+    again = reader(subscribe=topic, **options)
+    assert again.latestOffset(start, ALL) == start
+    put(topic, 5)
+    assert again.latestOffset(start, ALL) == {topic: {"0": 10}}
 
 
 def test_available_now_is_what_was_there_when_it_began(reader, put, make_topic):
@@ -237,3 +292,26 @@ def test_a_group_that_cannot_be_written_stops_nothing(reader, make_topic, caplog
 def test_a_group_without_a_name_is_refused(reader):
     with pytest.raises(OptionError, match="commitGroup is empty"):
         reader(subscribe="t", commitGroup=" ")
+
+
+@pytest.mark.parametrize("level", ["read_uncommitted", "read_committed"])
+def test_transactions_may_go_on_under_a_stream(reader, make_topic, bootstrap, level):
+    topic = make_topic()
+    stream = reader(subscribe=topic, **{"kafka.isolation.level": level})
+    reached = stream.initialOffset()
+    read = []
+
+    def trigger():
+        nonlocal reached
+        end = stream.latestOffset(reached, ALL)
+        for part in stream.partitions(reached, end):
+            for batch in stream.read(part):
+                read.extend(batch.column("offset").to_pylist())
+        reached = end
+        return len(read)
+
+    with going_transactions(bootstrap, topic):
+        wait_until(lambda: trigger() >= 60)
+    records = topic_records(bootstrap, topic, isolation=level)
+    wait_until(lambda: trigger() >= len(records))
+    assert read == [each.offset() for each in records]

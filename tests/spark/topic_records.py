@@ -1,8 +1,20 @@
-"""What is in a partition, as librdkafka reads it."""
+"""What is in a partition, as librdkafka reads it; transactions that go on."""
 
 from __future__ import annotations
 
-from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+
+from confluent_kafka import (
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+    TopicPartition,
+)
 
 PATIENCE_S = 90  # for one record
 
@@ -44,3 +56,40 @@ def topic_records(
                 return found
     finally:
         consumer.close()
+
+
+@contextmanager
+def going_transactions(bootstrap: str, topic: str) -> Iterator[None]:
+    """Write transactions of three records to partition 0; every third is aborted."""
+    producer = Producer(
+        {"bootstrap.servers": bootstrap, "transactional.id": f"going-{topic}"}
+    )
+    producer.init_transactions(PATIENCE_S)
+    enough = threading.Event()
+    failures: list[KafkaException] = []
+
+    def write() -> None:
+        try:
+            for turn in count():
+                if enough.is_set():
+                    return
+                producer.begin_transaction()
+                for number in range(3):
+                    producer.produce(topic, b"%d" % (3 * turn + number), partition=0)
+                if turn % 3 == 2:
+                    producer.flush(PATIENCE_S)  # abort_transaction() drops the rest
+                    producer.abort_transaction(PATIENCE_S)
+                else:
+                    producer.commit_transaction(PATIENCE_S)
+        except KafkaException as error:  # the test's thread raises it
+            failures.append(error)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield
+    finally:
+        enough.set()
+        thread.join()
+    if failures:
+        raise failures[0]

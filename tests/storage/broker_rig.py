@@ -26,6 +26,7 @@ class Topics:
         self._rows = rows
         self._topics: dict[str, Topic] = {}
         self.default_config = LogConfig({})
+        self.broker_epoch = -1
 
     def topic(self, name: str) -> Topic | None:
         return self._topics.get(name)

@@ -76,6 +76,7 @@ def start(table: PartitionTable, tmp_path: Path) -> Start:
             directory.know_logs(logs)
             directory.know_topics({t.name: t.topic_id for t in topics.topics()})
         manager = LogManager(directories, table, topics)
+        manager.lacks_directory = len(directories) < len(paths)
         return Broker(manager, LogUpkeep(manager, topics, LogCleaner()), directories)
 
     return start_it

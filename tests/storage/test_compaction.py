@@ -1,5 +1,6 @@
 """Compaction keeps the newest value of each key, at its offset, and nothing breaks."""
 
+import errno
 import itertools
 import os
 import random
@@ -398,6 +399,59 @@ def test_a_tombstone_never_goes_before_the_value_that_it_deletes(
     for reader in (open_log(row=log.row.index, **_COMPACT), open_log(**_COMPACT)):
         of_k = [value for _, key, value in records(reader) if key == b"k"]
         assert of_k in ([], [None])
+
+
+def leftovers(log: PartitionLog) -> list[str]:
+    names = os.listdir(log.directory)
+    return sorted(name for name in names if name.endswith((".cleaned", ".swap")))
+
+
+@pytest.mark.parametrize("renamed", range(3))
+def test_what_a_killed_compaction_left_goes_with_the_next(
+    open_log: OpenLog, monkeypatch: pytest.MonkeyPatch, renamed: int
+) -> None:
+    """A copy takes as much of the disk as a segment, and has to wait for no start."""
+    log = open_log(**_COMPACT)
+    for number in range(30):
+        put(log, f"k{number}", "v" * 40)
+    roll(log)
+    real, count = os.rename, itertools.count()
+
+    def dying(source: str, to: str) -> None:
+        # In the second group: its copy's files have not all got their last name.
+        is_second = ".cleaned" in source and f"{0:020d}" not in source
+        if is_second and next(count) == renamed:
+            os.kill(os.getpid(), signal.SIGKILL)
+        real(source, to)
+
+    def compact_and_die() -> None:
+        monkeypatch.setattr(os, "rename", dying)
+        compact(open_log(row=log.row.index, **_COMPACT))
+
+    assert fork(compact_and_die) == -signal.SIGKILL
+    assert any(name.endswith(".log.cleaned") for name in leftovers(log))
+    larger = {**_COMPACT, "segment_bytes": 10_000}
+    compact(open_log(row=log.row.index, **larger))
+    assert leftovers(log) == []
+    assert len(records(open_log(row=log.row.index, **larger))) == 30
+
+
+def test_a_copy_that_cannot_be_finished_leaves_nothing(
+    open_log: OpenLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a full disk would stay full."""
+    log = open_log(**_COMPACT)
+    for number in range(10):
+        put(log, "k", str(number))
+    roll(log)
+
+    def fail(path: str, times: tuple[float, float]) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "utime", fail)
+    with pytest.raises(OSError, match="No space left"):
+        compact(log)
+    assert leftovers(log) == []
 
 
 def test_a_full_key_map_refuses_new_keys_only() -> None:

@@ -10,6 +10,7 @@ from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.storage.cleaning.log_cleaner import LogCleaner
 from mpbroker.storage.cleaning.log_upkeep import LogUpkeep
+from mpbroker.storage.log.log_sync import LogSync
 from mpbroker.storage.log_directory import LogDirectory
 from mpbroker.storage.log_manager import LogManager
 from mpbroker.storage.partition_directory import parse_directory_name
@@ -112,6 +113,34 @@ def test_a_topic_that_somebody_deletes_meanwhile_is_no_trouble(
     broker.upkeep.write_checkpoints()
     broker.upkeep.run_retention(1)
     assert not caplog.records
+    broker.die()
+
+
+def test_a_checkpoint_of_a_log_that_is_deleted_meanwhile_is_no_trouble(
+    start: Start,
+    topics: Topics,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    gone, _ = topics.create("gone"), topics.create("stays")
+    broker = start(topics)
+    for name in ("gone", "stays"):
+        broker.manager.log(name, 0).append(batch(b"a"), now_ms=1)
+    other = LogManager(broker.directories, broker.manager._table, topics)
+    flush_indexes = LogSync.flush_indexes
+
+    def delete_behind_it(sync: LogSync) -> int:
+        point = flush_indexes(sync)
+        if "gone-0" in sync._view.directory:
+            other.delete_topic(gone)
+        return point
+
+    monkeypatch.setattr(LogSync, "flush_indexes", delete_behind_it)
+    broker.upkeep.write_checkpoints()
+    assert not caplog.records
+    points = (tmp_path / "data" / "recovery-point-offset-checkpoint").read_text()
+    assert points.split("\n")[1:3] == ["1", "stays 0 0"]
     broker.die()
 
 
@@ -225,6 +254,7 @@ def test_a_topic_made_again_is_compacted_from_its_beginning(
 
     broker = start(topics)
     fill(broker)
+    broker.upkeep.note_deletions()
     assert broker.upkeep.run_cleaner(1) == 1
     old = topics.delete("c")
     if noted:
@@ -233,6 +263,7 @@ def test_a_topic_made_again_is_compacted_from_its_beginning(
         broker.manager.delete_topic(old)
         broker = broker._replace(upkeep=LogUpkeep(broker.manager, topics, LogCleaner()))
     fill(broker)
+    broker.upkeep.note_deletions()
     assert broker.upkeep.run_cleaner(1) == 1
     assert len(read_all(broker.manager.log("c", 0))) < 12
     broker.die()

@@ -94,6 +94,34 @@ def test_what_was_acknowledged_survives_appenders_killed_at_any_line(
     check_directory(log.directory)
 
 
+def test_a_copier_killed_at_any_line_leaves_the_log_to_its_successor(
+    open_log: OpenLog,
+) -> None:
+    log = open_log(**_CONFIG)
+    log.view.require_online()
+    picker = random.Random(4)
+    for _ in range(40):
+
+        def copy_until_death() -> None:
+            mine = open_log(row=log.row.index, **_CONFIG)
+            mine.view.require_online()
+            kill_at_line(picker.randrange(20, 5_000))
+            for offset in range(mine.row.log_end_offset, 10**6):
+                copied = batch(b"%d" % offset, producer=(7, 0, offset))
+                assert mine.append_at(copied, offset, now_ms=1)
+
+        assert fork(copy_until_death) == -signal.SIGKILL
+        picker.random()
+    end = log.row.log_end_offset
+    assert end > 100
+    assert log.row.snapshot().bytes_in == log.view.size_in_bytes()
+    for each in (log, open_log(**_CONFIG)):
+        assert read_all(each) == [(offset, b"%d" % offset) for offset in range(end)]
+        last = each.producers.at(each.view.state()).entries[7].batches[-1]
+        assert last.base_offset == last.last_sequence == end - 1
+    check_directory(log.directory)
+
+
 def test_two_processes_that_append_at_once_never_share_an_offset(
     open_log: OpenLog,
 ) -> None:

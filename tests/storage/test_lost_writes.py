@@ -213,7 +213,7 @@ def test_without_direct_reads_the_cache_is_dropped(
     monkeypatch.setattr(os, "open", open_cached)
     monkeypatch.setattr(os, "posix_fadvise", lambda *how: dropped.append(how[1:]))
     assert read_all(open_log()) == records
-    assert dropped == [(0, 0, os.POSIX_FADV_DONTNEED)]
+    assert set(dropped) == {(0, 0, os.POSIX_FADV_DONTNEED)}
     assert "without O_DIRECT" in caplog.text
 
 
@@ -309,3 +309,60 @@ def test_a_sync_that_fails_in_a_recovery_is_not_believed_at_the_next(
     assert read_all(again) == records[:4]
     assert again.row.durable_end_offset == 4
     assert not mark(tmp_path).exists()
+
+
+def lose_when_dropped(path: Path, end: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the disk lack a log from a byte on, which the page cache has."""
+
+    def drop(fd: int, offset: int, length: int, advice: int) -> None:
+        assert (offset, length, advice) == (0, 0, os.POSIX_FADV_DONTNEED)
+        assert fd in synced  # only clean pages leave the cache
+        size = path.stat().st_size
+        os.truncate(path, end)
+        os.truncate(path, size)
+
+    fdatasync, synced = os.fdatasync, set()
+
+    def remember(fd: int) -> None:
+        fdatasync(fd)
+        synced.add(fd)
+
+    monkeypatch.setattr(os, "fdatasync", remember)
+    monkeypatch.setattr(os, "posix_fadvise", drop)
+
+
+def test_a_start_after_a_kill_reads_the_disk_and_not_the_cache(
+    open_log: OpenLog, tmp_path, monkeypatch
+):
+    """All processes were killed between an error and the note of it."""
+    records = fill(open_log(), 8)
+    (path,) = logs_in(tmp_path)
+    lose_when_dropped(path, path.stat().st_size // 2, monkeypatch)
+    again = open_log()
+    assert read_all(again) == records[:4]
+    assert again.row.durable_end_offset == 4
+
+
+def test_an_upgrade_does_not_read_again_what_the_old_program_has_committed(
+    open_log: OpenLog, tmp_path, monkeypatch
+):
+    """Its clients wait. What is in doubt is not said to be committed."""
+    records = fill(open_log(), 8)
+    (path,) = logs_in(tmp_path)
+    lose_when_dropped(path, path.stat().st_size // 2, monkeypatch)
+    assert read_all(open_log(hints=LoadHints(checked_end=8))) == records
+
+
+def test_a_comparison_with_the_disk_shows_that_it_goes_on(
+    open_log: OpenLog, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Or the lease of its process would end on a long log."""
+    log = open_log(index_interval_bytes=100)
+    fill(log, 10)
+    steps = []
+    monkeypatch.setattr(lost_writes, "_CHUNK_BYTES", 4096)
+    with logs_in(tmp_path)[0].open("ab") as file:
+        file.write(bytes(5 * 4096))
+    monkeypatch.setattr(lost_writes.pulse, "step", lambda: steps.append(1))
+    lost_writes.drop_lost_writes(str(tmp_path / "t-0"), 0)
+    assert len(steps) > 5

@@ -375,3 +375,39 @@ def test_a_time_index_look_up_agrees_with_a_scan(
     assert index.last_entry(len(entries) - 1) == entries[-1]
     index.check(len(entries) - 1)
     index.close()
+
+
+def test_batches_are_appended_at_offsets_that_are_given(open_log):
+    log = open_log()
+    assert log.append_at(batch(b"a", b"b"), 0, now_ms=0)
+    assert not log.append_at(batch(b"a", b"b"), 0, now_ms=0)  # it is there
+    # No producer is judged, and the records between two batches may be deleted.
+    assert log.append_at(batch(b"c", producer=(7, 0, 5)), 10, now_ms=0)
+    assert log.append_at(batch(b"d", producer=(7, 0, 0)), 11, now_ms=0)
+    with pytest.raises(ApiError, match="ends at 12, within a batch from 11 to 12"):
+        log.append_at(batch(b"d", b"e"), 11, now_ms=0)
+    expected = [(0, b"a"), (1, b"b"), (10, b"c"), (11, b"d")]
+    assert read_all(log) == expected
+    kept = log.view.producers.entries[7].batches
+    assert [each.base_offset for each in kept] == [10, 11]
+    log.close()
+    assert read_all(open_log()) == expected
+
+
+def test_the_log_start_is_raised_as_far_as_the_log_reaches(open_log):
+    log = open_log(cleanup_policy="compact")
+    log.append_at(batch(b"a", b"b"), 0, now_ms=0)
+    for offset, start in ((1, 1), (0, 1), (9, 2)):
+        log.raise_log_start(offset)
+        assert log.row.log_start_offset == start
+
+
+def test_a_given_offset_may_be_far_behind_the_log(open_log):
+    log = open_log()
+    assert log.append_at(batch(b"a"), 7 << 32, now_ms=0)  # it begins there
+    assert log.append_at(batch(b"b", producer=(7, 0, 0)), 9 << 32, now_ms=0)
+    expected = [(7 << 32, b"a"), (9 << 32, b"b")]
+    assert read_all(log, 7 << 32) == expected
+    log.close()
+    assert read_all(open_log(), 7 << 32) == expected
+    check_directory(log.directory)

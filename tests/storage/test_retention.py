@@ -18,6 +18,8 @@ from mpbroker.storage.cleaning.retention import (
     apply_retention,
     expired_segments,
 )
+from mpbroker.storage.files.time_index import ENTRY_BYTES as TIME_ENTRY_BYTES
+from mpbroker.storage.log.log_loader import LoadHints
 from mpbroker.storage.log.partition_log import PartitionLog
 from tests.storage.batches import batch, read_all
 from tests.storage.conftest import OpenLog
@@ -200,3 +202,49 @@ def test_a_reader_overtaken_by_retention_is_told_that_its_offset_is_gone(
         other.reader.read(0, 100, min_one_batch=True)
     assert refused.value.error_code == ErrorCode.OFFSET_OUT_OF_RANGE
     assert log.row.status == RowStatus.ONLINE
+
+
+def test_a_power_cut_behind_a_roll_does_not_make_a_segment_look_old(
+    open_log: OpenLog, tmp_path: Path
+) -> None:
+    """The entry that a roll adds to the time index is zeros then, and zero is 1970."""
+    log = open_log(segment_bytes=_SEGMENT, retention_ms=10_000, retention_bytes=-1)
+    fill(log, 3)
+    log.sync.flush()
+    point = log.sync.flush_indexes()
+    fill(log, 1, first=3)  # rolls
+    assert log.view.segments.bases == [0, point]
+    index = tmp_path / "t-0" / f"{0:020d}.timeindex"
+    entries = index.read_bytes()
+    index.write_bytes(entries[:-TIME_ENTRY_BYTES] + bytes(TIME_ENTRY_BYTES))
+    again = open_log(
+        hints=LoadHints(recovery_point=point),
+        segment_bytes=_SEGMENT,
+        retention_ms=10_000,
+        retention_bytes=-1,
+    )
+    assert again.lookup.latest() == 4
+    assert index.read_bytes() == entries
+    assert apply_retention(again, 10_000) == []
+    assert again.lookup.earliest() == 0
+
+
+def test_the_last_entry_of_a_time_index_is_forced_to_disk(
+    open_log: OpenLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if all that its segment holds was forced to disk before the roll."""
+    log = open_log(segment_bytes=_SEGMENT)
+    fill(log, 3)
+    log.sync.flush()
+    log.sync.flush_indexes()
+    fill(log, 1, first=3)
+    log.sync.flush()
+    synced, fsync = [], os.fsync
+
+    def note(fd: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", note)
+    assert log.sync.flush_indexes() == 4
+    assert str(tmp_path / "t-0" / f"{0:020d}.timeindex") in synced

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpbroker.storage.cleaning.throttler import Throttler
+from mpbroker.storage.files.throttler import Throttler
 
 
 class Clock:

@@ -25,6 +25,7 @@ from mpbroker.storage.files.txn_index import (
     AbortedTransaction,
     append_aborted,
 )
+from mpbroker.storage.log.log_loader import LoadHints
 from mpbroker.storage.log.log_reader import LogReader
 from mpbroker.storage.log.partition_log import PartitionLog
 from tests.storage.batches import Validated, batch, batches_in, validated
@@ -341,6 +342,24 @@ def test_what_a_power_cut_took_of_the_index_of_aborts_is_made_anew(
     assert index.read_bytes() == entries
     found = again.reader.read(0, 1_000, min_one_batch=True, read_committed=True)
     assert found.aborted_transactions == [(PRODUCER, 0), (PRODUCER, 2)]
+
+
+def test_zeros_that_a_power_cut_left_in_the_index_of_aborts_are_no_entries(
+    open_log: OpenLog, tmp_path: Path
+) -> None:
+    """A file system may force the size of a file to disk, and not what was added."""
+    log = open_log()
+    for number in range(4):
+        log.append(records(sequence=number), now_ms=1)
+        log.append(marker(commit=False), now_ms=1)
+    index = tmp_path / "t-0" / f"{0:020d}.txnindex"
+    entries = index.read_bytes()
+    synced = entries[:ENTRY_BYTES]
+    index.write_bytes(synced + bytes(len(entries) - len(synced)))
+    again = open_log(hints=LoadHints(recovery_point=2))
+    found = again.reader.read(0, 1_000, min_one_batch=True, read_committed=True)
+    assert index.read_bytes() == entries
+    assert found.aborted_transactions == [(PRODUCER, first) for first in (0, 2, 4, 6)]
 
 
 def test_aborts_below_the_recovery_point_are_on_disk_before_it_is_noted(

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
 
@@ -25,8 +26,9 @@ S, E = ChildState, ChildEvent
 
 @pytest.fixture(autouse=True)
 def every_life_is_short(monkeypatch):
-    """On a loaded machine a fork alone may take half a second."""
-    monkeypatch.setattr("mpbroker.supervisor.child._GOOD_LIFE_S", 60.0)
+    """Stop the clock: on a loaded machine a fork alone may take half a second."""
+    stopped = SimpleNamespace(monotonic=lambda: 1000.0)
+    monkeypatch.setattr("mpbroker.supervisor.child.time", stopped)
 
 
 def child(state=S.BACKOFF):

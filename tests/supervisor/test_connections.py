@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import time
 from contextlib import ExitStack, closing, suppress
 from typing import Final
 
@@ -32,6 +33,7 @@ from tests.support.children import wait_until
 KILLS: Final = int(os.environ.get("MPBROKER_TEST_KILLS", "4"))
 CONNECTIONS: Final = int(os.environ.get("MPBROKER_TEST_CONNECTIONS", "1000"))
 LARGE: Final = 5_000_000
+GAPS_MS: Final = (2, 0, 5, 1, 10)  # between two kills
 SETTINGS: Final = {
     "num.network.threads": 1,
     "num.io.threads": 2,
@@ -184,15 +186,60 @@ def test_the_keepers_own_death_loses_nothing(broker):
                 api_versions(sock)
 
 
-def test_with_the_keeper_a_processor_takes_its_connections_along(broker):
+def guard_of(keeper: int) -> int | None:
+    with (
+        suppress(FileNotFoundError, ProcessLookupError),
+        open(f"/proc/{keeper}/task/{keeper}/children") as file,
+    ):
+        return next(map(int, file.read().split()), None)
+    return None
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("first", ["keeper", "processor"])
+def test_connections_outlive_their_processor_and_the_keeper(broker, first, how):
+    """Killed at nearly the same time: the keeper's guard has the sockets.
+
+    A stopped keeper is killed before the processor's death is repaired.
+    """
+    with ExitStack() as stack:
+        socks = [stack.enter_context(dial(broker)) for _ in range(50)]
+        for number in range(2 * KILLS):
+            for sock in socks:
+                api_versions(sock)
+            both = children(broker)
+            keeper, processor = both["keeper", 0], both["processor", 0]
+            wait_until(
+                lambda keeper=keeper: guard_of(keeper) and has_other_ends(keeper, socks)
+            )
+            cut = socks[0]
+            cut.sendall(frame(ApiKey.FETCH, 11, fetch_body(0))[:20])
+            kills = [(keeper, how), (processor, signal.SIGKILL)]
+            for pid, signal_number in kills if first == "keeper" else kills[::-1]:
+                os.kill(pid, signal_number)
+                time.sleep(GAPS_MS[number % len(GAPS_MS)] / 1000)
+            for sock in socks[1:]:
+                api_versions(sock)
+            cut.sendall(frame(ApiKey.FETCH, 11, fetch_body(0))[20:])
+            assert receive_frame(cut)
+            wait_until(
+                lambda dead={keeper, processor}: not dead & {*children(broker).values()}
+            )
+    with closing(Peek(broker.pid)) as peek:
+        wait_until(lambda: not peek.in_use())
+
+
+def test_with_keeper_and_guard_a_processor_takes_its_connections_along(broker):
     """At once, so that clients dial again; and nothing of them is left."""
     keeper = children(broker)["keeper", 0]
     with dial(broker) as sock:
         api_versions(sock)
         # What it has not read yet would wait for its successor, and live.
         wait_until(lambda: has_other_ends(keeper, [sock]))
+        wait_until(lambda: guard_of(keeper))
         sock.sendall(frame(ApiKey.FETCH, 11, fetch_body(20_000))[:20])
         os.kill(keeper, signal.SIGSTOP)  # killed before the repair, which looks for it
+        os.kill(guard_of(keeper), signal.SIGKILL)
         kill_processor(broker)
         with suppress(ConnectionResetError):
             assert sock.recv(1) == b""

@@ -107,7 +107,7 @@ def test_a_size_that_is_not_possible_any_more_stops_nothing(registry, caplog):
     assert caplog.text.count("num.io.threads=900: not accepted") == 1
 
 
-@pytest.mark.parametrize(("handlers", "processors"), [(0, None), (None, 17), (60, 1)])
+@pytest.mark.parametrize(("handlers", "processors"), [(0, None), (None, 65), (120, 1)])
 def test_what_is_out_of_range_is_refused_whole(registry, handlers, processors):
     settings = settings_of(registry)
     with pytest.raises(ConfigError, match=r"not accepted; it must be .* between 1 and"):
@@ -123,12 +123,12 @@ LISTENERS = {
 
 
 def test_a_listener_with_a_number_of_its_own_keeps_it(registry):
-    own = {"listener.name.b.num.network.threads": "6"}
+    own = {"listener.name.b.num.network.threads": "30"}
     settings = settings_of(registry, **LISTENERS, **own)
-    settings.ask(None, 5)
-    assert settings.sizes() == PoolSizes(2, (5, 6, 5))
-    with pytest.raises(ConfigError, match="between 1 and 5, since 3 listeners share"):
-        settings.ask(None, 6)
+    settings.ask(None, 17)
+    assert settings.sizes() == PoolSizes(2, (17, 30, 17))
+    with pytest.raises(ConfigError, match="between 1 and 17, since 3 listeners share"):
+        settings.ask(None, 18)
 
 
 def test_where_every_listener_has_its_own_there_is_nobody_to_resize(registry):
@@ -139,6 +139,6 @@ def test_where_every_listener_has_its_own_there_is_nobody_to_resize(registry):
 
 
 def test_listeners_own_numbers_must_leave_one_for_each_of_the_others(registry):
-    own = {f"listener.name.{name}.num.network.threads": "8" for name in "ab"}
-    with pytest.raises(ConfigError, match="16 processors for 2 of 3 listeners"):
+    own = {f"listener.name.{name}.num.network.threads": "32" for name in "ab"}
+    with pytest.raises(ConfigError, match="64 processors for 2 of 3 listeners"):
         settings_of(registry, **LISTENERS, **own)

@@ -23,6 +23,7 @@ class Reaper(Supervisor):
     def __init__(self) -> None:  # no broker
         self.did: list[str] = []
         self.only_ours: set[int] = set()
+        self.check_memory = lambda: None
         self.on_death = lambda child: None
         self.before_repair = lambda: self.did.append("end the stopped")
         parts: dict[str, Any] = {
@@ -37,7 +38,7 @@ class Reaper(Supervisor):
         }
         vars(self).update(parts)
 
-    def _repair(self, *arguments: object, was_killed: bool) -> None:
+    def _repair(self, *arguments: object) -> None:
         self.did.append("repair")
 
     def _start(self, child: Child) -> None:
@@ -101,6 +102,24 @@ def test_whoever_is_stopped_is_ended_before_any_repair(how: Any) -> None:
     how(child)
     reaper.reap(child)
     assert reaper.did == ["end the stopped", "repair"]
+
+
+@pytest.mark.parametrize("how", [retired, renewed, died])
+def test_memory_is_checked_after_every_end_before_it_is_believed(how: Any) -> None:
+    """One that was asked to end may have damaged the memory all the same."""
+    reaper = Reaper()
+    reaper.on_death = lambda child: reaper.did.append("read the evidence")
+    reaper.check_memory = lambda: reaper.did.append("check the memory")
+    child = child_that_ends(0 if how is retired else 1)
+    how(child)
+    reaper.reap(child)
+    evidence = ["read the evidence"] if how is died else []
+    assert reaper.did == [
+        "check the memory",
+        *evidence,
+        "end the stopped",
+        "repair",
+    ]
 
 
 def test_an_end_and_its_repair_are_noted_in_the_box_of_the_dead() -> None:

@@ -15,6 +15,7 @@ from mpbroker.ipc.layout import (
     HANDLER_ACTIVE,
     HEADER,
     HEADER_ACTIVE_HANDLERS,
+    MAX_HANDLERS,
     MAX_PROCESSORS,
     REQUEST_RING,
     RING_HEAD,
@@ -104,6 +105,24 @@ def test_both_pools_may_be_resized_at_once(broker):
             load.run(40)
             wait_for_sizes(broker, handlers, processors)
     assert sum(load.losses) == 0
+    broker.stop()
+    load.verify(read_log(broker.data_dir))
+
+
+def test_a_machine_of_64_cores_is_served(broker):
+    resize(broker, handlers=64, processors=16)
+    wait_for_sizes(broker, 64, 16)
+    parked = [dial(broker) for _ in range(64)]
+    for number, sock in enumerate(parked):
+        sock.sendall(frame(ApiKey.FETCH, 11, fetch_body(300_000), number))
+    with Load(broker, 32, acks=-1) as load:
+        load.run(40)
+    assert sum(load.losses) == 0
+    for number, sock in enumerate(parked):
+        assert int.from_bytes(receive_frame(sock)[:4], "big") == number
+        sock.close()
+    resize(broker, handlers=2, processors=1)
+    wait_for_sizes(broker, 2, 1)
     broker.stop()
     load.verify(read_log(broker.data_dir))
 
@@ -216,7 +235,9 @@ def holdings(broker):
         "rows": list(live_rows(words)),
         "slots": slots,
         "queued": words[REQUEST_RING + RING_TAIL] - words[REQUEST_RING + RING_HEAD],
-        "handlers": [words[handler_row(n) + HANDLER_ACTIVE] for n in range(59)],
+        "handlers": [
+            words[handler_row(n) + HANDLER_ACTIVE] for n in range(MAX_HANDLERS)
+        ],
         "sharing": words[HEADER + HEADER_ACTIVE_HANDLERS],
     }
 
@@ -341,10 +362,10 @@ def test_a_resize_holds_after_the_next_start(broker):
 @pytest.mark.parametrize(
     ("name", "value", "limit"),
     [
-        (HANDLERS, 60, "between 1 and 59"),
-        (HANDLERS, 0, "between 1 and 59"),
-        (PROCESSORS, 17, "between 1 and 16"),
-        (PROCESSORS, -1, "between 1 and 16"),
+        (HANDLERS, 120, "between 1 and 119"),
+        (HANDLERS, 0, "between 1 and 119"),
+        (PROCESSORS, 65, "between 1 and 64"),
+        (PROCESSORS, -1, "between 1 and 64"),
     ],
 )
 def test_a_size_that_cannot_be_is_refused_with_its_limit(broker, name, value, limit):

@@ -58,6 +58,7 @@ inter.broker.listener.name=PLAINTEXT
 ssl.keystore.type=PEM
 ssl.keystore.location={identity}
 sasl.enabled.mechanisms={mechanisms}
+delegation.token.secret.key=a secret of tests
 log.dirs={data_dir}
 offsets.topic.replication.factor=1
 transaction.state.log.replication.factor=1
@@ -74,7 +75,9 @@ offsets.topic.num.partitions=5
 """
 
 
-def java_command(main_class: str, *arguments: str, heap: str = "256m") -> list[str]:
+def java_command(
+    main_class: str, *arguments: str, heap: str = "256m", jars: Path = JAVA_DIR
+) -> list[str]:
     """Return the command that runs a main class of Apache Kafka's jars."""
     return [
         "java",
@@ -84,17 +87,33 @@ def java_command(main_class: str, *arguments: str, heap: str = "256m") -> list[s
         "-XX:+UseSerialGC",
         "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
         "-cp",
-        f"{JAVA_DIR}/*",
+        f"{jars}/*",
         main_class,
         *arguments,
     ]
 
 
 class ApacheKafka:
-    """One Kafka node in its own process; usable as a context manager."""
+    """One Kafka node in its own process; usable as a context manager.
 
-    def __init__(self, data_dir: Path, *, heap: str = "1g") -> None:
+    Args:
+        data_dir: its log.dirs.
+        heap: the size of the JVM's heap.
+        properties: further settings, one a line.
+        jars: where the Kafka is.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        heap: str = "1g",
+        properties: str = "",
+        jars: Path = JAVA_DIR,
+    ) -> None:
         self.data_dir = data_dir
+        self._jars = jars
+        self._further = properties
         self.log_path = data_dir.with_name(data_dir.name + ".kafka.log")
         self.bootstrap = ""
         self.listeners: dict[str, str] = {}  # address by protocol
@@ -102,20 +121,17 @@ class ApacheKafka:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> str:
-        """Format the directory, run the broker, wait until it takes connections."""
+        """Run the broker, and wait until it takes connections.
+
+        A directory that has no meta.properties yet is formatted.
+        """
         self.data_dir.mkdir(parents=True, exist_ok=True)
         properties = self._write_properties()
-        cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        subprocess.run(
-            java_command(
-                "kafka.tools.StorageTool",
-                *("format", "-t", cluster_id, "-c", str(properties)),
-                "--ignore-formatted",
-            ),
-            check=True,
-            stdout=subprocess.DEVNULL,
+        if not (self.data_dir / "meta.properties").exists():
+            self._format(properties)
+        command = java_command(
+            "kafka.Kafka", str(properties), heap=self._heap, jars=self._jars
         )
-        command = java_command("kafka.Kafka", str(properties), heap=self._heap)
         command.remove("-XX:TieredStopAtLevel=1")
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
@@ -125,8 +141,24 @@ class ApacheKafka:
         self._wait_until_it_answers()
         return self.bootstrap
 
+    def _format(self, properties: Path) -> None:
+        cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        subprocess.run(
+            java_command(
+                "kafka.tools.StorageTool",
+                # With "=", as an id may begin with "-".
+                *("format", f"--cluster-id={cluster_id}", "-c", str(properties)),
+                jars=self._jars,
+            ),
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+
     def _write_properties(self) -> Path:
-        self.listeners = {name: f"127.0.0.1:{reusable_port()}" for name in PROTOCOLS}
+        if not self.listeners:  # a broker that starts again has the same addresses
+            self.listeners = {
+                name: f"127.0.0.1:{reusable_port()}" for name in PROTOCOLS
+            }
         identity = self.data_dir.with_name(self.data_dir.name + ".pem")
         identity.write_text(certificates.BROKER_KEY + certificates.BROKER)
         properties = self.data_dir.with_name(self.data_dir.name + ".properties")
@@ -147,7 +179,7 @@ class ApacheKafka:
         # So short that a test sees sessions end.
         prefix = "listener.name.sasl_plaintext.scram-sha-256"
         lines.append(f"{prefix}.connections.max.reauth.ms=4000\n")
-        properties.write_text("".join(lines))
+        properties.write_text("".join(lines) + self._further)
         return properties
 
     def _wait_until_it_answers(self) -> None:
@@ -165,6 +197,13 @@ class ApacheKafka:
             self._process.terminate()
             self._process.wait()
             self._process = None
+
+    def kill(self) -> None:
+        """Kill the broker as a crash would."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+        self._process = None
 
     def wait(self) -> None:
         assert self._process is not None

@@ -20,8 +20,12 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 JAVA_DIR: Final = ROOT / ".downloads" / "java"
 _JAVA_SOURCES: Final = ROOT / "tests" / "compat" / "java"
 _POM: Final = _JAVA_SOURCES / "pom.xml"
-_JAVA_CLIENT: Final = _JAVA_SOURCES / "TransactionalClient.java"
-_JAVA_CLIENT_STAMP: Final = JAVA_DIR / _JAVA_CLIENT.name
+_JAVA_CLIENTS: Final = (
+    _JAVA_SOURCES / "TransactionalClient.java",
+    _JAVA_SOURCES / "StreamsApplication.java",
+)
+# Kafkas whose directories are taken over, beside the one that the pom names.
+OLDER_KAFKAS: Final = ("3.9.2", "4.0.1")
 SPARK_DIR: Final = ROOT / ".downloads" / "spark"
 _SPARK_SOURCES: Final = ROOT / "tests" / "compat" / "spark"
 _SPARK_POM: Final = _SPARK_SOURCES / "pom.xml"
@@ -73,30 +77,67 @@ def fetch_java_tools() -> str:
     return _fetch_jars("Apache Kafka's tools (54 MB)", _POM, JAVA_DIR)
 
 
-def have_java_client() -> bool:
-    """Return whether the program of tests/compat/java is there, and all it needs."""
+def older_kafka_dir(version: str) -> Path:
+    """Return where the jars of an older Kafka are, if they are anywhere."""
+    return JAVA_DIR.with_name(f"kafka-{version}")
+
+
+def have_older_kafka(version: str) -> bool:
+    """Return whether the jars of an older Kafka are there, and a Java to run them."""
+    stamp = older_kafka_dir(version) / "pom.xml"
     return (
-        have_java_tools()
-        and _JAVA_CLIENT_STAMP.is_file()
-        and _JAVA_CLIENT_STAMP.read_bytes() == _JAVA_CLIENT.read_bytes()
+        shutil.which("java") is not None
+        and stamp.is_file()
+        and stamp.read_text() == _older_pom(version)
     )
 
 
-def build_java_client() -> str:
-    """Compile it, and put it among the jars; return why not, or an empty text."""
-    if have_java_client():
+def _older_pom(version: str) -> str:
+    """Return the pom with another version, and without what only tools need."""
+    text = re.sub("(?<=<kafka.version>)[^<]*", version, _POM.read_text())
+    for name in ("kafka-tools", "kafka-streams"):
+        begin = rf"<dependency>\s*<groupId>[^<]*</groupId>\s*<artifactId>{name}<.*?"
+        text = re.sub(begin + "</dependency>", "", text, flags=re.DOTALL)
+    return text
+
+
+def fetch_older_kafka(version: str) -> str:
+    """Copy the jars to .downloads/kafka-VERSION; return why not, or an empty text."""
+    if have_older_kafka(version):
+        return ""
+    with tempfile.TemporaryDirectory() as scratch:
+        pom = Path(scratch, "pom.xml")
+        pom.write_text(_older_pom(version))
+        directory = older_kafka_dir(version)
+        return _fetch_jars(f"Apache Kafka {version} (50 MB)", pom, directory)
+
+
+def have_java_clients() -> bool:
+    """Return whether the programs of tests/compat/java are there, and all they need."""
+    return have_java_tools() and all(
+        (JAVA_DIR / source.name).is_file()
+        and (JAVA_DIR / source.name).read_bytes() == source.read_bytes()
+        for source in _JAVA_CLIENTS
+    )
+
+
+def build_java_clients() -> str:
+    """Compile them, and put them among the jars; return why not, or an empty text."""
+    if have_java_clients():
         return ""
     if not have_java_tools():
-        return "no jars of Apache Kafka to build a client with"
+        return "no jars of Apache Kafka to build clients with"
     if shutil.which("javac") is None:
         return "no javac on PATH (Debian: apt-get install default-jdk-headless)"
-    _say("building a client with Kafka's own")
-    _JAVA_CLIENT_STAMP.unlink(missing_ok=True)
+    _say("building clients with Kafka's own")
+    for source in _JAVA_CLIENTS:
+        (JAVA_DIR / source.name).unlink(missing_ok=True)
     why = _compile_java(
-        [str(_JAVA_CLIENT)], f"{JAVA_DIR}/*", JAVA_DIR / "transactional-client.jar"
+        list(map(str, _JAVA_CLIENTS)), f"{JAVA_DIR}/*", JAVA_DIR / "our-clients.jar"
     )
     if not why:
-        shutil.copy(_JAVA_CLIENT, _JAVA_CLIENT_STAMP)
+        for source in _JAVA_CLIENTS:
+            shutil.copy(source, JAVA_DIR / source.name)
     return why
 
 
@@ -120,24 +161,7 @@ def fetch_spark_connector() -> str:
         return ""
     # Not every mirror has all of every release.
     older = _fetch_jars("the release before it", _OLDER_SPARK_POM, SPARK_DIR)
-    if older:
-        return f"{why}; {older}"
-    why = _build_stand_ins(SPARK_DIR)
-    if why:
-        shutil.rmtree(SPARK_DIR)
-    return why
-
-
-def _build_stand_ins(directory: Path) -> str:
-    """Compile what the older connector lacks against PySpark's jars; say why not."""
-    import pyspark
-
-    if shutil.which("javac") is None:
-        return "no javac on PATH (Debian: apt-get install default-jdk-headless)"
-    jars = Path(pyspark.__file__).parent / "jars"
-    sources = sorted(map(str, (_SPARK_SOURCES / "org").rglob("*.java")))
-    jar = directory / "no-delegation-tokens.jar"
-    return _compile_java(sources, f"{jars}/*", jar)
+    return f"{why}; {older}" if older else ""
 
 
 def _fetch_jars(what: str, pom: Path, directory: Path) -> str:
@@ -310,7 +334,8 @@ def main() -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         reasons = [fetch_debian(*each) for each in _DEBIAN]
-        reasons += [fetch_java_tools(), build_java_client(), fetch_spark_connector()]
+        reasons += [fetch_java_tools(), build_java_clients(), fetch_spark_connector()]
+        reasons += [fetch_older_kafka(version) for version in OLDER_KAFKAS]
         reasons += [fetch_franz_go(), fetch_kafkajs(), fetch_prometheus()]
         for reason in reasons:
             if reason:

@@ -14,12 +14,14 @@ from mpbroker.protocol.fields import (
     FLOAT64,
     RECORDS,
     STRING,
+    UINT16,
     UUID,
     Field,
     Kind,
     Struct,
 )
 from mpbroker.protocol.message import Message
+from mpbroker.protocol.messages.produce import SOURCE_TAG
 
 _BITS = {"int8": 8, "int16": 16, "int32": 32, "int64": 64}
 _TEXTS = ["", "a", "hello", "größer", "日本語", "x" * 126, "y" * 127, "z" * 300]
@@ -54,9 +56,14 @@ def random_message(rng: Random, cls: type[Struct], version: int) -> Any:
         **{
             row.name: _random_field(rng, row, version)
             for row in cls.__fields__
-            if row.present_in(version)
+            if row.present_in(version) and is_of_kafka(row)
         }
     )
+
+
+def is_of_kafka(row: Field) -> bool:
+    """Return whether Kafka has a field; other implementations know no others."""
+    return row.tag is None or row.tag < SOURCE_TAG
 
 
 def _random_field(rng: Random, row: Field, version: int) -> Any:
@@ -90,7 +97,10 @@ def _random_value(rng: Random, row: Field, version: int) -> Any:
         return rng.choice([0.0, -1.5, 1e300, float("inf")])
     if kind is UUID:
         return bytes(rng.randint(0, 255) for _ in range(16))
-    if row.name.endswith(("timestamp", "time_ms")) and kind.name == "int64":
+    times = ("timestamp", "time_ms", "timestamp_ms", "period_ms")
+    if row.name.endswith(times) and kind.name == "int64":
         return rng.randint(-1, 4_000_000_000_000)  # kio makes datetimes of them
+    if kind is UINT16:
+        return rng.choice([0, 1, 9092, 65_535])
     top = 1 << (_BITS[kind.name] - 1)
     return rng.choice([0, 1, -1, top - 1, -top, rng.randint(-top, top - 1)])

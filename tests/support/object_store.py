@@ -1,149 +1,173 @@
-"""A directory as an object store: as much of S3's protocol as readers of it speak."""
+"""A real object store for tests: SeaweedFS's S3 server on loopback."""
 
 from __future__ import annotations
 
-import email.utils
-import re
-import threading
+import contextlib
+import json
+import shutil
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
-from urllib.parse import parse_qs, unquote, urlsplit
-from xml.sax.saxutils import escape
 
-BUCKET: Final = "archive"
+from pyarrow import fs
+
+from tests.support.ports import reusable_port
+
+KEY, SECRET, REGION = "lake", "lake-secret", "us-east-1"
+PATIENCE_S = 120
+_PROBE = "lake/probe"
+_TABLES = "tables"
 
 
-class ObjectStore(ThreadingHTTPServer):
-    """Serves files below a directory, each an object of one bucket.
+@dataclass
+class ObjectStore:
+    """A server that runs, or has been killed.
 
     Attributes:
-        ranges: of objects, as they were asked for: (key, first byte, last byte).
+        environ: the variables by which any client finds it.
+        catalog: the properties of its Iceberg REST catalog, whose tables are below
+            ``s3://tables/default``.
+        shell: the command that takes its administrator's lines.
     """
 
-    def __init__(self, directory: Path) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.directory = directory
-        self.ranges: list[tuple[str, int, int]] = []
+    command: list[str]
+    log: Path
+    endpoint: str
+    environ: dict[str, str]
+    catalog: dict[str, str]
+    shell: list[str]
+    process: subprocess.Popen[bytes] | None = None
 
-    def uri(self, prefix: str = "") -> str:
-        """Return what pyarrow and we find it by; keys begin with ``prefix``."""
-        where = f"scheme=http&region=us-east-1&endpoint_override=127.0.0.1:{self.port}"
-        return f"s3://key:secret@{BUCKET}/{prefix}?{where}"
-
-    @property
-    def port(self) -> int:
-        return int(self.server_address[1])
-
-    def names(self) -> list[str]:
-        found = [each for each in self.directory.rglob("*") if each.is_file()]
-        return sorted(str(each.relative_to(self.directory)) for each in found)
-
-
-@contextmanager
-def object_store(directory: Path) -> Iterator[ObjectStore]:
-    """Serve a directory while the block runs."""
-    with ObjectStore(directory) as store:
-        thread = threading.Thread(target=store.serve_forever, daemon=True)
-        thread.start()
-        try:
-            yield store
-        finally:
-            store.shutdown()
-            thread.join()
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: ObjectStore
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
-
-    def do_HEAD(self) -> None:
-        self._answer(body=False)
-
-    def do_GET(self) -> None:
-        self._answer(body=True)
-
-    def _answer(self, *, body: bool) -> None:
-        url = urlsplit(self.path)
-        bucket, _, key = unquote(url.path).lstrip("/").partition("/")
-        asked = {name: values[0] for name, values in parse_qs(url.query).items()}
-        if bucket != BUCKET:
-            self._send(404, b"", body)
-        elif not key:
-            self._send(200, self._listing(asked).encode(), body)
-        else:
-            self._object(key, body)
-
-    def _object(self, key: str, body: bool) -> None:
-        path = self.server.directory / key
-        if not path.is_file():
-            self._send(404, b"", body)
-            return
-        content = path.read_bytes()
-        match = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        if match is None:
-            self._send(200, content, body, path)
-            return
-        first, last = int(match[1]), min(int(match[2]), len(content) - 1)
-        self.server.ranges.append((key, first, last))
-        whole = f"bytes {first}-{last}/{len(content)}"
-        self._send(206, content[first : last + 1], body, path, whole)
-
-    def _listing(self, asked: dict[str, str]) -> str:
-        prefix, delimiter = asked.get("prefix", ""), asked.get("delimiter", "")
-        most = int(asked.get("max-keys", "1000"))
-        after = asked.get("continuation-token", "")
-        entries: dict[str, str] = {}
-        for key in self.server.names():
-            if not key.startswith(prefix):
-                continue
-            rest = key[len(prefix) :]
-            if delimiter and delimiter in rest:
-                common = prefix + rest.partition(delimiter)[0] + delimiter
-                entries[common] = (
-                    f"<CommonPrefixes><Prefix>{escape(common)}</Prefix></CommonPrefixes>"
-                )
-                continue
-            size = (self.server.directory / key).stat().st_size
-            entries[key] = (
-                f"<Contents><Key>{escape(key)}</Key><Size>{size}</Size>"
-                "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
+    def start(self) -> None:
+        """Start the server and wait until it answers."""
+        with self.log.open("ab") as out:
+            self.process = subprocess.Popen(
+                self.command, stdin=subprocess.DEVNULL, stdout=out, stderr=out
             )
-        names = [name for name in sorted(entries) if name > after]
-        chosen = names[:most]
-        token = ""
-        if len(names) > most:
-            last = escape(chosen[-1])
-            token = f"<NextContinuationToken>{last}</NextContinuationToken>"
-        return (
-            '<?xml version="1.0" encoding="UTF-8"?><ListBucketResult>'
-            f"<Name>{BUCKET}</Name><Prefix>{escape(prefix)}</Prefix>"
-            f"<KeyCount>{len(chosen)}</KeyCount><MaxKeys>{most}</MaxKeys>"
-            f"<IsTruncated>{str(bool(token)).lower()}</IsTruncated>{token}"
-            f"{''.join(entries[name] for name in chosen)}</ListBucketResult>"
+        deadline = time.monotonic() + PATIENCE_S
+        while not self._answers():
+            assert self.process.poll() is None, self.log.read_text()[-3000:]
+            assert time.monotonic() < deadline, self.log.read_text()[-3000:]
+            time.sleep(0.1)
+
+    def _answers(self) -> bool:
+        """Write an object once and read it: the gateway answers before its volumes."""
+        files = self.files()
+        try:
+            files.create_dir("lake")
+            if files.get_file_info(_PROBE).type == fs.FileType.NotFound:
+                with files.open_output_stream(_PROBE) as stream:
+                    stream.write(b"there")
+            with files.open_input_stream(_PROBE) as stream:
+                return bool(stream.read() == b"there")
+        except OSError:
+            return False
+
+    def files(self) -> fs.S3FileSystem:
+        """Return the store for a test's own look at it; it may create buckets."""
+        return fs.S3FileSystem(
+            endpoint_override=self.endpoint,
+            access_key=KEY,
+            secret_key=SECRET,
+            region=REGION,
+            allow_bucket_creation=True,
         )
 
-    def _send(
-        self,
-        status: int,
-        content: bytes,
-        body: bool,
-        path: Path | None = None,
-        whole: str | None = None,
-    ) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(content)))
-        if path is not None:
-            changed = email.utils.formatdate(path.stat().st_mtime, usegmt=True)
-            self.send_header("Last-Modified", changed)
-            self.send_header("ETag", f'"{path.stat().st_mtime_ns:x}"')
-        if whole is not None:
-            self.send_header("Content-Range", whole)
-        self.end_headers()
-        if body:
-            self.wfile.write(content)
+    def create_table_bucket(self) -> None:
+        """Create the bucket of the REST catalog's tables."""
+        line = f"s3tables.bucket -create -name {_TABLES} -account {KEY}\n"
+        done = subprocess.run(
+            self.shell, input=line, capture_output=True, text=True, check=True
+        )
+        assert "ARN" in done.stdout, done.stdout + done.stderr
+
+    def kill(self) -> None:
+        """Kill the server, as a power cut does."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+
+def server() -> str | None:
+    """Return SeaweedFS's program; None where it is not installed."""
+    beside = Path(sys.executable).with_name("weed")
+    return str(beside) if beside.exists() else shutil.which("weed")
+
+
+@contextlib.contextmanager
+def object_store(directory: Path) -> Iterator[ObjectStore]:
+    """Run a store with an empty bucket, ``lake``.
+
+    Args:
+        directory: for its files; it must exist.
+    """
+    program = server()
+    assert program is not None
+    config = directory / "s3.json"
+    credentials = [{"accessKey": KEY, "secretKey": SECRET}]
+    actions = ["Admin", "Read", "Write", "List", "Tagging"]
+    config.write_text(
+        json.dumps(
+            {
+                "identities": [
+                    {"name": KEY, "credentials": credentials, "actions": actions}
+                ]
+            }
+        )
+    )
+    (directory / "files").mkdir()
+    ports = iter({reusable_port() for _ in range(30)})
+    s3, iceberg, master, filer = (next(ports) for _ in range(4))
+    master_grpc, filer_grpc = next(ports), next(ports)
+    options = {
+        "dir": directory / "files",
+        "ip": "127.0.0.1",
+        "ip.bind": "127.0.0.1",
+        "master.port": master,
+        "master.port.grpc": master_grpc,
+        "master.telemetry": "false",
+        "master.volumeSizeLimitMB": 64,
+        "volume.port": next(ports),
+        "volume.port.grpc": next(ports),
+        "volume.max": 0,
+        "filer.port": filer,
+        "filer.port.grpc": filer_grpc,
+        "filer.localSocket": directory / "filer.sock",
+        "s3.port": s3,
+        "s3.port.grpc": next(ports),
+        "s3.port.iceberg": iceberg,
+        "s3.port.lance": 0,
+        "s3.config": config,
+        "s3.localSocket": directory / "s3.sock",
+    }
+    endpoint = f"http://127.0.0.1:{s3}"
+    store = ObjectStore(
+        [program, "server", "-s3", *(f"-{k}={v}" for k, v in options.items())],
+        directory / "log",
+        endpoint,
+        {
+            "AWS_ENDPOINT_URL": endpoint,
+            "AWS_ACCESS_KEY_ID": KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET,
+            "AWS_REGION": REGION,
+            "AWS_EC2_METADATA_DISABLED": "true",
+        },
+        {
+            "uri": f"http://127.0.0.1:{iceberg}",
+            "warehouse": f"s3://{_TABLES}",
+            "credential": f"{KEY}:{SECRET}",
+            "oauth2-server-uri": f"http://127.0.0.1:{iceberg}/v1/oauth/tokens",
+        },
+        [
+            *(program, "shell", f"-master=127.0.0.1:{master}.{master_grpc}"),
+            f"-filer=127.0.0.1:{filer}.{filer_grpc}",
+        ],
+    )
+    store.start()
+    try:
+        yield store
+    finally:
+        store.kill()

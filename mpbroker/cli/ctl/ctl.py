@@ -7,6 +7,7 @@ from typing import Final
 
 import click
 
+from mpbroker.cli.command_group import CommandGroup
 from mpbroker.cli.exit_codes import EXIT_CODE_HELP
 
 # command -> (module, name of the click command there, one line for --help).
@@ -26,7 +27,7 @@ _COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
 }
 
 
-class _Commands(click.Group):
+class _Commands(CommandGroup):
     """A group that imports a command's module when the command is named."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

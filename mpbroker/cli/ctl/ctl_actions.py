@@ -28,11 +28,12 @@ _ROLES = (
     "coordinator",
     "housekeeper",
     "keeper",
+    "console",
 )
 
 
 class SettingType(click.types.IntParamType):
-    """A click type for values of a broker's setting, which checks them."""
+    """A click type that parses and checks the values of one broker setting."""
 
     def __init__(self, setting: str) -> None:
         self._setting = setting
@@ -179,7 +180,7 @@ def upgrade(target: Target, argv: tuple[str, ...], wait_s: float) -> int:
         try:
             said = str(target.request("status").get("upgrade", ""))
         except BrokerUnavailableError:
-            return False  # the old program has ended, and the new one not begun
+            return False  # the old program has ended, the new one is starting
         return said.startswith(("done", "failed"))
 
     if not wait_for(ended, wait_s):

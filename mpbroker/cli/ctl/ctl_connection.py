@@ -31,29 +31,29 @@ _POLL_S: Final = 0.05
 
 
 class BrokerUnavailableError(CliError):
-    """No broker answers; exit code 69."""
+    """An error: no broker answers. The exit code is 69."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, ExitCode.UNAVAILABLE)
 
 
 class ControlTimeoutError(BrokerUnavailableError):
-    """The control socket exists, but its supervisor does not answer."""
+    """An error: the control socket exists, but the supervisor does not answer."""
 
 
 class Target(NamedTuple):
-    """The broker that a command is for."""
+    """The broker that a `mpbroker ctl` command is for."""
 
     socket_path: str
     timeout_s: float
-    found: FoundBroker | None  # None: it has no named segment that can be read
+    found: FoundBroker | None  # None: it has no readable file in /dev/shm
 
     @property
     def pid(self) -> int:
         return self.found.pid if self.found is not None else 0
 
     def connect(self) -> ControlClient:
-        """Connect to its control socket.
+        """Connect to the broker's control socket.
 
         Raises:
             BrokerUnavailableError: no broker answers.
@@ -62,13 +62,13 @@ class Target(NamedTuple):
         return ControlClient(self.socket_path, self.timeout_s)
 
     def request(self, command: str, **arguments: Any) -> Any:
-        """Connect, and send one command: see ControlClient.request."""
+        """Connect, send one command, and return its result: see ControlClient."""
         with self.connect() as client:
             return client.request(command, **arguments)
 
 
 class ControlClient:
-    """One connection to a control socket."""
+    """A connection to a broker's control socket."""
 
     def __init__(self, path: str, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -103,12 +103,12 @@ class ControlClient:
         """Send a command and return its result.
 
         Raises:
-            CliError: the broker refused; the text is its reason.
-            ControlTimeoutError: it did not answer in time.
-            BrokerUnavailableError: it closed the connection.
+            CliError: the broker refused the command; the text is its reason.
+            ControlTimeoutError: the broker did not answer in time.
+            BrokerUnavailableError: the broker closed the connection.
         """
-        # An OSError is passed over: the broker may have refused before it read the
-        # command, and its refusal can be read.
+        # An OSError is ignored: the broker may have refused before it read the command,
+        # and its refusal can still be read.
         try:
             self._sock.sendall(
                 encode_frame({"command": command, "arguments": arguments})
@@ -156,7 +156,7 @@ def find_target(
     """Return the broker that the options name, or the only one that runs here.
 
     Raises:
-        CliError: no broker runs (69), or several do (2).
+        CliError: with exit code 69 if no broker runs, and 2 if several do.
     """
     brokers = find_brokers()
     if socket_path is not None:
@@ -172,7 +172,7 @@ def find_target(
             + "\n".join(_describe(each) for each in alive),
             ExitCode.USAGE,
         )
-    # A dead broker is a target, too: its named segment tells why it died.
+    # A dead broker is a target, too: its file in /dev/shm tells why it died.
     for broker in alive or brokers[-1:]:
         own_path = _socket_of(broker)
         if own_path:
@@ -219,7 +219,7 @@ def _describe(broker: FoundBroker) -> str:
 
 
 def target_options(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options that name a broker; it gets a ``target``."""
+    """Add the options that name a broker to a command, and pass it a ``target``."""
 
     @click.option(
         "-d",
@@ -252,7 +252,7 @@ def target_options(run: Callable[..., Any]) -> Callable[..., Any]:
         timeout_s: float,
         **options: Any,
     ) -> Any:
-        # --data-dir counts before the variable, which may be set for another broker.
+        # --data-dir overrides the variable, which may be set for another broker.
         if data_dir is not None:
             socket_path = None
         target = find_target(socket_path, data_dir, timeout_s)
@@ -262,7 +262,7 @@ def target_options(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float) -> bool:
-    """Wait until a condition is true; return False if it takes too long."""
+    """Poll a condition until it is true; return False if the timeout passes first."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""`mpbroker ctl connections`: list connections, by their rows in shared memory."""
+"""`mpbroker ctl connections`: list the connections of a broker's clients."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def connections(
 
 
 def all_connections(target: Target) -> list[dict[str, Any]]:
-    """Return all open connections.
+    """Ask the supervisor for all open connections; return a dictionary for each.
 
     Raises:
         BrokerUnavailableError: the supervisor does not answer.
@@ -115,7 +115,7 @@ def all_connections(target: Target) -> list[dict[str, Any]]:
 
 
 def seen_connections(target: Target) -> list[dict[str, Any]] | None:
-    """Return all open connections in shared memory; None if it cannot be read."""
+    """Return the open connections from shared memory; None if it cannot be read."""
     view = attach(target.pid) if target.pid else None
     return None if view is None else view.connections(0, 1 << 30)[0]
 

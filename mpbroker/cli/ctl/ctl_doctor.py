@@ -41,7 +41,8 @@ def doctor(target: Target, as_json: bool) -> int:
     """Check the broker's addresses, limits, clock, disks and shared memory.
 
     It connects to the addresses that clients are told, and writes 64 KiB into each data
-    directory to time the disk. Exits with 1 if a check fails; a warning is no failure.
+    directory to time the disk. To a remote store it writes an object, reads it and
+    deletes it. Exits with 1 if a check fails; a warning is no failure.
     """
     state = target.request("status")
     findings = list(_examine(state))
@@ -70,6 +71,13 @@ def _examine(state: dict[str, Any]) -> Iterator[Finding]:
         yield check_permissions(path)
         yield check_disk_space(path)
         yield check_sync(path)
+    if state.get("remote") is not None:
+        # Imported here: most brokers have no remote store.
+        from mpbroker.cli.ctl.ctl_remote_check import check_copies, check_remote_store
+
+        remote = state["remote"]
+        yield check_remote_store(remote["url"], state["cluster_id"], state["pid"])
+        yield check_copies(remote)
     remove_ipc = check_remove_ipc(state["limits"]["uid"])
     if remove_ipc is not None:
         yield remove_ipc
@@ -122,7 +130,7 @@ def _check_socket_file(check: str, path: str) -> Finding:
 
 
 def check_listener(name: str, address: str) -> Iterator[Finding]:
-    """Connect to a listener, and to the addresses that it tells its clients."""
+    """Check a listener: connect to it, and to the addresses that it tells clients."""
     from mpbroker.client.addresses import Address, parse_addresses
     from mpbroker.client.cluster import Cluster
 

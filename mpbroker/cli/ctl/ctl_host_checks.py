@@ -1,6 +1,6 @@
 """Check the machine that a broker runs on: limits, clock, disks, shared memory.
 
-A check returns findings; a finding that is not ok tells what to do.
+A check returns findings; a finding that is a warning or a failure tells what to do.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FEW_FILES: Final = 10_000
 _SHM_NEEDED: Final = 1 * _MIB
 _SHM_COMFORTABLE: Final = 16 * _MIB
 _DISK_NEEDED: Final = 100 * _MIB
-_DISK_COMFORTABLE: Final = 0.1
+_DISK_COMFORTABLE: Final = 0.1  # of the disk's size
 _SYNCS: Final = 16
 _SYNC_BYTES: Final = 4096
 _SLOW_SYNC_S: Final = 0.05
@@ -52,7 +52,14 @@ _LOCAL: Final = ("ext4", "xfs", "btrfs", "zfs", "ext3", "f2fs", "bcachefs")
 
 
 class Finding(NamedTuple):
-    """The result of a check."""
+    """The result of a check.
+
+    Attributes:
+        level: OK, WARN or FAIL.
+        check: the name of the check.
+        text: what was found.
+        fix: advice; "": none.
+    """
 
     level: str
     check: str
@@ -61,7 +68,7 @@ class Finding(NamedTuple):
 
 
 def check_open_files(pid: int, connections: int) -> Finding:
-    """Check the limit of open files of a running process."""
+    """Check a broker's limit of open files, for its number of connections now."""
     name = "open files"
     soft = _limit_of(pid, "Max open files")
     if soft is None:
@@ -90,7 +97,7 @@ def _limit_of(pid: int, name: str) -> int | None:
 
 
 def check_shared_memory(path: str = "/dev/shm") -> Finding:
-    """Check that there is shared memory, and room for the named segment."""
+    """Check that /dev/shm exists, and has room for the broker's file there."""
     name = path
     try:
         found = os.statvfs(path)
@@ -110,7 +117,8 @@ def check_clock(jumps: Sequence[float] | None) -> Iterator[Finding]:
     """Check that the wall clock is synchronised, and has not jumped since the start.
 
     Args:
-        jumps: in seconds, those that the supervisor has seen; None: not known.
+        jumps: the size in seconds of each jump that the supervisor has noticed; None:
+            not known.
     """
     name = "clock"
     buffer = ctypes.create_string_buffer(_TIMEX_BYTES)  # modes 0: change nothing
@@ -217,7 +225,7 @@ def file_system_of(path: str, mount_info: str) -> str:
 
 
 def check_sync(path: str) -> Finding:
-    """Time how long the disk takes for 4 KiB and fdatasync, as acks=all needs."""
+    """Measure how long 4 KiB and an fdatasync take, which acks=all waits for."""
     name = f"disk of {path}"
     file = os.path.join(path, f".doctor-{os.getpid()}")
     times = []
@@ -265,7 +273,11 @@ def check_sync(path: str) -> Finding:
 
 
 def check_remove_ipc(uid: int, etc: Path = Path("/etc/systemd")) -> Finding | None:
-    """Check that logind keeps the named segment when the broker's user logs out."""
+    """Check that logind keeps the broker's file in /dev/shm when its user logs out.
+
+    Returns:
+        None if no check is needed: for a system user, or without logind.
+    """
     if uid <= _LAST_SYSTEM_UID or not (etc / "logind.conf").exists():
         return None
     name = "RemoveIPC"
@@ -288,7 +300,13 @@ def check_remove_ipc(uid: int, etc: Path = Path("/etc/systemd")) -> Finding | No
 
 
 def check_python(python: str, core: str, machine: str) -> Iterator[Finding]:
-    """Check the interpreter, and that the compiled core is used."""
+    """Check that a broker's processes use the compiled core, which is in C.
+
+    Args:
+        python: the version of the interpreter.
+        core: "compiled core", or a text that says what is used instead.
+        machine: the machine's architecture, such as x86_64.
+    """
     compiled = core == "compiled core"
     if not compiled and machine != "x86_64":
         yield Finding(

@@ -16,7 +16,9 @@ from mpbroker.cli.ctl.ctl_text import duration, moment, plural, size
 from mpbroker.cli.exit_codes import ExitCode
 from mpbroker.cli.output import print_json, print_table
 from mpbroker.inspect.attach import attach, names_of_rows
+from mpbroker.inspect.cluster_figures import cluster_figures
 from mpbroker.inspect.process_state import is_running, process_state
+from mpbroker.inspect.remote_figures import remote_figures
 
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Write one JSON document."
@@ -58,7 +60,7 @@ def status_without_supervisor(
     """Return what is known about a broker whose supervisor does not answer.
 
     Raises:
-        BrokerUnavailableError: nothing is known.
+        BrokerUnavailableError: ``error`` itself, if nothing is known.
     """
     found = target.found
     if found is None or found.state is None:
@@ -81,12 +83,14 @@ def status_without_supervisor(
         state |= view.figures()
         names = names_of_rows(view, found.state["log_dirs"][0])
         state["power_cut"] = view.power_cut(view.rows_in_use(), names, None)
+    state["remote"] = remote_figures(found.state)
+    state["cluster"] = cluster_figures(found.state)
     state["limits"] = found.state.get("limits", {})
     return state
 
 
 def supervisor_state(target: Target) -> str:
-    """Return stopped, hangs or dead."""
+    """Return the state of a supervisor that is silent: "stopped", "hangs" or "dead"."""
     if target.found is None or not target.found.alive:
         return "dead"
     state = process_state(target.pid)
@@ -99,7 +103,7 @@ def supervisor_state(target: Target) -> str:
 
 
 def warn_of_supervisor(state: dict[str, Any]) -> None:
-    """Tell people on stderr if the figures do not come from the supervisor."""
+    """Warn on stderr if the supervisor did not answer, so that figures may be old."""
     how, pid = state["supervisor"], state["pid"]
     if how == "dead":
         click.echo(
@@ -126,11 +130,17 @@ def _print_status(state: dict[str, Any]) -> None:
         f"{' and resizing' if state.get('resizing') else ''}, {since}process"
         f" {state['pid']}, cluster {state['cluster_id']}"
     )
-    for listener in state.get("serving", state["listeners"]):  # of an older version
+    # An older version has no "serving".
+    for listener in state.get("serving", state["listeners"]):
         print(f"  listener     {listener}")
     print(f"  data         {', '.join(state['log_dirs'])}")
     if "handlers" in state:
         _print_queues(state)
+    _print_page_cache(state.get("page_cache", {}))  # {}: an older version
+    if state.get("remote") is not None:
+        _print_remote(state["remote"])
+    if state.get("cluster") is not None:
+        _print_cluster(state["cluster"])
     if "upgrade_at" in state:
         ago = duration(max(0.0, time.time() - state["upgrade_at"]))
         print(f"  upgrade      {state['upgrade']} ({ago} ago)")
@@ -153,6 +163,71 @@ def _print_status(state: dict[str, Any]) -> None:
             f"\n{death['role']} {death['id']} died {moment(death['at'])}:"
             f" {death['reason']}; see mpbroker ctl blackbox"
         )
+
+
+def _print_page_cache(told: dict[str, Any]) -> None:
+    if told.get("by_default"):
+        print("  acks=all     does not wait for the disk: log.flush.acks.all=false")
+    elif told.get("number"):
+        named = ", ".join(told["topics"][:3])
+        more = f" and {told['number'] - 3} more" if told["number"] > 3 else ""
+        print(f"  acks=all     does not wait for the disk for {named}{more}")
+
+
+def _print_remote(told: dict[str, Any]) -> None:
+    print(f"  remote store {told['url']}")
+    lag = "all is copied"
+    if told["lag_segments"]:
+        lag = (
+            f"{plural(told['lag_segments'], 'segment')} of {size(told['lag_bytes'])}"
+            " to be copied yet"
+        )
+    print(
+        f"               {size(told['copied_bytes'])} in"
+        f" {plural(told['copied_segments'], 'segment')} copied, {lag}"
+    )
+    print(
+        f"               {size(told['stored_bytes'])} in the store;"
+        f" {size(told['fetched_bytes'])} read, the cache has"
+        f" {size(told['cache_bytes'])}{_hits(told)}"
+    )
+    if told["copy_errors"] or told["fetch_errors"]:
+        print(
+            f"  STORE FAILS  {plural(told['copy_errors'], 'error')} of copies,"
+            f" {told['fetch_errors']} of reads; see the log"
+        )
+
+
+def _print_cluster(told: dict[str, Any]) -> None:
+    lease = f"its lease has {told['lease_s']:.0f} s left"
+    if not told["lease_s"]:
+        lease = "it has no lease: the database is away, or another node has its id"
+    print(f"  cluster node {told['id']}: {lease}")
+    lag = "all is copied"
+    if told["lag_records"]:
+        lag = f"{plural(told['lag_records'], 'record')} to be copied yet"
+    print(f"  shared       {plural(told['partitions'], 'partition')}, {lag}")
+    print(
+        f"               {size(told['put_bytes'])} in"
+        f" {plural(told['puts'], 'object')} put into {told['storage']},"
+        f" {size(told['read_bytes'])} read, {size(told['buffered_bytes'])} waiting"
+    )
+    if told["store_errors"] or told["database_errors"]:
+        print(
+            f"  CALLS FAIL   {plural(told['store_errors'], 'call')} of the store,"
+            f" {told['database_errors']} of the database; see the log"
+        )
+
+
+def _hits(told: dict[str, Any]) -> str:
+    """Return the hit rate of reads from the remote store's cache, as " (97 % hits)".
+
+    Return "" if there were no reads.
+    """
+    all_of_them = told["cache_hits"] + told["cache_misses"]
+    if not all_of_them:
+        return ""
+    return f" ({100 * told['cache_hits'] / all_of_them:.0f} % hits)"
 
 
 def _print_queues(state: dict[str, Any]) -> None:
@@ -204,7 +279,7 @@ def _print_processes(state: dict[str, Any]) -> None:
 
 
 def _loads(state: dict[str, Any]) -> dict[tuple[str, int], str]:
-    """Return the load of each process, in words."""
+    """Return a short text about the load of each process, by its role and id."""
     loads = {}
     for each in state.get("processors", ()):
         words = [plural(each["connections"], "connection")]

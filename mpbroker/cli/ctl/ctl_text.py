@@ -26,7 +26,7 @@ def duration(seconds: float | None) -> str:
 
 
 def size(count: float) -> str:
-    """Return a size with up to three digits and a unit: 1.4 MiB."""
+    """Return a size (in bytes) with up to three digits and a unit: 1.4 MiB."""
     for unit in _UNITS:
         if count < 1000 or unit == _UNITS[-1]:
             break
@@ -35,13 +35,13 @@ def size(count: float) -> str:
 
 
 def moment(at: float) -> str:
-    """Return a wall-clock time in this machine's time zone, with milliseconds."""
+    """Return a time (seconds since 1970) as text: local, with milliseconds."""
     clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
     return f"{clock}.{int(at % 1 * 1000):03d}"
 
 
 def plural(count: int, noun: str) -> str:
-    """Return a number and a noun: 1 record; 1,234 records."""
+    """Return a number with its noun, in the plural if need be: 1,234 records."""
     if count == 1:
         return f"1 {noun}"
     return f"{count:,} {noun}es" if noun.endswith("s") else f"{count:,} {noun}s"

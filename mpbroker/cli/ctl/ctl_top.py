@@ -21,14 +21,14 @@ from mpbroker.cli.ctl.ctl_connection import (
     target_options,
 )
 from mpbroker.cli.ctl.ctl_connections import all_connections, seen_connections
-from mpbroker.cli.ctl.ctl_rates import Look, Page, compare, render
+from mpbroker.cli.ctl.ctl_rates import render
 from mpbroker.cli.ctl.ctl_status import json_option, status_without_supervisor
 from mpbroker.cli.ctl.ctl_text import duration
 from mpbroker.cli.exit_codes import ExitCode
 from mpbroker.cli.options import Seconds
 from mpbroker.cli.output import print_json_line
+from mpbroker.inspect.load import Look, Page, compare, cpu_seconds, idle_seconds
 
-_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 _BATCH_HEIGHT: Final = 10_000
 _FIRST_LOOK_S: Final = 0.5
 
@@ -44,7 +44,7 @@ _PLAIN: Final = "\x1b[0m"
 
 @click.command("top")
 @click.option(
-    "-n",
+    "-i",
     "--interval",
     "interval_s",
     type=Seconds(min=0.1, max=3600),
@@ -54,7 +54,9 @@ _PLAIN: Final = "\x1b[0m"
 )
 @click.option("--once", is_flag=True, help="Print one page.")
 @click.option("--batch", is_flag=True, help="Print page after page, for pipes.")
-@click.option("--count", type=click.IntRange(min=1), help="End after so many pages.")
+@click.option(
+    "-n", "--count", type=click.IntRange(min=1), help="End after so many pages."
+)
 @json_option
 @target_options
 def top(
@@ -68,11 +70,14 @@ def top(
     """Watch the load of processes, APIs and clients, and the bottleneck; q ends it.
 
     CPU is a share of one core; BUSY is the share of the time in which a process had
-    something to do. With --json each page is one line.
+    something to do. With --json each page is one line. Without a terminal one page is
+    printed, unless --batch, --json or --count asks for more.
     """
+    on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    once = once or not (on_terminal or batch or as_json or count)
     pages = _pages(target, min(interval_s, _FIRST_LOOK_S) if once else interval_s)
     limit = 1 if once else count
-    if as_json or batch or once or not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if as_json or batch or once or not on_terminal:
         for number, (page, figures) in enumerate(pages, 1):
             if as_json:
                 print_json_line(_as_json(page))
@@ -96,7 +101,7 @@ def _pages(target: Target, interval_s: float) -> Iterator[tuple[Page, dict[str, 
     before = take_look(target)
     while True:
         deadline = time.monotonic() + interval_s
-        # Wait for a key, too, so that it need not wait for the interval to pass.
+        # A key ends the wait, so that q need not wait for the interval to pass.
         while (left := deadline - time.monotonic()) > 0 and not _key_waits(left):
             pass
         after = take_look(target)
@@ -112,10 +117,11 @@ def _key_waits(timeout_s: float) -> bool:
 
 
 def take_look(target: Target) -> Look:
-    """Read the figures of a broker, its connections and CPU times.
+    """Read the figures, the connections and the CPU times of a broker.
 
     Raises:
-        BrokerUnavailableError: it does not answer, and its memory cannot be read.
+        BrokerUnavailableError: the broker does not answer, and its shared memory cannot
+            be read.
     """
     try:
         figures = target.request("figures")
@@ -138,28 +144,8 @@ def take_look(target: Target) -> Look:
             had[2] + each["bytes_out"],
         )
     return Look(
-        figures, {pid: cpu_seconds(pid) for pid in pids}, _idle_seconds(), clients
+        figures, {pid: cpu_seconds(pid) for pid in pids}, idle_seconds(), clients
     )
-
-
-def cpu_seconds(pid: int) -> float:
-    """Return the CPU time of a process so far; 0 if there is no such process.
-
-    Source: proc_pid_stat(5), fields 14 and 15.
-    """
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
-
-
-def _idle_seconds() -> float:
-    # Fields: user nice system idle iowait; a core that waits for a disk is idle.
-    with open("/proc/stat", "rb") as file:
-        fields = file.readline().split()
-    return (int(fields[4]) + int(fields[5])) / _TICKS_PER_S
 
 
 def _title(figures: dict[str, Any]) -> str:
@@ -182,7 +168,7 @@ def _as_json(page: Page) -> dict[str, Any]:
 
 @contextmanager
 def _full_screen() -> Iterator[None]:
-    """Use the whole terminal; restore it at the end, also after an error."""
+    """Use the terminal's whole screen; restore it at the end, also after an error."""
     fd = sys.stdin.fileno()
     before = termios.tcgetattr(fd)
     try:

@@ -1,4 +1,4 @@
-"""`mpbroker consume`: write records to standard output; options are kcat's."""
+"""`mpbroker consume`: write records to standard output, with kcat's options."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import select
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple
 
 import click
@@ -21,6 +21,7 @@ from mpbroker.cli.options import (
     timeout_option,
 )
 from mpbroker.cli.records.delimiter import parse_delimiter
+from mpbroker.cli.records.progress_line import ERASE, ProgressLine
 from mpbroker.cli.records.record_format import (
     FORMAT_HELP,
     RecordWriter,
@@ -48,6 +49,7 @@ from mpbroker.client.errors import BrokerUnavailableError
 from mpbroker.protocol.records.record_batch import Record, iter_records
 
 _RETRY_INTERVAL_S: Final = 0.1  # Kafka's retry.backoff.ms
+_ENDS_SHOWN: Final = 5  # partitions in an error
 
 _HELP = """\
 Write the records of topics to standard output, from all partitions at once.
@@ -61,11 +63,17 @@ offsets that are the ends when it starts, and exits with 10 if there was no reco
   mpbroker consume -t events -o s@1700000000000 -f '%p/%o %k: %s\\n'
   mpbroker consume -t events -J -e | jq .payload
   mpbroker consume -G readers events
+  mpbroker consume --share jobs -t events --ack accept
 
 With -G it reads as a member of a consumer group: the partitions that the group assigns
 to it, from the group's positions on. Positions are committed after records are written.
 For a partition without a position, -o is beginning or end. With -e it stops when all
 its partitions are read.
+
+With --share it reads as a member of a share group, which delivers each record to one
+of its members. Records are acknowledged after they are written, as --ack says. A new
+group begins at the end, unless -o beginning sets its share.auto.offset.reset. With -e
+it stops when the group is done with all records, those of other members included.
 
 -J writes kcat's JSON, one object a line. Keys, values and headers are strings if they
 are UTF-8, and otherwise {"base64": "..."}. Without -J bytes are written as they are.
@@ -96,6 +104,19 @@ def _format(text: str) -> str:
     metavar="GROUP",
     shell_complete=complete_group,
     help="Read as a member of this group.",
+)
+@click.option(
+    "--share",
+    "share_group",
+    metavar="GROUP",
+    shell_complete=complete_group,
+    help="Read as a member of this share group.",
+)
+@click.option(
+    "--ack",
+    type=click.Choice(["accept", "release", "reject"]),
+    help="With --share: records are done (accept, the default), are delivered again"
+    " (release), or are not delivered any more (reject).",
 )
 @click.argument(
     "group_topics", nargs=-1, metavar="[TOPIC]...", shell_complete=complete_topic
@@ -150,7 +171,9 @@ def _format(text: str) -> str:
 @click.option("-O", "--print-offset", is_flag=True, help="With -K: write offsets, too.")
 @click.option("-Z", "--null", is_flag=True, help="Write NULL for null values and keys.")
 @click.option("-u", "--unbuffered", is_flag=True, help="Flush after every record.")
-@click.option("-q", "--quiet", is_flag=True, help="No warnings on stderr.")
+@click.option(
+    "-q", "--quiet", is_flag=True, help="No warnings and no progress on stderr."
+)
 @click.option(
     "--isolation",
     type=click.Choice(["read_committed", "read_uncommitted"]),
@@ -162,6 +185,8 @@ def _format(text: str) -> str:
 def command(
     topics: Sequence[str],
     group_id: str | None,
+    share_group: str | None,
+    ack: str | None,
     group_topics: Sequence[str],
     bootstrap: str,
     partitions: Sequence[int],
@@ -189,10 +214,14 @@ def command(
     topics = list(dict.fromkeys((*topics, *group_topics)))
     if not topics:
         raise click.UsageError("no topic is named; give -t TOPIC")
-    if group_id is None and group_topics:
+    if group_id is None and share_group is None and group_topics:
         raise click.UsageError(f"give -t {group_topics[0]}, or -G with a group")
     if group_id is not None:
         _check_group_options(wanted, partitions)
+    if share_group is not None:
+        _check_share_options(group_id, wanted, partitions, ack, exit_at_end, count)
+    elif ack is not None:
+        raise click.UsageError("--ack needs --share")
     null_text = b"NULL" if null else b""
     make_writer: MakeWriter
     if as_json:
@@ -213,6 +242,9 @@ def command(
         unbuffered,
         quiet,
     )
+    if share_group is not None:
+        share = _Share(share_group, ack or "accept", bool(offsets))
+        return _read_as_share_member(bootstrap, timeout_s, reading, share)
     settings = _settings(bootstrap, isolation, timeout_s)
     with open_cluster(bootstrap, timeout_s, CONSUMER_CONFIG) as cluster:
         if group_id is None:
@@ -242,7 +274,7 @@ def _same(writer: RecordWriter) -> MakeWriter:
 
 
 class _Reading(NamedTuple):
-    """What to read, where to stop, and how to write it."""
+    """The topics to read, the offsets to stop at, and how to write the records."""
 
     topics: Sequence[str]
     wanted: OffsetRange
@@ -253,19 +285,26 @@ class _Reading(NamedTuple):
     unbuffered: bool
     quiet: bool
 
-    def output(self, broker_of: Callable[[TopicPartition], int]) -> _Output:
-        return _Output(self.make_writer(broker_of), self.max_records, self.unbuffered)
+    @contextmanager
+    def output(self, broker_of: Callable[[TopicPartition], int]) -> Iterator[_Output]:
+        progress = ProgressLine(
+            "read", is_wanted=not (self.quiet or sys.stdout.isatty())
+        )
+        writer = self.make_writer(broker_of)
+        try:
+            yield _Output(writer, self.max_records, self.unbuffered, progress)
+        finally:
+            progress.erase()
 
 
 def _read_as_member(
     cluster: Cluster, reading: _Reading, settings: dict[str, object]
 ) -> ExitCode:
-    """Read as a member of the group that the settings name."""
+    """Write records as a member of the consumer group that the settings name."""
     from mpbroker.cli.records.consume_group import read_as_member
 
-    output = reading.output(_LeaderOf(cluster))
     reset = "latest" if reading.wanted.from_end == 0 else "earliest"
-    with suppress(KeyboardInterrupt):
+    with reading.output(_LeaderOf(cluster)) as output, suppress(KeyboardInterrupt):
         read_as_member(
             cluster,
             {"auto.offset.reset": reset, **settings},
@@ -279,13 +318,51 @@ def _read_as_member(
     return ExitCode.NOT_FOUND if nothing else ExitCode.OK
 
 
+class _Share(NamedTuple):
+    """A share group, how to acknowledge its records, and whether -o is given."""
+
+    group_id: str
+    ack: str
+    sets_offset: bool
+
+
+def _read_as_share_member(
+    bootstrap: str, timeout_s: float, reading: _Reading, share: _Share
+) -> ExitCode:
+    from mpbroker.cli.records.consume_share import begin_at, read_as_share_member
+    from mpbroker.client.share.share_consumer import AcknowledgeType
+    from mpbroker.client.share.share_consumer_config import SHARE_CONSUMER_CONFIG
+
+    with open_cluster(bootstrap, timeout_s, SHARE_CONSUMER_CONFIG) as cluster:
+        if share.sets_offset:
+            is_end = reading.wanted.from_end == 0
+            begin_at(cluster, share.group_id, "latest" if is_end else "earliest")
+        with reading.output(_LeaderOf(cluster)) as output, suppress(KeyboardInterrupt):
+            read_as_share_member(
+                cluster,
+                {
+                    "request.timeout.ms": int(timeout_s * 1000),
+                    **client_settings(bootstrap),
+                    "group.id": share.group_id,
+                },
+                reading.topics,
+                output.write_records,
+                kind=AcknowledgeType[share.ack.upper()],
+                exit_at_end=reading.exit_at_end,
+                count=reading.max_records,
+                quiet=reading.quiet,
+            )
+    nothing = reading.exit_at_end and not output.written
+    return ExitCode.NOT_FOUND if nothing else ExitCode.OK
+
+
 def _read_partitions(
     cluster: Cluster,
     reading: _Reading,
     partitions: Sequence[int],
     settings: dict[str, object],
 ) -> ExitCode:
-    """Read partitions between the wanted offsets."""
+    """Write the records of partitions between the wanted offsets."""
     with Consumer({**settings, "auto.offset.reset": "none"}) as consumer:
         reader = _Reader(cluster, consumer, reading.topics, partitions, reading.quiet)
         bounds = resolve_bounds(
@@ -295,15 +372,25 @@ def _read_partitions(
             stop_at_end=reading.exit_at_end,
             read_committed=reading.read_committed,
         )
-        output = reading.output(reader.leaders.__getitem__)
         try:
-            for batches in reader.read(bounds):
-                if not output.write(batches, bounds.stops):
-                    break
+            with reading.output(reader.leaders.__getitem__) as output:
+                for batches in reader.read(bounds):
+                    if not output.write(batches, bounds.stops):
+                        break
         except KeyboardInterrupt:
             return ExitCode.OK  # the usual end of a consumer without -e or -c
     nothing = bool(bounds.stops) and not output.written
+    if nothing and reading.wanted.offset is not None:
+        raise CliError(_nothing_at(reading.wanted.offset, bounds), ExitCode.NOT_FOUND)
     return ExitCode.NOT_FOUND if nothing else ExitCode.OK
+
+
+def _nothing_at(offset: int, bounds: Bounds) -> str:
+    """Return the error text for an offset that lies beyond the partitions' ends."""
+    ends = [f"{where} ends at {stop}" for where, stop in sorted(bounds.stops.items())]
+    more = len(ends) - _ENDS_SHOWN
+    shown = ends[:_ENDS_SHOWN] + ([f"and {more} more"] if more > 0 else [])
+    return f"no record at offset {offset} or behind it: {', '.join(shown)}"
 
 
 def _check_group_options(wanted: OffsetRange, partitions: Sequence[int]) -> None:
@@ -318,8 +405,40 @@ def _check_group_options(wanted: OffsetRange, partitions: Sequence[int]) -> None
         )
 
 
+def _check_share_options(
+    group_id: str | None,
+    wanted: OffsetRange,
+    partitions: Sequence[int],
+    ack: str | None,
+    exit_at_end: bool,
+    count: int | None,
+) -> None:
+    if group_id is not None:
+        raise click.UsageError("-G and --share exclude each other")
+    if partitions:
+        raise click.UsageError(
+            "--share and -p exclude each other: a group assigns partitions"
+        )
+    if wanted not in (OffsetRange(), OffsetRange(from_end=0)):
+        raise click.UsageError(
+            "with --share, -o is beginning or end; `mpbroker group reset-offsets` sets"
+            " other positions"
+        )
+    if ack == "release" and exit_at_end and count is None:
+        raise click.UsageError(
+            "-e with --ack release never ends: released records come again; give -c"
+        )
+    context = click.get_current_context()
+    given = context.get_parameter_source("isolation")
+    if given is not click.core.ParameterSource.DEFAULT:
+        raise click.UsageError(
+            "--isolation and --share exclude each other: the group's setting"
+            " share.isolation.level counts"
+        )
+
+
 class _LeaderOf:
-    """Returns the broker of a partition, as it was at the first call."""
+    """Looks up the node id of a partition's leader; asks once for each topic."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -334,12 +453,17 @@ class _LeaderOf:
 
 
 class _Output:
-    """Writes records to stdout until enough are written."""
+    """Writes records to stdout, until as many as -c asks for are written."""
 
     def __init__(
-        self, writer: RecordWriter, count: int | None, unbuffered: bool
+        self,
+        writer: RecordWriter,
+        count: int | None,
+        unbuffered: bool,
+        progress: ProgressLine,
     ) -> None:
         self.written = 0
+        self.progress = progress
         self._writer = writer
         self._left = sys.maxsize if count is None else count
         self._unbuffered = unbuffered
@@ -347,13 +471,14 @@ class _Output:
     def write(
         self, batches: Iterable[FetchedBatch], stops: dict[TopicPartition, int]
     ) -> bool:
-        """Write the wanted records of batches; return whether more are wanted."""
+        """Write batches' records below the stop offsets; return whether to go on."""
         stdout = sys.stdout.buffer
         _check_reader()
         for batch in batches:
             stop = stops.get(batch.partition, sys.maxsize)
             records = _wanted(batch, stop)
             lines = self._writer(batch.partition, batch.header, records)[: self._left]
+            self.progress.add(len(lines), sum(map(len, lines)))
             if self._unbuffered:
                 for line in lines:
                     stdout.write(line)
@@ -370,7 +495,7 @@ class _Output:
     def write_records(
         self, where: TopicPartition, records: Sequence[ConsumerRecord]
     ) -> bool:
-        """Write records of one partition; return whether more is wanted."""
+        """Write records of one partition; return whether to go on."""
         _check_reader()
         stdout = sys.stdout.buffer
         for record in records:
@@ -381,7 +506,9 @@ class _Output:
                 record.value,
                 record.headers,
             )
-            stdout.writelines(self._writer(where, record, (line,)))
+            written = self._writer(where, record, (line,))
+            stdout.writelines(written)
+            self.progress.add(1, sum(map(len, written)))
             if self._unbuffered:
                 stdout.flush()
         stdout.flush()
@@ -393,7 +520,7 @@ class _Output:
 def _check_reader() -> None:
     """Raise BrokenPipeError if stdout is a pipe whose reader has ended.
 
-    A write would fail, too, but in `consume | head -1` it may be hours away.
+    A write would fail, too, but in `consume | head -1` the next one may be hours away.
     """
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)  # poll() always reports errors
@@ -410,7 +537,7 @@ def _wanted(batch: FetchedBatch, stop: int) -> Iterable[Record]:
 
 
 class _Reader:
-    """Reads partitions between bounds, and survives a broker's restart."""
+    """Reads partitions between two offsets each, also across a broker's restart."""
 
     def __init__(
         self,
@@ -446,7 +573,10 @@ class _Reader:
         return leaders
 
     def read(self, bounds: Bounds) -> Iterator[list[FetchedBatch]]:
-        """Yield batches until every partition has reached its stop, if it has one."""
+        """Yield the batches of each fetch, until all stop offsets are reached.
+
+        A partition without a stop offset is read for ever.
+        """
         consumer = self._consumer
         consumer.assign(bounds.starts)
         for partition, offset in bounds.starts.items():
@@ -483,13 +613,17 @@ class _Reader:
                 self._consumer.pause([partition])
 
     def _put_right(self, error: OffsetOutOfRangeError, started: bool) -> None:
-        """Seek to an offset that exists, if records are gone.
+        """Move a partition's position to an offset that exists, after a failed fetch.
 
-        If records were deleted before they were read, go on at the first offset; if a
-        new leader has other records, at the first of those.
+        If records were deleted before they were read, the new position is the start of
+        the log. If a new leader has other records, it is the first of them.
+
+        Args:
+            error: names the partition and the offset that it does not have.
+            started: whether records of the partition have been read.
 
         Raises:
-            CliError: the offset that was asked for does not exist.
+            CliError: neither is the case; the offset of -o may not exist, for example.
         """
         partition, consumer = error.partition, self._consumer
         if isinstance(error, LogTruncationError) and error.divergent_offset is not None:
@@ -514,4 +648,6 @@ class _Reader:
 
     def _warn(self, message: str) -> None:
         if not self._quiet:
-            print(f"mpbroker: {message}", file=sys.stderr)
+            # On a terminal, the line of progress has to go first.
+            erase = ERASE if sys.stderr.isatty() else ""
+            print(f"{erase}mpbroker: {message}", file=sys.stderr)

@@ -36,12 +36,14 @@ def read_as_member(
     """Join a group, and write the records of the partitions that it assigns.
 
     Args:
-        cluster: is asked whether the topics exist; a consumer would wait for them.
-        settings: of the consumer.
-        write: writes records.
+        cluster: the brokers; they are asked first whether the topics exist, because a
+            consumer would wait for missing ones.
+        settings: the consumer's settings, such as group.id.
+        topics: the topics to read.
+        write: is called with the records of one partition, to write them.
         exit_at_end: whether to stop when all assigned partitions are read.
         count: stop after so many records; None: do not.
-        quiet: whether to hide that brokers cannot be reached for a while.
+        quiet: whether to say nothing while brokers cannot be reached.
     """
     for name in topics:
         cluster.topic(name)
@@ -78,7 +80,7 @@ def _commit(consumer: Consumer) -> None:
 
 
 def _is_at_end(consumer: Consumer) -> bool:
-    """Return whether all partitions that are assigned to this member are read."""
+    """Return whether this member has read all its assigned partitions to the end."""
     assigned = consumer.assignment()
     ends = consumer.offsets_for(assigned, LATEST)
     return all(consumer.position(where) >= end for where, end in ends.items())

@@ -21,7 +21,7 @@ def unescape(text: str) -> bytes:
     """Return the bytes of ``text``, which may hold \\n \\r \\t \\0 \\\\ and \\xNN.
 
     Raises:
-        ValueError: names the escape that is none of these.
+        ValueError: an escape is none of these; the text names it.
     """
     out = bytearray()
     for match in _TOKEN.finditer(text):
@@ -43,7 +43,7 @@ def parse_delimiter(text: str) -> bytes:
     """Return the bytes of a delimiter, which may have escapes; for click's ``type=``.
 
     Raises:
-        click.BadParameter: it is empty, or has an unknown escape.
+        click.BadParameter: the delimiter is empty, or has an unknown escape.
     """
     try:
         delimiter = unescape(text)

@@ -18,7 +18,7 @@ class MessageSplitter:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take a chunk; return the messages that end in it."""
+        """Take the next chunk of the stream; return the messages that end in it."""
         # Search from here only: a message of megabytes comes in many chunks.
         start = max(len(self._buffer) - len(self._delimiter) + 1, 0)
         self._buffer += data
@@ -36,7 +36,7 @@ class MessageSplitter:
 
 
 def read_messages(fd: int, delimiter: bytes) -> Iterator[list[bytes]]:
-    """Yield the messages of each read as a list."""
+    """Yield the messages of a file: for each read(), a list of those that end in it."""
     splitter = MessageSplitter(delimiter)
     while chunk := os.read(fd, _READ_BYTES):
         yield splitter.feed(chunk)
@@ -44,7 +44,7 @@ def read_messages(fd: int, delimiter: bytes) -> Iterator[list[bytes]]:
 
 
 def has_more(fd: int, wait_ms: int) -> bool:
-    """Wait until a read would not block; return False if that takes too long."""
+    """Wait for input or the end of the file; return False if neither comes in time."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(wait_ms))

@@ -1,4 +1,4 @@
-"""`mpbroker produce`: write records of standard input or files; options are kcat's."""
+"""`mpbroker produce`: send lines of standard input, or files, with kcat's options."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from mpbroker.cli.options import (
 from mpbroker.cli.output import print_json
 from mpbroker.cli.records.delimiter import parse_delimiter
 from mpbroker.cli.records.message_input import MessageRules, has_more, read_messages
+from mpbroker.cli.records.progress_line import ProgressLine
 from mpbroker.client.admin.config_admin import (
     ConfigResource,
     ConfigResourceType,
@@ -37,13 +38,13 @@ from mpbroker.protocol.records.compression import Codec
 
 _ACKS: Final = ("all", "-1", "1", "0")
 
-# Batches fill up while there is more input; after so long without input they are sent.
+# Batches fill up while there is more input, and are sent after so many ms without any.
 # 5 ms is librdkafka's queue.buffering.max.ms and Java's linger.ms.
 _LINGER_MS: Final = 5
 _FULL_BATCH_LINGER_MS: Final = 500
 _DEFAULT_BATCH_BYTES: Final = 1_000_000
-# Memory for records that are not acknowledged. More than Kafka's default, because the
-# batches are larger, too.
+# Memory for records that are not acknowledged yet. More than Kafka's default, because
+# the batches are larger, too.
 _BUFFER_BYTES: Final = 64 * 1024 * 1024
 _MAX_REQUEST_BYTES: Final = 100 * 1024 * 1024  # a broker's socket.request.max.bytes
 # Bytes that a batch header and compression may add to bytes that do not compress.
@@ -204,6 +205,9 @@ def command(
         largest = max(path.stat().st_size for path in files)
         settings["buffer.memory"] = _BUFFER_BYTES + 2 * largest
         settings["max.request.size"] = max(_MAX_REQUEST_BYTES, 2 * largest)
+    # A terminal shows messages that are typed or written there: no line of progress.
+    is_typed = not files and sys.stdin.isatty()
+    progress = ProgressLine("sent", is_wanted=not (is_typed or tee))
     with Producer({**settings, **client_settings(bootstrap)}) as producer:
         sender = _Sender(
             producer,
@@ -212,11 +216,15 @@ def command(
             rules,
             record_headers,
             delimiter if tee else None,
+            progress,
         )
-        if files and not lines:
-            sender.send_whole(files, count)
-        else:
-            sender.send_lines(files, delimiter, count)
+        try:
+            if files and not lines:
+                sender.send_whole(files, count)
+            else:
+                sender.send_lines(files, delimiter, count)
+        finally:
+            progress.erase()
     if output_format == "json":
         print_json({"topic": topic, "records": sender.written})
 
@@ -255,7 +263,7 @@ def _fitting_batch_bytes(cluster: Cluster, topic: str) -> int:
 
 
 def _check_partition(cluster: Cluster, topic: str, partition: int) -> None:
-    """Raise CliError if the topic, which may be created, lacks the partition."""
+    """Raise CliError if a topic lacks a partition; the broker may create the topic."""
     count = len(cluster.topic(topic, auto_create=True).partitions)
     if partition >= count or partition < -1:
         raise CliError(
@@ -275,8 +283,10 @@ class _Sender:
         rules: MessageRules,
         headers: tuple[Header, ...],
         tee_delimiter: bytes | None,
+        progress: ProgressLine,
     ) -> None:
         self.written = 0
+        self._progress = progress
         self._producer = producer
         self._topic = topic
         self._partition = partition
@@ -300,7 +310,7 @@ class _Sender:
     def send_lines(
         self, files: Sequence[Path], delimiter: bytes, count: int | None
     ) -> None:
-        """Send the messages between delimiters, of a file or standard input."""
+        """Send the messages of a file or standard input, cut at a delimiter."""
         fd = os.open(files[0], os.O_RDONLY) if files else sys.stdin.fileno()
         left = sys.maxsize if count is None else count
         for messages in self._read(fd, delimiter):
@@ -339,6 +349,7 @@ class _Sender:
             )
         self._pending.append((self._sent + 1, futures))
         self._sent += len(futures)
+        self._progress.add(len(futures), sum(map(len, messages)))
         while self._pending and all(future.done() for future in self._pending[0][1]):
             self._settle(*self._pending.popleft())
         if self._tee_delimiter is not None and messages:
@@ -352,7 +363,12 @@ class _Sender:
             self._settle(*self._pending.popleft())
 
     def _settle(self, first: int, futures: Sequence[RecordFuture]) -> None:
-        """Count the records that are written; raise CliError for those that are not."""
+        """Count the written records; raise CliError if others could not be written.
+
+        Args:
+            first: the first record's number in the input, from 1 on.
+            futures: the outcome of each record.
+        """
         failed: dict[str, list[int]] = {}
         errors: list[ProducerError] = []
         for number, future in enumerate(futures, first):

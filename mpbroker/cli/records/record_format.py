@@ -18,7 +18,7 @@ from mpbroker.protocol.records.record_batch import Record
 
 
 class Stamped(Protocol):
-    """Has the type of the records' timestamps, like the header of a batch."""
+    """Any object that has the timestamp type of records, such as a batch header."""
 
     @property
     def timestamp_type(self) -> int: ...
@@ -44,7 +44,7 @@ def _headers_text(record: Record, null: bytes) -> bytes:
 
 
 def _fields(null: bytes) -> dict[str, _Part]:
-    """Return by letter the part that `%` and the letter stand for."""
+    """Return the function that writes a part of a record, by the letter after `%`."""
     return {
         "t": lambda partition, record: partition.topic.encode(),
         "p": lambda partition, record: b"%d" % partition.partition,
@@ -72,7 +72,7 @@ def format_writer(text: str, null: bytes) -> RecordWriter:
     """Return a writer for a `-f` format.
 
     Raises:
-        ValueError: names the `%` letter or the escape that is unknown.
+        ValueError: a letter after a `%`, or an escape, is unknown; the text names it.
     """
     fields = _fields(null)
     parts: list[_Part] = []
@@ -115,11 +115,13 @@ def _add_text(parts: list[_Part], text: str) -> None:
 def plain_writer(
     delimiter: bytes, key_delimiter: bytes | None, with_offset: bool, null: bytes
 ) -> RecordWriter:
-    """Return a writer of values; with a key delimiter, keys come first.
+    """Return a writer of values; if keys have a delimiter, of keys before them.
 
     Args:
-        with_offset: whether an offset comes before each key.
-        null: is written for null.
+        delimiter: what to write after each record.
+        key_delimiter: what to write after each key; None: write no keys.
+        with_offset: whether to write an offset and ``key_delimiter`` before each key.
+        null: what to write for a null key or value.
     """
     if key_delimiter is None:
 
@@ -153,7 +155,10 @@ def plain_writer(
 
 
 def json_bytes(value: bytes | None) -> Any:
-    """Return UTF-8 as str, other bytes as ``{"base64": ...}``, None as None."""
+    """Return bytes for JSON: UTF-8 as str, others as ``{"base64": ...}``.
+
+    None stays None.
+    """
     if value is None:
         return None
     try:

@@ -1,9 +1,11 @@
 """Parse and resolve kcat's `-o`: the offsets where `consume` starts and stops.
 
-beginning, end      the first record; records that are written from now on
-N                   offset N
--N                  the last N records of each partition
-s@T, e@T            from the first record of time T (ms since 1970) on; up to it
+beginning   start at the first record
+end         start after the last record
+N           start at offset N
+-N          start at the last N records of each partition
+s@T         start at the first record of time T (ms since 1970) or later
+e@T         stop before the first record of time T or later
 """
 
 from __future__ import annotations
@@ -20,13 +22,16 @@ _OFFSET_MAX: Final = 2**63 - 1
 
 
 class OffsetRange(NamedTuple):
-    """The `-o` options, taken together. At most one of the first three is not None.
+    """The `-o` options together.
+
+    At most one of the first three attributes is set. If none is, reading starts at the
+    beginning.
 
     Attributes:
-        offset: starts there.
-        from_end: starts so many records before the end; 0: at the end.
-        start_time_ms: starts at that time. None, like the two before: at the beginning.
-        stop_time_ms: stops before that time.
+        offset: start at this offset.
+        from_end: start so many records before the end; 0: at the end.
+        start_time_ms: start at the first record of this time (ms since 1970) or later.
+        stop_time_ms: stop before the first record of this time or later; None: do not.
     """
 
     offset: int | None = None
@@ -36,7 +41,7 @@ class OffsetRange(NamedTuple):
 
 
 def parse_offsets(texts: Sequence[str]) -> OffsetRange:
-    """Read the `-o` options.
+    """Parse the values of all `-o` options.
 
     Raises:
         click.BadParameter: an option cannot be parsed, or two say where to start.
@@ -51,7 +56,7 @@ def parse_offsets(texts: Sequence[str]) -> OffsetRange:
         start = _parse_start(text)
         starts += 1
     if starts > 1:
-        raise click.BadParameter("two -o options say where to start")
+        raise _refusal("two of them say where to start")
     return start._replace(stop_time_ms=stop_time_ms)
 
 
@@ -61,7 +66,7 @@ def _parse_start(text: str) -> OffsetRange:
     if text in ("end", "latest"):
         return OffsetRange(from_end=0)
     if text == "stored":
-        raise click.BadParameter(
+        raise _refusal(
             "only consumer groups have stored offsets: join one with -G, or give"
             " beginning, end, an offset, -N, s@MS or e@MS"
         )
@@ -75,14 +80,16 @@ def _parse_start(text: str) -> OffsetRange:
 def _number(text: str, digits: str) -> int:
     readable = digits.isascii() and digits.isdigit() and len(digits) < 20
     if not readable or int(digits) > _OFFSET_MAX:
-        raise click.BadParameter(
-            f"{text!r} is none of beginning, end, OFFSET, -N, s@MS, e@MS"
-        )
+        raise _refusal(f"{text!r} is none of beginning, end, OFFSET, -N, s@MS, e@MS")
     return int(digits)
 
 
+def _refusal(message: str) -> click.BadParameter:
+    return click.BadParameter(message, param_hint="'-o' / '--offset'")
+
+
 class Bounds(NamedTuple):
-    """By partition: the offset to start at, and the one to stop before."""
+    """The offset to start at and the offset to stop before, of each partition."""
 
     starts: dict[TopicPartition, int]
     stops: dict[TopicPartition, int]
@@ -101,7 +108,8 @@ def resolve_bounds(
     Args:
         leaders: the leader's node id, by partition.
         stop_at_end: whether to stop at the offsets that are the ends now.
-        read_committed: whether the end is that of the committed records.
+        read_committed: whether an end is the last stable offset; False: the high
+            watermark.
     """
 
     def ask(timestamp: int) -> dict[TopicPartition, int]:

@@ -1,1 +1,1 @@
-"""Administration by a client: topics, configs, groups, ACLs, quotas, users."""
+"""The client that manages topics, configs, groups, ACLs, quotas and users."""

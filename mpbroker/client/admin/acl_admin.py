@@ -35,7 +35,7 @@ from mpbroker.protocol.messages.describe_acls import (
 
 
 def describe_acls(cluster: Cluster, wanted: AclFilter) -> list[AclBinding]:
-    """Return the ACLs that a filter lets pass."""
+    """Return the ACLs that match a filter."""
     request = DescribeAclsRequest(
         resource_type_filter=wanted.resource_type,
         resource_name_filter=wanted.resource_name,
@@ -63,7 +63,7 @@ def describe_acls(cluster: Cluster, wanted: AclFilter) -> list[AclBinding]:
 
 
 def create_acls(cluster: Cluster, acls: Sequence[AclBinding]) -> None:
-    """Add ACLs; those that are there already stay."""
+    """Add ACLs; ACLs that exist already stay."""
     request = CreateAclsRequest(
         creations=[
             AclCreation(
@@ -84,7 +84,7 @@ def create_acls(cluster: Cluster, acls: Sequence[AclBinding]) -> None:
 
 
 def delete_acls(cluster: Cluster, wanted: AclFilter) -> list[AclBinding]:
-    """Delete the ACLs that a filter lets pass; return them."""
+    """Delete the ACLs that match a filter; return them."""
     request = DeleteAclsRequest(
         filters=[
             DeleteAclsFilter(

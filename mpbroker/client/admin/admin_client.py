@@ -1,4 +1,4 @@
-"""`AdminClient`: topics, configs, groups, ACLs, quotas and users of any Kafka broker.
+"""`AdminClient` manages a cluster's topics, configs, groups, ACLs, quotas and users.
 
     with AdminClient(bootstrap_servers="localhost:9092") as admin:
         admin.create_topic("events", partitions=8)
@@ -33,12 +33,14 @@ from mpbroker.client.admin import (
     acl_admin,
     config_admin,
     group_admin,
+    log_dir_admin,
     quota_admin,
     scram_admin,
     topic_admin,
 )
 from mpbroker.client.admin.config_admin import ConfigResource, ConfigResourceType
 from mpbroker.client.admin.group_admin import GroupDescription, GroupMemberDescription
+from mpbroker.client.admin.log_dir_admin import FeatureDescription, LogDirDescription
 from mpbroker.client.admin.quota_admin import QuotaDescription
 from mpbroker.client.admin.scram_admin import ScramUser
 from mpbroker.client.admin.topic_admin import (
@@ -67,10 +69,10 @@ from mpbroker.protocol.primitives import Buffer
 
 
 class ClusterDescription(NamedTuple):
-    """The brokers there are.
+    """The id, the controller and the brokers of a cluster.
 
     Attributes:
-        cluster_id: None if the brokers are too old to have one.
+        cluster_id: the cluster's id; None if the brokers are too old to have one.
         controller_id: the id of the broker that changes topics and configs.
         brokers: the address of each broker, by its id.
     """
@@ -81,12 +83,12 @@ class ClusterDescription(NamedTuple):
 
 
 class TopicListing(NamedTuple):
-    """A topic in few words.
+    """A topic's name, id and number of partitions, as `list_topics` returns them.
 
     Attributes:
-        topic_id: in Kafka's text form; None if the broker did not tell it, or if the
-            topic was not created.
-        partitions: how many there are; None if the broker did not tell it.
+        topic_id: the topic's id in Kafka's text form; None if the broker did not tell
+            it, or if the topic was not created.
+        partitions: the number of partitions; None if the broker did not tell it.
         is_internal: whether the topic is the broker's own, such as __consumer_offsets.
     """
 
@@ -100,7 +102,8 @@ class PartitionDescription(NamedTuple):
     """A partition and the ids of its brokers.
 
     Attributes:
-        leader: None while the partition has no leader.
+        partition: the partition's number.
+        leader: the id of the leader; None while there is none.
     """
 
     partition: int
@@ -122,8 +125,8 @@ class ConfigEntry(NamedTuple):
     """One config of a resource.
 
     Attributes:
-        value: None if the config is a password, or has no value.
-        source: where the value was set.
+        value: the config's value; None if it is a password, or has no value.
+        source: the place where the value was set, such as the topic or the default.
     """
 
     name: str
@@ -134,12 +137,14 @@ class ConfigEntry(NamedTuple):
 
 
 class GroupListing(NamedTuple):
-    """A group in few words.
+    """A group's id, protocol, state and type, as `list_groups` returns them.
 
     Attributes:
         protocol_type: "consumer" for consumer groups of either protocol.
-        state: such as Stable or Empty; "" if the broker is too old to tell it.
-        type: classic or consumer, in the broker's spelling; "" likewise.
+        state: the group's state, such as Stable or Empty; "" if the broker is too old
+            to tell it.
+        type: classic, consumer or share, in the broker's spelling; "" if the broker is
+            too old to tell it.
     """
 
     group_id: str
@@ -149,16 +154,19 @@ class GroupListing(NamedTuple):
 
 
 class AdminClient:
-    """Asks brokers for what there is, and changes it. The module has the rules."""
+    """Describes and changes topics, configs, groups, ACLs, quotas and users.
+
+    The module's docstring says how to use it, and which errors a call may raise.
+    """
 
     def __init__(
         self, config: Mapping[str, object] | None = None, **settings: object
     ) -> None:
-        """Connect to nothing yet.
+        """Make a client; it connects when a call needs a broker.
 
         Args:
             config: Kafka's settings of clients by name, with dots or underscores.
-            settings: more of them, as keyword arguments.
+            settings: more settings, as keyword arguments.
 
         Raises:
             ConfigError: a setting is wrong or missing; the text says which.
@@ -191,13 +199,29 @@ class AdminClient:
         self.close()
 
     def describe_cluster(self) -> ClusterDescription:
-        """Return the brokers and their addresses."""
+        """Return the cluster's id, its controller, and the addresses of its brokers."""
         answer = self._cluster().metadata([])
         brokers = {
             broker.node_id: Address(broker.host, broker.port)
             for broker in answer.brokers
         }
         return ClusterDescription(answer.cluster_id, answer.controller_id, brokers)
+
+    def describe_features(self) -> dict[str, FeatureDescription]:
+        """Return the cluster's features, such as transaction.version, by name."""
+        return log_dir_admin.describe_features(self._cluster())
+
+    def describe_log_dirs(self, brokers: Iterable[int] = ()) -> list[LogDirDescription]:
+        """Return the log directories of brokers, and the partitions in them.
+
+        Args:
+            brokers: the ids of some brokers; () means all.
+
+        Raises:
+            ApiError: CLUSTER_AUTHORIZATION_FAILED, or another refusal.
+        """
+        wanted = list(brokers) or sorted(self.describe_cluster().brokers)
+        return log_dir_admin.describe_log_dirs(self._cluster(), wanted)
 
     # -- topics ------------------------------------------------------------------------
 
@@ -214,10 +238,11 @@ class AdminClient:
 
         Args:
             name: the new topic's name.
-            partitions: -1 asks for the broker's default.
-            replication_factor: -1 asks for the broker's default.
-            configs: such as {"retention.ms": "3600000"}.
-            validate_only: check the request, and create nothing.
+            partitions: the number of partitions; -1 asks for the broker's default.
+            replication_factor: the number of replicas; -1 asks for the broker's
+                default.
+            configs: the topic's own configs, such as {"retention.ms": "3600000"}.
+            validate_only: whether the broker only checks the request.
 
         Raises:
             ApiError: TOPIC_ALREADY_EXISTS, or another refusal.
@@ -242,7 +267,7 @@ class AdminClient:
         """Return the topics that the client may see, by name.
 
         Args:
-            list_internal: return the broker's own topics, too.
+            list_internal: whether to return the broker's own topics, too.
         """
         found = [
             TopicListing(
@@ -288,10 +313,12 @@ class AdminClient:
             questions: by partition: a time in ms since 1970, EARLIEST (the first
                 offset), LATEST (the offset after the last record) or MAX_TIMESTAMP (the
                 first record with the highest timestamp).
-            read_committed: LATEST is the end of what read_committed readers see.
+            read_committed: whether LATEST is the end of the records that read_committed
+                readers see.
 
         Returns:
-            An offset of -1 where no record is that late.
+            The offsets and their timestamps, by partition. The offset is -1 where no
+            record is that late.
 
         Raises:
             ApiError: UNKNOWN_TOPIC_OR_PARTITION, if there is no such topic.
@@ -335,8 +362,8 @@ class AdminClient:
         """Return the configs of a topic, broker, group or other resource, by name.
 
         Args:
-            resource: what has the configs.
-            keys: return only these configs; none means all.
+            resource: the resource that has the configs.
+            keys: the names of the configs to return; () means all.
         """
         entries = config_admin.describe_configs(self._cluster(), resource, keys)
         found = [
@@ -360,9 +387,9 @@ class AdminClient:
         """Change some configs of a resource, all of them or none; others stay.
 
         Args:
-            resource: what has the configs.
-            put: new values.
-            delete: configs that go back to the value that they inherit.
+            resource: the resource that has the configs.
+            put: new values, by the config's name.
+            delete: the names of configs that go back to the value that they inherit.
 
         Raises:
             ApiError: INVALID_CONFIG, or another refusal; nothing is changed.
@@ -377,8 +404,9 @@ class AdminClient:
         """Return the groups of all brokers, by id.
 
         Args:
-            states: return only groups in one of these states; none means all.
-            types: return only groups of these types, classic or consumer; likewise.
+            states: return only groups in one of these states; () means all.
+            types: return only groups of these types, classic, consumer or share; ()
+                means all.
         """
         return [
             GroupListing(
@@ -391,7 +419,7 @@ class AdminClient:
         ]
 
     def describe_group(self, group_id: str) -> GroupDescription:
-        """Return a group's state and its members, with what each of them reads.
+        """Return a group's state and its members, with the partitions that each reads.
 
         Raises:
             ApiError: GROUP_ID_NOT_FOUND, if there is no such group.
@@ -407,7 +435,7 @@ class AdminClient:
         group_admin.delete_group(self._cluster(), group_id)
 
     def list_group_offsets(self, group_id: str) -> dict[TopicPartition, int]:
-        """Return the offsets that a group has committed; none for an unknown group."""
+        """Return the offsets that a group has committed; {} for an unknown group."""
         return group_admin.committed_offsets(self._cluster(), group_id)
 
     def alter_group_offsets(
@@ -424,11 +452,11 @@ class AdminClient:
     def reset_group_offsets(
         self, group_id: str, topics: Iterable[str], to: int = EARLIEST
     ) -> dict[TopicPartition, int]:
-        """Have a group without members read some topics from another place on.
+        """Commit new offsets in some topics for a group that has no members.
 
         Args:
-            group_id: the group, which may be a new one.
-            topics: all their partitions are meant.
+            group_id: the group's id, which may be a new one.
+            topics: the topics; offsets are committed for all their partitions.
             to: EARLIEST, LATEST, or a time in ms since 1970. A partition that has no
                 record at or after that time goes to its end.
 
@@ -449,10 +477,22 @@ class AdminClient:
         group_admin.alter_offsets(cluster, group_id, offsets)
         return offsets
 
+    def delete_group_offsets(
+        self, group_id: str, partitions: Iterable[tuple[str, int]]
+    ) -> None:
+        """Delete the offsets that a group has committed for some partitions.
+
+        Raises:
+            ApiError: GROUP_SUBSCRIBED_TO_TOPIC, if members read the topic; or
+                GROUP_ID_NOT_FOUND.
+        """
+        wanted = [TopicPartition(*where) for where in partitions]
+        group_admin.delete_offsets(self._cluster(), group_id, wanted)
+
     # -- ACLs --------------------------------------------------------------------------
 
     def describe_acls(self, wanted: AclFilter | None = None) -> list[AclBinding]:
-        """Return the ACLs that a filter lets pass; all of them without a filter.
+        """Return the ACLs that match a filter; all of them without a filter.
 
         Raises:
             ApiError: SECURITY_DISABLED, if the broker has no authorizer.
@@ -460,7 +500,7 @@ class AdminClient:
         return acl_admin.describe_acls(self._cluster(), wanted or AclFilter())
 
     def create_acls(self, acls: Sequence[AclBinding]) -> None:
-        """Add ACLs; those that are there already stay.
+        """Add ACLs; ACLs that exist already stay.
 
         Raises:
             ApiError: SECURITY_DISABLED, if the broker has no authorizer.
@@ -468,7 +508,7 @@ class AdminClient:
         acl_admin.create_acls(self._cluster(), acls)
 
     def delete_acls(self, wanted: AclFilter) -> list[AclBinding]:
-        """Delete the ACLs that a filter lets pass; return them.
+        """Delete the ACLs that match a filter; return them.
 
         Raises:
             ApiError: SECURITY_DISABLED, if the broker has no authorizer.
@@ -484,7 +524,8 @@ class AdminClient:
 
         Args:
             entity: return only quotas of entities with these names, by type: "user",
-                "client-id" or "ip". The name None stands for the default of a type.
+                "client-id" or "ip". The name None stands for the type's default; no
+                entity means all.
         """
         return quota_admin.describe_quotas(self._cluster(), entity or {})
 
@@ -495,7 +536,8 @@ class AdminClient:
 
         Args:
             entity: names by type, as for `describe_quotas`.
-            changes: such as {"producer_byte_rate": 1048576}; None removes a quota.
+            changes: the new values by quota, such as {"producer_byte_rate": 1048576};
+                None removes a quota.
 
         Raises:
             ApiError: the broker refused; nothing is changed.
@@ -508,7 +550,7 @@ class AdminClient:
         """Return the users that have SCRAM credentials, by name.
 
         Args:
-            names: return only these; none means all.
+            names: the names of the users to return; () means all.
 
         Raises:
             ApiError: RESOURCE_NOT_FOUND, if one of the names has no credentials.
@@ -520,13 +562,14 @@ class AdminClient:
     ) -> None:
         """Create a user's credential for one mechanism, or replace it.
 
-        The password itself is not sent; the broker gets what it needs to check it.
+        The password itself is not sent; the broker gets a salted hash to check it by.
 
         Args:
             name: the user's name.
             mechanism: SCRAM-SHA-256 or SCRAM-SHA-512.
             password: the password, which is encoded in UTF-8.
-            iterations: the work of a login, and of guessing a password: 4096 to 16384.
+            iterations: 4096 to 16384; more make a login slower, and guessing a password
+                harder.
         """
         scram_admin.set_password(self._cluster(), name, mechanism, password, iterations)
 
@@ -540,7 +583,7 @@ class AdminClient:
 
 
 def _text_of(topic_id: Buffer) -> str | None:
-    """Return a topic's id as Kafka's tools print it; None for the id of no topic."""
+    """Return a topic's id as Kafka's tools print it; None if all its bytes are 0."""
     return topic_admin.topic_id_text(topic_id) if any(topic_id) else None
 
 
@@ -588,9 +631,11 @@ __all__ = [
     "ConfigResource",
     "ConfigResourceType",
     "ConfigSource",
+    "FeatureDescription",
     "GroupDescription",
     "GroupListing",
     "GroupMemberDescription",
+    "LogDirDescription",
     "OffsetAndTimestamp",
     "PartitionDescription",
     "PatternType",

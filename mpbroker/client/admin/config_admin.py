@@ -79,13 +79,15 @@ def alter_configs(
     put: Mapping[str, str],
     delete: Iterable[str] = (),
 ) -> None:
-    """Set some configs, and have others inherit their value again; all or none.
+    """Set and delete configs of a resource; the broker makes all changes or none.
+
+    A config that is deleted inherits its value.
 
     Args:
         cluster: the brokers.
-        resource: what has the configs.
-        put: new values, by config.
-        delete: configs that lose a value of their own.
+        resource: the resource that has the configs.
+        put: new values, by the config's name.
+        delete: the names of configs whose own value is removed.
 
     Raises:
         ApiError: the broker refused one of the changes; nothing is changed.

@@ -2,7 +2,8 @@
 
 Every function raises ApiError, with the broker's words, if a broker refuses.
 
-Source: Kafka protocol guide; KIP-848 for groups of the consumer protocol.
+Source: Kafka protocol guide; KIP-848 for groups of the consumer protocol, KIP-932 for
+share groups.
 """
 
 from __future__ import annotations
@@ -20,6 +21,12 @@ from mpbroker.client.errors import (
 )
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError, ProtocolError
+from mpbroker.protocol.messages.alter_share_group_offsets import (
+    AlterShareGroupOffsetsRequest,
+    AlterShareGroupOffsetsRequestPartition,
+    AlterShareGroupOffsetsRequestTopic,
+    AlterShareGroupOffsetsResponse,
+)
 from mpbroker.protocol.messages.consumer_group_describe import (
     ConsumerGroupDescribeRequest,
     ConsumerGroupDescribeResponse,
@@ -33,6 +40,11 @@ from mpbroker.protocol.messages.describe_groups import (
     DescribedGroupMember,
     DescribeGroupsRequest,
     DescribeGroupsResponse,
+)
+from mpbroker.protocol.messages.describe_share_group_offsets import (
+    DescribeShareGroupOffsetsRequest,
+    DescribeShareGroupOffsetsRequestGroup,
+    DescribeShareGroupOffsetsResponse,
 )
 from mpbroker.protocol.messages.find_coordinator import (
     FindCoordinatorRequest,
@@ -49,9 +61,23 @@ from mpbroker.protocol.messages.offset_commit import (
     OffsetCommitRequestTopic,
     OffsetCommitResponse,
 )
+from mpbroker.protocol.messages.offset_delete import (
+    OffsetDeleteRequest,
+    OffsetDeleteRequestPartition,
+    OffsetDeleteRequestTopic,
+    OffsetDeleteResponse,
+)
 from mpbroker.protocol.messages.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchResponse,
+)
+from mpbroker.protocol.messages.share_group_describe import (
+    ShareGroupDescribeRequest,
+    ShareGroupDescribeResponse,
+)
+from mpbroker.protocol.messages.streams_group_describe import (
+    StreamsGroupDescribeRequest,
+    StreamsGroupDescribeResponse,
 )
 
 _RETRY_INTERVAL_S: Final = 0.1  # Kafka's retry.backoff.ms
@@ -69,9 +95,9 @@ class GroupMemberDescription(NamedTuple):
     """A member of a group, and the partitions that it reads.
 
     Attributes:
-        instance_id: group.instance.id of a static member; None for others.
-        protocol: classic or consumer.
-        epoch: the member epoch of the consumer protocol; None in a classic group.
+        instance_id: the group.instance.id of a static member; None for others.
+        protocol: the member's protocol: classic, consumer or share.
+        epoch: the member epoch; None in a classic group, which has no such epochs.
     """
 
     member_id: str
@@ -87,9 +113,10 @@ class GroupDescription(NamedTuple):
     """A group and its members.
 
     Attributes:
-        type: classic or consumer.
-        state: such as Stable; Empty for a group that has only committed offsets.
-        epoch: the group epoch of the consumer protocol; None for a classic group.
+        type: classic, consumer, share or streams.
+        state: the group's state, such as Stable; Empty for a group that has only
+            committed offsets.
+        epoch: the group epoch; None for a classic group, which has none.
     """
 
     group_id: str
@@ -107,9 +134,10 @@ def list_groups(
 
     Args:
         cluster: the brokers.
-        states: return only groups in one of these states, in upper or lower case; none
+        states: return only groups in one of these states, in upper or lower case; ()
             means all.
-        types: return only groups of these types, classic or consumer; none means both.
+        types: return only groups of these types, classic, consumer, share or
+            streams; () means all.
     """
     request = ListGroupsRequest(states_filter=list(states), types_filter=list(types))
     found: list[ListedGroup] = []
@@ -122,7 +150,7 @@ def list_groups(
 
 
 def describe_group(cluster: Cluster, group_id: str) -> GroupDescription:
-    """Return a group and its members, whichever protocol the group uses.
+    """Describe a group of any type, with its members.
 
     Raises:
         ApiError: GROUP_ID_NOT_FOUND, or another refusal.
@@ -135,7 +163,152 @@ def describe_group(cluster: Cluster, group_id: str) -> GroupDescription:
     except ApiError as error:
         if error.error_code is not ErrorCode.GROUP_ID_NOT_FOUND:
             raise
+    for describe in (_describe_share, _describe_streams):
+        try:
+            return describe(broker, group_id)
+        except UnsupportedVersionError:
+            pass
+        except ApiError as error:
+            if error.error_code is not ErrorCode.GROUP_ID_NOT_FOUND:
+                raise
     return _describe_classic(broker, group_id)
+
+
+def _describe_streams(broker: Broker, group_id: str) -> GroupDescription:
+    """Describe a streams group; a member's partitions are those of its active tasks."""
+    request = StreamsGroupDescribeRequest(group_ids=[group_id])
+    (group,) = broker.request(request, StreamsGroupDescribeResponse).groups
+    check_error(group.error_code, f"group {group_id!r}", group.error_message)
+    subtopologies = (group.topology.subtopologies if group.topology else None) or ()
+    inputs = {
+        each.subtopology_id: sorted(
+            {
+                *each.source_topics,
+                *(topic.name for topic in each.repartition_source_topics),
+            }
+        )
+        for each in subtopologies
+    }
+    members = [
+        GroupMemberDescription(
+            member.member_id,
+            member.instance_id,
+            member.client_id,
+            member.client_host,
+            "streams",
+            member.member_epoch,
+            sorted(
+                TopicPartition(topic, number)
+                for row in member.assignment.active_tasks
+                for topic in inputs.get(row.subtopology_id, ())
+                for number in row.partitions
+            ),
+        )
+        for member in group.members
+    ]
+    return GroupDescription(
+        group_id, "streams", group.group_state, "sticky", group.group_epoch, members
+    )
+
+
+def _describe_share(broker: Broker, group_id: str) -> GroupDescription:
+    request = ShareGroupDescribeRequest(group_ids=[group_id])
+    (group,) = broker.request(request, ShareGroupDescribeResponse).groups
+    check_error(group.error_code, f"group {group_id!r}", group.error_message)
+    members = [
+        GroupMemberDescription(
+            member.member_id,
+            None,
+            member.client_id,
+            member.client_host,
+            "share",
+            member.member_epoch,
+            sorted(
+                TopicPartition(row.topic_name, number)
+                for row in member.assignment.topic_partitions
+                for number in row.partitions
+            ),
+        )
+        for member in group.members
+    ]
+    return GroupDescription(
+        group_id,
+        "share",
+        group.group_state,
+        group.assignor_name,
+        group.group_epoch,
+        members,
+    )
+
+
+class ShareOffset(NamedTuple):
+    """The start offset and the lag of a share group in a partition.
+
+    Attributes:
+        start_offset: the first offset that the group has yet to accept or reject; None:
+            the group has read nothing of the partition.
+        lag: how many records are still to be finished; None: the broker does not say.
+    """
+
+    start_offset: int | None
+    lag: int | None
+
+
+def share_offsets(cluster: Cluster, group_id: str) -> dict[TopicPartition, ShareOffset]:
+    """Return the start offset and the lag of a share group, by partition.
+
+    Raises:
+        ApiError: GROUP_ID_NOT_FOUND, or another refusal.
+    """
+    asked = DescribeShareGroupOffsetsRequestGroup(group_id=group_id, topics=None)
+    broker = _coordinator(cluster, group_id)
+    (group,) = broker.request(
+        DescribeShareGroupOffsetsRequest(groups=[asked]),
+        DescribeShareGroupOffsetsResponse,
+    ).groups
+    check_error(group.error_code, f"group {group_id!r}", group.error_message)
+    return {
+        TopicPartition(topic.topic_name, row.partition_index): ShareOffset(
+            row.start_offset if row.start_offset >= 0 else None,
+            row.lag if row.lag >= 0 else None,
+        )
+        for topic in group.topics
+        for row in topic.partitions
+        if not row.error_code
+    }
+
+
+def alter_share_offsets(
+    cluster: Cluster, group_id: str, offsets: Mapping[TopicPartition, int]
+) -> None:
+    """Set the start offsets of a share group that has no members.
+
+    Raises:
+        ApiError: NON_EMPTY_GROUP, if the group has members; or another refusal.
+    """
+    topics: dict[str, list[AlterShareGroupOffsetsRequestPartition]] = {}
+    for where, offset in offsets.items():
+        topics.setdefault(where.topic, []).append(
+            AlterShareGroupOffsetsRequestPartition(
+                partition_index=where.partition, start_offset=offset
+            )
+        )
+    request = AlterShareGroupOffsetsRequest(
+        group_id=group_id,
+        topics=[
+            AlterShareGroupOffsetsRequestTopic(topic_name=name, partitions=parts)
+            for name, parts in topics.items()
+        ],
+    )
+    response = _coordinator(cluster, group_id).request(
+        request, AlterShareGroupOffsetsResponse
+    )
+    check_error(response.error_code, f"group {group_id!r}", response.error_message)
+    for topic in response.responses:
+        for part in topic.partitions:
+            where = TopicPartition(topic.topic_name, part.partition_index)
+            what = f"start offset of group {group_id!r} in {where}"
+            check_error(part.error_code, what, part.error_message)
 
 
 def _describe_consumer(broker: Broker, group_id: str) -> GroupDescription:
@@ -201,8 +374,20 @@ def _classic_member(member: DescribedGroupMember) -> GroupMemberDescription:
     )
 
 
+class Commit(NamedTuple):
+    """A committed offset, and the metadata string that is stored with it."""
+
+    offset: int
+    metadata: str = ""
+
+
 def committed_offsets(cluster: Cluster, group_id: str) -> dict[TopicPartition, int]:
-    """Return all offsets that a group has committed."""
+    """Return all offsets that a group has committed, by partition."""
+    return {where: each.offset for where, each in commits(cluster, group_id).items()}
+
+
+def commits(cluster: Cluster, group_id: str) -> dict[TopicPartition, Commit]:
+    """Return a group's committed offsets with their metadata, by partition."""
     request = OffsetFetchRequest(group_id=group_id, topics=None)
     response = _coordinator(cluster, group_id).request(
         request, OffsetFetchResponse, max_version=_ONE_GROUP_MAX_VERSION
@@ -214,7 +399,7 @@ def committed_offsets(cluster: Cluster, group_id: str) -> dict[TopicPartition, i
             where = TopicPartition(topic.name, part.partition_index)
             check_error(part.error_code, f"offset of group {group_id!r} in {where}")
             if part.committed_offset >= 0:
-                found[where] = part.committed_offset
+                found[where] = Commit(part.committed_offset, part.metadata or "")
     return found
 
 
@@ -226,13 +411,24 @@ def alter_offsets(
     Raises:
         ApiError: UNKNOWN_MEMBER_ID, if the group has members.
     """
+    commit(cluster, group_id, {where: Commit(at) for where, at in offsets.items()})
+
+
+def commit(
+    cluster: Cluster, group_id: str, wanted: Mapping[TopicPartition, Commit]
+) -> None:
+    """Commit offsets with their metadata for a group that has no members.
+
+    Raises:
+        ApiError: UNKNOWN_MEMBER_ID, if the group has members.
+    """
     topics: dict[str, list[OffsetCommitRequestPartition]] = {}
-    for where, offset in offsets.items():
+    for where, each in wanted.items():
         topics.setdefault(where.topic, []).append(
             OffsetCommitRequestPartition(
                 partition_index=where.partition,
-                committed_offset=offset,
-                committed_metadata="",
+                committed_offset=each.offset,
+                committed_metadata=each.metadata,
             )
         )
     request = OffsetCommitRequest(
@@ -251,6 +447,34 @@ def alter_offsets(
             check_error(part.error_code, f"offset of group {group_id!r} in {where}")
 
 
+def delete_offsets(
+    cluster: Cluster, group_id: str, partitions: Iterable[TopicPartition]
+) -> None:
+    """Delete a group's committed offsets of some partitions.
+
+    Raises:
+        ApiError: GROUP_SUBSCRIBED_TO_TOPIC, GROUP_ID_NOT_FOUND, or another refusal.
+    """
+    topics: dict[str, list[OffsetDeleteRequestPartition]] = {}
+    for topic, partition in partitions:
+        topics.setdefault(topic, []).append(
+            OffsetDeleteRequestPartition(partition_index=partition)
+        )
+    request = OffsetDeleteRequest(
+        group_id=group_id,
+        topics=[
+            OffsetDeleteRequestTopic(name=name, partitions=indexes)
+            for name, indexes in topics.items()
+        ],
+    )
+    response = _coordinator(cluster, group_id).request(request, OffsetDeleteResponse)
+    check_error(response.error_code, f"group {group_id!r}")
+    for found in response.topics:
+        for entry in found.partitions:
+            where = TopicPartition(found.name, entry.partition_index)
+            check_error(entry.error_code, f"offset of group {group_id!r} in {where}")
+
+
 def delete_group(cluster: Cluster, group_id: str) -> None:
     """Delete a group that has no members, and its committed offsets.
 
@@ -264,7 +488,7 @@ def delete_group(cluster: Cluster, group_id: str) -> None:
 
 
 def _coordinator(cluster: Cluster, group_id: str) -> Broker:
-    """Return the broker that coordinates a group; wait while no broker does.
+    """Return the broker that coordinates a group; wait while there is none.
 
     Raises:
         ApiError: COORDINATOR_NOT_AVAILABLE after the cluster's timeout, or another

@@ -19,14 +19,22 @@ Entity = Mapping[str, str | None]
 
 
 class QuotaDescription(NamedTuple):
-    """The quotas of one entity, by key."""
+    """The quotas of one entity.
+
+    Attributes:
+        entity: the entity's names, by type ("user", "client-id", "ip"); the name None
+            stands for the type's default.
+        values: the quotas' values, by key, such as "producer_byte_rate".
+    """
 
     entity: dict[str, str | None]
     values: dict[str, float]
 
 
 def describe_quotas(cluster: Cluster, entity: Entity) -> list[QuotaDescription]:
-    """Return the quotas of all entities that have these names, and maybe others.
+    """Return the quotas of each entity that has at least the given names.
+
+    An entity may have a further name, such as a client-id beside the given user.
 
     Raises:
         ApiError: the broker refused.

@@ -24,17 +24,22 @@ _SALT_BYTES: Final = 32
 
 
 class ScramUser(NamedTuple):
-    """A user who has SCRAM credentials: the iterations, by mechanism."""
+    """A user that has SCRAM credentials.
+
+    Attributes:
+        mechanisms: the number of iterations of each credential, by mechanism.
+    """
 
     name: str
     mechanisms: dict[str, int]
 
 
 def list_users(cluster: Cluster, names: Sequence[str] = ()) -> list[ScramUser]:
-    """Return users and their credentials: the users named, or all.
+    """Return users and their credentials: all users, or those that ``names`` names.
 
     Raises:
-        ApiError: RESOURCE_NOT_FOUND, if a user has none; or another refusal.
+        ApiError: RESOURCE_NOT_FOUND, if a named user has no credentials; or another
+            refusal.
     """
     response = cluster.any_broker().request(
         describe.DescribeUserScramCredentialsRequest(
@@ -86,7 +91,8 @@ def remove_credential(cluster: Cluster, name: str, mechanism: str) -> None:
     """Remove a user's credential for one mechanism.
 
     Raises:
-        ApiError: RESOURCE_NOT_FOUND, if there is none; or another refusal.
+        ApiError: RESOURCE_NOT_FOUND, if there is no such credential; or another
+            refusal.
     """
     deletion = alter.ScramCredentialDeletion(name=name, mechanism=_NUMBERS[mechanism])
     _alter(

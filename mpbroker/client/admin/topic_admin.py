@@ -47,8 +47,15 @@ from mpbroker.protocol.primitives import Buffer
 LATEST: Final = -1
 EARLIEST: Final = -2
 MAX_TIMESTAMP: Final = -3  # the first record with the highest timestamp (KIP-734)
-# Brokers that know only older versions of ListOffsets take it for a time before 1970.
-_MAX_TIMESTAMP_SINCE: Final = 7
+EARLIEST_LOCAL: Final = -4  # the first record on the broker's disk (KIP-405)
+LATEST_TIERED: Final = -5  # the last record in the remote store, -1: none (KIP-1005)
+# The versions of ListOffsets, and of Kafka, from which on a broker knows each of these.
+# Older brokers take it for a time before 1970.
+_SINCE: Final = {
+    MAX_TIMESTAMP: (7, "look for the highest timestamp", "3.0"),
+    EARLIEST_LOCAL: (8, "tell what of a log is on its disk", "3.5"),
+    LATEST_TIERED: (9, "tell what of a log is in its remote store", "3.9"),
+}
 
 
 def create_topic(
@@ -65,10 +72,10 @@ def create_topic(
     Args:
         cluster: the brokers.
         name: the new topic's name.
-        partitions: -1 asks for the broker's default.
-        replication_factor: -1 asks for the broker's default.
+        partitions: the number of partitions; -1 asks for the broker's default.
+        replication_factor: the number of replicas; -1 asks for the broker's default.
         configs: the topic's own configs, by name.
-        validate_only: check the request, and create nothing.
+        validate_only: whether the broker only checks the request.
     """
     request = CreateTopicsRequest(
         topics=[
@@ -126,7 +133,8 @@ def topic_id_text(topic_id: Buffer) -> str:
 class OffsetAndTimestamp(NamedTuple):
     """An offset, and the timestamp of its record in ms since 1970.
 
-    Either is -1 if no record matches, and the timestamp at the end of a partition.
+    Both are -1 if no record matches. The timestamp is -1, too, for the offset at the
+    end of a partition.
     """
 
     offset: int
@@ -145,14 +153,16 @@ def list_offsets(
 
     Args:
         cluster: the brokers.
-        questions: by partition: a timestamp in ms, LATEST, EARLIEST or MAX_TIMESTAMP.
+        questions: by partition: a timestamp in ms, LATEST, EARLIEST, MAX_TIMESTAMP,
+            EARLIEST_LOCAL or LATEST_TIERED.
         leaders: the id of the broker to ask, by partition.
-        read_committed: LATEST is the offset up to which all transactions are decided.
+        read_committed: whether LATEST is the offset up to which all transactions are
+            decided.
         epochs: the leader epoch, by partition, where it is known.
 
     Raises:
-        UnsupportedVersionError: a broker is too old for MAX_TIMESTAMP.
-        ProtocolError: an answer left out a partition.
+        UnsupportedVersionError: a broker is too old for one of the questions.
+        ProtocolError: a response left out a partition.
     """
     by_leader: dict[int, dict[str, list[ListOffsetsPartition]]] = {}
     for partition, timestamp in questions.items():
@@ -176,14 +186,14 @@ def list_offsets(
             timeout_ms=int(cluster.timeout_s * 1000),
         )
         broker = cluster.broker(leader)
-        if (
-            MAX_TIMESTAMP in questions.values()
-            and broker.version_for(ListOffsetsRequest) < _MAX_TIMESTAMP_SINCE
-        ):
-            raise UnsupportedVersionError(
-                f"{broker.address} cannot look for the highest timestamp; that needs"
-                " Apache Kafka 3.0 or newer"
-            )
+        version = broker.version_for(ListOffsetsRequest)
+        for question in sorted(set(questions.values()) & _SINCE.keys()):
+            since, what, release = _SINCE[question]
+            if version < since:
+                raise UnsupportedVersionError(
+                    f"{broker.address} cannot {what}; that needs Apache Kafka"
+                    f" {release} or newer"
+                )
         for topic in broker.request(request, ListOffsetsResponse).topics:
             for entry in topic.partitions:
                 partition = TopicPartition(topic.name, entry.partition_index)

@@ -1,1 +1,1 @@
-"""The consumer: fetching, positions, membership of a group."""
+"""The consumer: it fetches records, keeps positions, and is a member of a group."""

@@ -1,4 +1,4 @@
-"""`Consumer`: records from any Kafka broker, alone or as a member of a group.
+"""`Consumer` reads records from any Kafka broker, alone or as a member of a group.
 
     with Consumer(bootstrap_servers="localhost:9092", group_id="g") as consumer:
         consumer.subscribe(["events"])
@@ -6,8 +6,9 @@
             print(record.partition, record.offset, record.value)
 
 One thread uses a consumer, in the process that made it; a forked child makes its own.
-Records come from `poll` or from iteration. Only these calls change which partitions are
-assigned, and call the `RebalanceListener`.
+Another thread, or a signal handler, may only call `wakeup`.
+Records come from `poll` or from iteration. A rebalance changes the assigned partitions,
+and calls the `RebalanceListener`, only during these calls.
 
 Source: the API of Apache Kafka's KafkaConsumer; KIP-429 for cooperative rebalancing.
 """
@@ -19,15 +20,27 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from types import TracebackType
 from typing import Final, Self
 
 from mpbroker.base.config_def import ConfigError
+from mpbroker.client.admin.topic_admin import EARLIEST, LATEST
 from mpbroker.client.client_request import NetworkCounts
 from mpbroker.client.cluster import Cluster, TopicPartition
+from mpbroker.client.code_settings import CONSUMER_CODE, take_code
+from mpbroker.client.consumer.async_commits import AsyncCommits, CommitCallback
 from mpbroker.client.consumer.consumer_config import ConsumerSettings
+from mpbroker.client.consumer.consumer_group_member import ConsumerGroupMember
 from mpbroker.client.consumer.consumer_metrics import ConsumerMetrics
-from mpbroker.client.consumer.consumer_record import ConsumerRecord, records_of
+from mpbroker.client.consumer.consumer_record import (
+    ConsumerRecord,
+    Deserializers,
+    RecordDeserializationError,
+    records_of,
+)
 from mpbroker.client.consumer.consumer_telemetry import make_consumer_telemetry
 from mpbroker.client.consumer.fetcher import (
     FetchedBatch,
@@ -38,19 +51,24 @@ from mpbroker.client.consumer.fetcher import (
     OffsetOutOfRangeError,
 )
 from mpbroker.client.consumer.group_member import (
+    CONSUMER,
     GroupMember,
     RebalancedError,
     RebalanceListener,
 )
 from mpbroker.client.consumer.offset_lookup import OffsetLookup
 from mpbroker.client.consumer.truncation import find_truncations
-from mpbroker.client.errors import BrokerUnavailableError, ClientError
+from mpbroker.client.errors import BrokerUnavailableError, ClientError, WakeupError
+from mpbroker.client.group_metadata import GroupMetadata
 from mpbroker.client.ownership import Ownership
 from mpbroker.client.selector import monotonic_ms
+from mpbroker.client.serialization import Deserializer, load_deserializer
 from mpbroker.protocol.errors import ApiError
 
 _log = logging.getLogger(__name__)
 
+
+_PLACE: Final = itemgetter(0, 1)  # a record's topic and partition
 _RETRY_INTERVAL_S: Final = 0.1  # Kafka's retry.backoff.ms
 _MISSING_S: Final = 1.0  # before looking again for a topic that does not exist
 
@@ -59,23 +77,47 @@ _Offsets = dict[TopicPartition, int]
 
 
 class Consumer:
-    """Reads records, alone or as a member of a group. The module has the rules."""
+    """Reads records, alone or as a member of a group.
+
+    One thread uses a consumer; any thread may call `wakeup`.
+    """
 
     def __init__(
-        self, config: Mapping[str, object] | None = None, **settings: object
+        self,
+        config: Mapping[str, object] | None = None,
+        *,
+        key_deserializer: Deserializer | str | None = None,
+        value_deserializer: Deserializer | str | None = None,
+        **settings: object,
     ) -> None:
-        """Connect to nothing yet.
+        """Make a consumer; it connects when a call needs a broker.
 
         Args:
             config: Kafka's settings by name, with dots or underscores.
-            settings: more of them, as keyword arguments.
+            key_deserializer: a function that returns a key, given the topic and the
+                key's bytes, or its name; see `mpbroker.client.serialization`. None:
+                keys are bytes.
+            value_deserializer: the same for values.
+            settings: more settings like those of ``config``, as keyword arguments.
 
         Raises:
             ConfigError: a setting is wrong or missing; the text says which, and what to
                 do.
             AddressError: bootstrap.servers cannot be read.
         """
-        self._settings = ConsumerSettings.parse({**(config or {}), **settings})
+        given, code = take_code(
+            {**(config or {}), **settings},
+            dict(
+                zip(CONSUMER_CODE, (key_deserializer, value_deserializer), strict=True)
+            ),
+        )
+        self._deserializers = Deserializers(
+            *(
+                load_deserializer(key, code[key]) if key in code else None
+                for key in CONSUMER_CODE
+            )
+        )
+        self._settings = ConsumerSettings.parse(given)
         client = self._settings.client
         timeout_s = client.request_timeout_ms / 1000
         self._cluster = Cluster(client.bootstrap, timeout_s, client)
@@ -83,7 +125,10 @@ class Consumer:
         self._metrics = ConsumerMetrics()
         self._member: GroupMember | None = None
         if self._settings.group is not None:
-            self._member = GroupMember(
+            kind = GroupMember
+            if self._settings.group.group_protocol == CONSUMER:
+                kind = ConsumerGroupMember
+            self._member = kind(
                 client, self._settings.group, self._metrics, self._lookup.epochs
             )
         self._telemetry = make_consumer_telemetry(
@@ -96,12 +141,15 @@ class Consumer:
         # By partition: the offset after the last record that poll() returned.
         self._positions: dict[TopicPartition, int] = {}
         self._fetcher: Fetcher | None = None
-        # Whether an assigned partition cannot be read now; when to look for it again.
+        # Whether an assigned partition cannot be read now, and when (by the monotonic
+        # clock, in s) to look for its leader again.
         self._left_out = False
         self._look_again_at = 0.0
         self._records: deque[ConsumerRecord] = deque()  # fetched, not returned yet
         self._committed_at = time.monotonic()
         self._in_use: ConsumerRecord | None = None  # the record that iteration yielded
+        self._async_commits = AsyncCommits()
+        self._is_woken = False
         self._ownership = Ownership("consumer")
 
     # -- partitions and positions ------------------------------------------------------
@@ -120,7 +168,7 @@ class Consumer:
 
         Args:
             topics: the topics to read, instead of those before.
-            listener: called when partitions come and go.
+            listener: called when partitions are assigned or taken away.
 
         Raises:
             ConfigError: group.id is not set.
@@ -187,7 +235,7 @@ class Consumer:
                 self._fetcher.positions.pop(where, None)
 
     def resume(self, partitions: Iterable[tuple[str, int]]) -> None:
-        """Undo `pause`.
+        """Have `poll` return records of paused partitions again.
 
         Raises:
             ClientError: a partition is not assigned.
@@ -203,7 +251,7 @@ class Consumer:
         return set(self._paused)
 
     def seek(self, partition: tuple[str, int], offset: int) -> None:
-        """Go on at an offset of an assigned partition.
+        """Have `poll` go on at an offset of an assigned partition.
 
         Raises:
             ClientError: the partition is not assigned.
@@ -218,11 +266,11 @@ class Consumer:
     def seek_to(
         self, timestamp: int, partitions: Iterable[tuple[str, int]] | None = None
     ) -> None:
-        """Go on at a time, in some assigned partitions or in all.
+        """Have `poll` go on at a time, in some assigned partitions or in all.
 
         Args:
-            timestamp: in ms since 1970, or as for `offsets_for`.
-            partitions: None means all that are assigned.
+            timestamp: the time in ms since 1970; or EARLIEST, LATEST or MAX_TIMESTAMP.
+            partitions: the partitions; None means all that are assigned.
         """
         wanted = (
             self._assigned
@@ -241,14 +289,31 @@ class Consumer:
         or changes its leader.
 
         Args:
-            partitions: need not be assigned.
-            timestamp: in ms since 1970; or EARLIEST, LATEST or MAX_TIMESTAMP.
+            partitions: the partitions, which need not be assigned.
+            timestamp: the time in ms since 1970; or EARLIEST, LATEST or MAX_TIMESTAMP.
 
         Returns:
-            The end of a partition that has no record that late.
+            The offsets, by partition. For a partition that has no record that late, it
+            is the offset after its last record.
         """
         self._ownership.check()
         return self._lookup.offsets_for(partitions, timestamp)
+
+    def beginning_offsets(
+        self, partitions: Iterable[tuple[str, int]]
+    ) -> dict[TopicPartition, int]:
+        """Return the first offset of each partition, as `offsets_for` does."""
+        return self.offsets_for(partitions, EARLIEST)
+
+    def end_offsets(
+        self, partitions: Iterable[tuple[str, int]]
+    ) -> dict[TopicPartition, int]:
+        """Return the offset after the last record of each partition.
+
+        With isolation.level=read_committed, it is the offset of the first transaction
+        that is not decided yet, if there is one.
+        """
+        return self.offsets_for(partitions, LATEST)
 
     def position(self, partition: tuple[str, int]) -> int:
         """Return the offset of the next record of an assigned partition.
@@ -290,6 +355,8 @@ class Consumer:
             OffsetOutOfRangeError: a position does not exist, and
                 auto.offset.reset=none: seek. LogTruncationError, a subclass: records
                 that were read are lost.
+            RecordDeserializationError: a deserializer refused a record: seek.
+            WakeupError: `wakeup` was called.
             ApiError: a broker refused; the text says why.
             AuthenticationError: a login or a certificate was refused.
             BrokerUnavailableError: no broker answers; the next poll tries again.
@@ -302,6 +369,8 @@ class Consumer:
             with suppress(LeaderLostError):  # the next turn finds the new leader
                 self._decode([] if self._records else self._fetch(deadline))
             found = self._take(limit)
+            if not found:
+                self._check_woken()
             if found or time.monotonic() >= deadline:
                 self._metrics.poll_ended()
                 return found
@@ -326,8 +395,9 @@ class Consumer:
 
         Raises:
             LeaderLostError: a leader has changed; call again.
+            WakeupError: `wakeup` was called.
             NoOffsetError, OffsetOutOfRangeError, ApiError, AuthenticationError,
-                BrokerUnavailableError: as `poll`.
+                BrokerUnavailableError: see `poll`.
         """
         deadline = time.monotonic() + timeout_ms / 1000
         self._polled()
@@ -337,30 +407,54 @@ class Consumer:
             for where, _, header, data in batches:
                 self._metrics.consumed(where.topic, len(data), header.record_count)
             self._note_fetched()
+            if not batches:
+                self._check_woken()
             if batches or time.monotonic() >= deadline:
                 self._metrics.poll_ended()
                 return batches
 
     def _take(self, limit: int) -> dict[TopicPartition, list[ConsumerRecord]]:
         found: dict[TopicPartition, list[ConsumerRecord]] = {}
-        for _ in range(min(limit, len(self._records))):
-            record = self._records.popleft()
-            where = TopicPartition(record.topic, record.partition)
-            found.setdefault(where, []).append(record)
-            self._positions[where] = record.offset + 1
+        count = min(limit, len(self._records))
+        if any(self._deserializers):
+            taken = self._deserialized(count)
+        else:
+            take = self._records.popleft
+            taken = [take() for _ in range(count)]
+        for (topic, partition), run in groupby(taken, _PLACE):
+            where = TopicPartition(topic, partition)
+            records = found.setdefault(where, [])
+            records += run
+            self._positions[where] = records[-1].offset + 1
         if not self._records:
             self._note_fetched()
         for where, records in found.items():
             self._metrics.consumed(where.topic, 0, len(records))
         return found
 
+    def _deserialized(self, count: int) -> list[ConsumerRecord]:
+        """Take up to ``count`` fetched records, and return them deserialized.
+
+        A record that the deserializer refuses stays the next one to take.
+        """
+        taken: list[ConsumerRecord] = []
+        try:
+            for _ in range(count):
+                taken.append(self._deserializers.apply(self._records[0]))
+                self._records.popleft()
+        except RecordDeserializationError:
+            if not taken:
+                raise
+            # Return these first; the next poll tells of the error.
+        return taken
+
     def _note_fetched(self) -> None:
-        # Positions are also after what is not returned: markers and aborted records.
+        # Positions pass records that are not returned, too: markers and aborted ones.
         if self._fetcher is not None:
             self._positions |= self._fetcher.positions
 
     def _fetch(self, deadline: float) -> list[FetchedBatch]:
-        """Fetch batches; return none, after a short wait, if that fails for now."""
+        """Fetch batches; after an error that may pass, pause and return no batches."""
         if self._telemetry is not None:
             self._telemetry.step(monotonic_ms())
         try:
@@ -392,7 +486,7 @@ class Consumer:
         return []
 
     def _go_back(self, lost: OffsetOutOfRangeError) -> None:
-        """Go on at another offset, if auto.offset.reset allows it; else raise."""
+        """Seek to an offset that exists; raise if auto.offset.reset is none."""
         if self._settings.auto_offset_reset == "none":
             self._fetcher = None  # it would skip the lost records
             raise lost
@@ -427,7 +521,7 @@ class Consumer:
         if self._fetcher is not None:  # keep its requests in flight
             self._fetcher.lead(leaders, positions)
             return self._fetcher
-        return Fetcher(
+        fetcher = Fetcher(
             self._cluster,
             positions,
             leaders,
@@ -435,6 +529,26 @@ class Consumer:
             metrics=self._metrics,
             epochs=epochs,
         )
+        fetcher.is_woken = lambda: self._is_woken
+        return fetcher
+
+    def wakeup(self) -> None:
+        """Have `poll` raise `WakeupError`: the one that waits now, or the next one.
+
+        Any thread may call this, and so may a signal handler. Records that were fetched
+        are not lost. While the group rebalances, poll() is woken after that.
+        """
+        self._is_woken = True
+        self._cluster.client.wakeup()
+
+    def forget_wakeup(self) -> None:
+        """Take back a call of `wakeup` that has not ended a poll yet."""
+        self._is_woken = False
+
+    def _check_woken(self) -> None:
+        if self._is_woken:
+            self._is_woken = False
+            raise WakeupError("poll() was ended by wakeup()")
 
     def __iter__(self) -> Iterator[ConsumerRecord]:
         """Yield records for ever.
@@ -482,13 +596,16 @@ class Consumer:
                     self._set_assigned([w for w in self._assigned if w not in gone])
                     raise
             self._set_assigned(assigned)
-            if new or not gone:
+            if new or (member.has_rounds and not gone):
                 self._listener.on_partitions_assigned(new)
             if not gone:
                 return
 
     def _give_up(self, member: GroupMember) -> None:
-        """Give up the partitions that must not be read during a rebalance."""
+        """Revoke all partitions before a rebalance, unless it is a cooperative one.
+
+        If the group has already removed this member, report them as lost.
+        """
         if not self._assigned or (member.is_member and member.is_cooperative):
             return
         try:
@@ -511,6 +628,7 @@ class Consumer:
         if not now and time.monotonic() - self._committed_at < interval_s:
             return
         self._committed_at = time.monotonic()
+        self._async_commits.wait()
         try:
             if self._positions:
                 self._member.commit(self._positions, as_member=bool(self._topics))
@@ -524,21 +642,66 @@ class Consumer:
         """Commit offsets for the group.
 
         Args:
-            offsets: by partition, the offset of the next record to read; None: after
-                the records that poll() returned.
+            offsets: the offset of the next record to read, by partition; None commits
+                the offsets after the records that poll() returned.
 
         Raises:
-            RebalancedError: nothing is committed: other members may have the partitions
-                by now, or this consumer has subscribed and not joined its group yet.
+            RebalancedError: nothing is committed. Other members may have the partitions
+                by now, or this consumer has subscribed but not joined its group yet.
             ConfigError: group.id is not set.
             ApiError: the coordinator refused.
         """
         self._ownership.check()
         member = self._require_member()
+        self._async_commits.wait()
+        if given := self._to_commit(offsets):
+            member.commit(given, as_member=bool(self._topics))
+
+    def _to_commit(
+        self, offsets: Mapping[TopicPartition, int] | None
+    ) -> dict[TopicPartition, int]:
         given = self._positions if offsets is None else offsets
+        return {TopicPartition(*where): at for where, at in given.items()}
+
+    def commit_async(
+        self,
+        offsets: Mapping[TopicPartition, int] | None = None,
+        callback: CommitCallback | None = None,
+    ) -> None:
+        """Commit offsets for the group without waiting for the coordinator.
+
+        Commits stay in the order of the calls; `commit` and `close` wait for them.
+
+        Args:
+            offsets: see `commit`.
+            callback: called with the offsets and an error or None, by a later call of
+                `poll`, `commit` or `close`; at once if there are no offsets to commit.
+                None: an error is logged.
+
+        Raises:
+            RebalancedError, ConfigError: see `commit`.
+        """
+        self._ownership.check()
+        member = self._require_member()
+        self._async_commits.deliver()
+        given = self._to_commit(offsets)
+        request = member.commit_request(given, as_member=bool(self._topics))
         if given:
-            offsets = {TopicPartition(*where): at for where, at in given.items()}
-            member.commit(offsets, as_member=bool(self._topics))
+            send = partial(member.send_commit, request)
+            self._async_commits.add(send, given, callback)
+        elif callback is not None:
+            callback(given, None)
+
+    def group_metadata(self) -> GroupMetadata:
+        """Return the group's id and this member's, for a producer's transaction.
+
+        `Producer.send_offsets_to_transaction` takes them. So a member that was replaced
+        cannot commit with a transaction.
+
+        Raises:
+            ConfigError: group.id is not set.
+        """
+        return self._require_member().metadata
 
     def committed(self, partition: tuple[str, int]) -> int | None:
         """Return the group's committed offset of a partition; None if it has none."""
@@ -554,12 +717,13 @@ class Consumer:
 
     def _polled(self) -> None:
         self._ownership.check()
+        self._async_commits.deliver()
         self._metrics.polled()
         # Rates are over the last minute, so take the counts of each poll in time.
         self._metrics.network.follow(self._counts(), monotonic_ms())
 
     def metrics(self) -> dict[str, dict[str, float]]:
-        """Return Kafka's metrics by group; any thread may call.
+        """Return the metrics by Kafka's names, in groups; any thread may call.
 
         The groups are consumer-metrics, consumer-coordinator-metrics,
         consumer-fetch-manager-metrics (also with .TOPIC and .TOPIC.PARTITION) and
@@ -578,7 +742,7 @@ class Consumer:
         return groups
 
     def close(self) -> None:
-        """Commit if enable.auto.commit is true, leave the group, close connections.
+        """Commit if enable.auto.commit is true; leave the group; close all connections.
 
         A second call does nothing, and neither does a call in a forked child.
         """
@@ -592,6 +756,7 @@ class Consumer:
                 stack.callback(self._telemetry.push_last, self._cluster.poll)
             if self._member is not None:
                 stack.callback(self._member.close)
+            stack.callback(self._async_commits.close)
             self._auto_commit(now=True)
             if self._topics:
                 self._revoke(self._assigned)
@@ -617,10 +782,12 @@ class Consumer:
 __all__ = [
     "Consumer",
     "ConsumerRecord",
+    "Deserializer",
     "LeaderLostError",
     "LogTruncationError",
     "NoOffsetError",
     "OffsetOutOfRangeError",
     "RebalanceListener",
     "RebalancedError",
+    "RecordDeserializationError",
 ]

@@ -25,7 +25,7 @@ from mpbroker.client.consumer.fetcher import (
     READ_UNCOMMITTED,
     FetchSettings,
 )
-from mpbroker.client.consumer.group_member import GroupSettings
+from mpbroker.client.consumer.group_member import CLASSIC, CONSUMER, GroupSettings
 from mpbroker.client.settings import (
     COMMON_KEYS,
     METRICS_PUSH_KEY,
@@ -52,6 +52,17 @@ def _are_assignors(value: ConfigValue) -> bool:
     )
 
 
+# By group.protocol: the settings that only this protocol has. With the other one, the
+# coordinator decides such things, or they have no meaning.
+_OF_PROTOCOL: Final = {
+    CLASSIC: (
+        "partition.assignment.strategy",
+        "session.timeout.ms",
+        "heartbeat.interval.ms",
+    ),
+    CONSUMER: ("group.remote.assignor",),
+}
+
 # fmt: off
 CONSUMER_CONFIG: Final = ConfigDef("consumer setting", (
     *COMMON_KEYS,
@@ -59,6 +70,13 @@ CONSUMER_CONFIG: Final = ConfigDef("consumer setting", (
     ConfigKey("group.id", ConfigType.STRING, None,
         "Name of the consumer group; without it there are no commits.",
         validator=utf8()),
+    ConfigKey("group.protocol", ConfigType.STRING, CLASSIC,
+        "classic: members assign the partitions; consumer: the coordinator does, and no"
+        " member waits for the others (KIP-848).",
+        validator=one_of(CLASSIC, CONSUMER)),
+    ConfigKey("group.remote.assignor", ConfigType.STRING, None,
+        "With group.protocol=consumer: the coordinator's assignor, uniform or range;"
+        " None: the group's.", validator=utf8()),
     ConfigKey("group.instance.id", ConfigType.STRING, None,
         "Name of a member that keeps its partitions while it restarts.",
         validator=utf8()),
@@ -133,17 +151,30 @@ class ConsumerSettings(NamedTuple):
         return pick(
             cls,
             values,
-            client=ClientSettings.of(values, max_in_flight=5),
-            group=_group_settings(values),
+            client=ClientSettings.of(values, max_in_flight=5).named_as_consumer(values),
+            group=_group_settings(values, {n.replace("_", ".") for n in given}),
             fetch=pick(FetchSettings, values, isolation_level=level),
             read_committed=read_committed,
         )
 
 
-def _group_settings(values: Mapping[str, ConfigValue]) -> GroupSettings | None:
+def _group_settings(
+    values: Mapping[str, ConfigValue], explicit: set[str]
+) -> GroupSettings | None:
+    """Return the settings of a group's member; None if group.id is not set.
+
+    Raises:
+        ConfigError: settings contradict each other.
+    """
     group_id = text(values, "group.id")
     if not group_id:
         return None
+    protocol = values["group.protocol"]
+    for name in _OF_PROTOCOL[CLASSIC if protocol == CONSUMER else CONSUMER]:
+        if name in explicit:
+            raise ConfigError(
+                f"{name} has no meaning with group.protocol={protocol}; leave it out"
+            )
     session_ms = integer(values, "session.timeout.ms")
     heartbeat_ms = integer(values, "heartbeat.interval.ms")
     if heartbeat_ms >= session_ms:

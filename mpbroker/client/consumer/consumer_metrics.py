@@ -1,4 +1,4 @@
-"""ConsumerMetrics: what a consumer counts, under Kafka's names.
+"""ConsumerMetrics: count bytes, records and times of a consumer, under Kafka's names.
 
 Source: the "Consumer Monitoring" tables of the Apache Kafka documentation.
 """
@@ -32,7 +32,7 @@ _GROUP_AVERAGES: Final = (
 
 
 class _Reached(NamedTuple):
-    """A partition's ends by the newest answer, and the offset to fetch next."""
+    """A partition's first and end offset, and the offset to fetch next."""
 
     start: int
     end: int
@@ -40,7 +40,7 @@ class _Reached(NamedTuple):
 
 
 class ConsumerMetrics:
-    """The counters of one consumer; for calls by any thread."""
+    """The counters of one consumer; any thread may call the methods."""
 
     def __init__(self) -> None:
         self.network = NetworkMetrics()
@@ -58,7 +58,7 @@ class ConsumerMetrics:
     # -- fetching ----------------------------------------------------------------------
 
     def fetched(self, node: int, latency_ms: float, throttle_ms: float) -> None:
-        """Note a node's answer to a Fetch."""
+        """Count a Fetch response of a node, its latency and its throttle time."""
         now_ms = monotonic_ms()
         found = self._nodes.get(node)
         if found is None:
@@ -72,7 +72,12 @@ class ConsumerMetrics:
         self._fetch.observe("fetch-throttle-time", throttle_ms, now_ms)
 
     def answered(self, sizes: dict[str, int], records: dict[str, int]) -> None:
-        """Note the bytes of batches, and the records, of an answer, by topic."""
+        """Count the batches and records of a Fetch response.
+
+        Args:
+            sizes: the bytes of the batches, by topic.
+            records: the number of records, by topic.
+        """
         now_ms = monotonic_ms()
         self._fetch.observe("fetch-size", sum(sizes.values()), now_ms)
         self._fetch.observe("records-per-request", sum(records.values()), now_ms)
@@ -89,7 +94,7 @@ class ConsumerMetrics:
             return found
 
     def consumed(self, topic: str, size: int, records: int) -> None:
-        """Note what the user got of a topic: bytes of batches, or records, or both."""
+        """Count bytes and records of a topic that the user has got; one may be 0."""
         now_ms = monotonic_ms()
         for group in (self._fetch, self._topic(topic)):
             group.count("bytes-consumed", size, now_ms)
@@ -98,7 +103,7 @@ class ConsumerMetrics:
     def reached(
         self, partition: TopicPartition, start: int, end: int, position: int
     ) -> None:
-        """Note a partition's first and last offset, and the offset to fetch next."""
+        """Store a partition's first and end offset, and the offset to fetch next."""
         with self._lock:
             self._partitions[partition] = _Reached(start, end, position)
         self._fetch.observe("records-lag", max(0, end - position), monotonic_ms())
@@ -110,7 +115,7 @@ class ConsumerMetrics:
             self._partitions = kept
 
     def polled(self) -> None:
-        """Note a call of poll()."""
+        """Note that a call of poll() begins."""
         now_ms = monotonic_ms()
         if self._polled_ms == self._polled_ms:  # not the first
             self._since_poll_ms = now_ms - self._polled_ms
@@ -132,12 +137,12 @@ class ConsumerMetrics:
     # -- the group ---------------------------------------------------------------------
 
     def asked(self, what: str, time: str, latency_ms: float) -> None:
-        """Note an answer of the coordinator.
+        """Count a response of the coordinator, and its latency.
 
         Args:
-            what: the name of the rate to count it in.
-            time: the name of the average of its latency.
-            latency_ms: how long the answer took.
+            what: the name of the rate that counts it, such as "heartbeat".
+            time: the name of the average that gets its latency.
+            latency_ms: the time that the response took, in ms.
         """
         now_ms = monotonic_ms()
         self._group.count(what, 1, now_ms)
@@ -156,12 +161,14 @@ class ConsumerMetrics:
         positions: Mapping[TopicPartition, int],
         separator: str = ".",
     ) -> dict[str, dict[str, float]]:
-        """Return Kafka's metrics by group, with groups for nodes, topics, partitions.
+        """Return the metrics by Kafka's names, in groups.
+
+        There is a group for each node, each topic and each partition, too.
 
         Args:
             assigned: how many partitions are assigned.
             positions: by partition, the offset that the user gets next.
-            separator: between topic and partition in a group's name.
+            separator: the text between topic and partition in a group's name.
         """
         now_ms = monotonic_ms()
         fetch = self._fetch.snapshot(now_ms)

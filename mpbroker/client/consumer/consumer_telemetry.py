@@ -31,7 +31,7 @@ def make_consumer_telemetry(
         cluster: the consumer's connections.
         settings: the consumer's settings.
         member: the consumer as a member of its group; None without group.id.
-        measure: returns the metrics; see `MetricsCollector`.
+        measure: a function that returns the metrics; see `MetricsCollector`.
     """
     if not settings.enable_metrics_push:
         return None

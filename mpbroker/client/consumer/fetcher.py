@@ -1,8 +1,8 @@
-"""Fetcher: reads partitions batch by batch; the next answer comes while one is used."""
+"""Fetcher: reads partitions in batches; brokers prepare more while these are used."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from mpbroker.base.errors import MpbrokerError
@@ -43,7 +43,7 @@ _ABORT: Final = 0
 
 
 class OffsetOutOfRangeError(ClientError):
-    """A partition has no such offset: its record was deleted, or is yet to come."""
+    """A partition has no such offset: its record was deleted, or is not written yet."""
 
     def __init__(self, partition: TopicPartition, offset: int) -> None:
         super().__init__(f"{partition} has no offset {offset}")
@@ -52,13 +52,13 @@ class OffsetOutOfRangeError(ClientError):
 
 
 class LogTruncationError(OffsetOutOfRangeError):
-    """A new leader lacks records that were read; others may be at their offsets.
+    """A new leader lacks records that were read; other records may get their offsets.
 
     Attributes:
-        divergent_offset: from where on the leader's log differs; None if it does not
-            know.
-        divergent_epoch: the epoch of the leader's last record before that; -1 if it
-            does not know.
+        divergent_offset: the offset from which on the leader's log differs; None if the
+            leader does not know it.
+        divergent_epoch: the leader epoch of the leader's last record before that
+            offset; -1 if the leader does not know it.
     """
 
     def __init__(
@@ -90,15 +90,16 @@ class LeaderLostError(ClientError):
 
 
 class FetchSettings(NamedTuple):
-    """What to ask brokers for; most fields are Kafka's settings of these names.
+    """The limits of Fetch requests; most fields are Kafka's settings of these names.
 
     Attributes:
         isolation_level: READ_COMMITTED leaves out records of transactions that are
             aborted, or not decided yet.
         fetch_max_wait_ms: how long a broker may wait for ``fetch_min_bytes``.
-        fetch_min_bytes: the bytes of an answer that are worth sending.
-        fetch_max_bytes: the most bytes of an answer; its first batch may be larger.
-        max_partition_fetch_bytes: the most bytes of a partition in an answer, likewise.
+        fetch_min_bytes: the bytes of a response that are worth sending.
+        fetch_max_bytes: the most bytes of a response; its first batch may be larger.
+        max_partition_fetch_bytes: the most bytes of a partition in a response; the
+            partition's first batch may be larger.
     """
 
     isolation_level: int = READ_COMMITTED
@@ -112,7 +113,7 @@ DEFAULT_FETCH_SETTINGS: Final = FetchSettings()
 
 
 class FetchedBatch(NamedTuple):
-    """A batch with records from ``first_offset`` on; it may have earlier ones, too."""
+    """A fetched batch; the reader skips its records below ``first_offset``."""
 
     partition: TopicPartition
     first_offset: int
@@ -140,6 +141,8 @@ class Fetcher:
     Attributes:
         positions: the next offset to fetch, by partition. The caller may change it:
             remove a partition to stop reading it, or set another offset to go on at.
+        is_woken: a function that `fetch` calls while it waits; True ends the wait. The
+            caller may set it.
     """
 
     def __init__(
@@ -152,15 +155,15 @@ class Fetcher:
         metrics: ConsumerMetrics | None = None,
         epochs: PositionEpochs | None = None,
     ) -> None:
-        """Fetch nothing yet.
+        """Make a fetcher; no request is sent yet.
 
         Args:
             cluster: the brokers.
             positions: the offset to start at, by partition.
             leaders: the leader's node id, by partition.
-            settings: what to ask brokers for.
-            metrics: counts every answer.
-            epochs: the epochs of leaders; learns the epochs of what is read.
+            settings: the limits of the requests.
+            metrics: counts every response.
+            epochs: the epochs of leaders; the epochs of the records read are added.
         """
         self.positions = dict(positions)
         self._cluster = cluster
@@ -172,6 +175,7 @@ class Fetcher:
         # Leaders that are not ready, each with its number of failures before this try.
         self._not_ready: dict[int, tuple[Broker, int]] = {}
         self._error: MpbrokerError | None = None
+        self.is_woken: Callable[[], bool] = bool
 
     def reads(self, partition: TopicPartition) -> bool:
         """Return whether a partition's leader is known, so that it can be read."""
@@ -179,7 +183,7 @@ class Fetcher:
 
     @property
     def lacks_leader(self) -> bool:
-        """Whether a leader is not connected, while others may be read."""
+        """Whether some partition's leader is not connected; others may be read."""
         return bool(self._not_ready)
 
     def _has_failed(self, leader: int) -> bool:
@@ -191,7 +195,13 @@ class Fetcher:
         leaders: Mapping[TopicPartition, int],
         positions: Mapping[TopicPartition, int],
     ) -> None:
-        """Take new leaders, and add partitions to read from given offsets on."""
+        """Store new leaders, and add partitions to read.
+
+        Args:
+            leaders: the leader's node id, by partition.
+            positions: the offset to start at, by partition; a partition that is read
+                already keeps its own.
+        """
         self._leaders |= leaders
         for partition, offset in positions.items():
             self.positions.setdefault(partition, offset)
@@ -206,7 +216,7 @@ class Fetcher:
         Raises:
             OffsetOutOfRangeError: set another position, and go on.
             LeaderLostError: find the leaders, and make a new fetcher.
-            ApiError: another refusal, such as for a topic that was deleted.
+            ApiError: a broker refused for another reason, such as a deleted topic.
             ProtocolError: the CRC of a batch is wrong.
             BrokerUnavailableError: no leader can be reached, or one answers too late.
             AuthenticationError: a login or a certificate was refused.
@@ -236,11 +246,12 @@ class Fetcher:
         return batches
 
     def _wait(self) -> None:
-        """Wait until one of the requests in flight is answered."""
+        """Wait until a request in flight is answered, or `is_woken` says to end."""
         limit_ms = self._cluster.timeout_s * 1000 + self._settings.fetch_max_wait_ms
         connect_by_ms = monotonic_ms() + self._cluster.timeout_s * 1000
-        while (self._in_flight or self._not_ready) and not any(
-            asked.pending.answer for asked in self._in_flight.values()
+        while (self._in_flight or self._not_ready) and not (
+            self.is_woken()
+            or any(asked.pending.answer for asked in self._in_flight.values())
         ):
             left_ms = self._check_leaders(connect_by_ms)
             for leader, asked in list(self._in_flight.items()):
@@ -257,7 +268,7 @@ class Fetcher:
                 self._send_all()
 
     def _check_leaders(self, connect_by_ms: float) -> float:
-        """Return how long until connecting to a leader is tried again, in ms.
+        """Return how long to wait until a leader can be tried again, in ms.
 
         Raises:
             BrokerUnavailableError: connecting has failed for all leaders.
@@ -283,7 +294,7 @@ class Fetcher:
         return min(left_ms, connect_ms)
 
     def _is_outdated(self, error: MpbrokerError) -> bool:
-        """Return whether an error is about a position that has changed since."""
+        """Return whether an error names an offset that is no longer the position."""
         return (
             isinstance(error, OffsetOutOfRangeError)
             and self.positions.get(error.partition) != error.offset
@@ -387,7 +398,7 @@ class Fetcher:
         self._rotate()
 
     def _rotate(self) -> None:
-        # A broker fills its answer in the order of the request. Rotate, so that the
+        # A broker fills its response in the order of the request. Rotate, so that the
         # first partitions do not starve the last ones.
         if len(self.positions) > 1:
             first = next(iter(self.positions))
@@ -402,12 +413,12 @@ class Fetcher:
                 self._epochs.refuse(partition)
             _raise_partition_error(partition, position, data.error_code)
         if data.diverging_epoch is not None and data.diverging_epoch.end_offset >= 0:
-            self._epochs.forget(partition)  # an answer that only followers ask for
+            self._epochs.forget(partition)  # only followers ask for this field
             return
         records = data.records
         if not isinstance(records, (bytes, bytearray, memoryview)):
             return
-        aborted = _AbortedProducers(data.aborted_transactions or ())
+        aborted = AbortedProducers(data.aborted_transactions or ())
         for header, batch in iter_batches(records):
             if header.next_offset <= position:
                 continue
@@ -428,10 +439,10 @@ class Fetcher:
             position = header.next_offset
 
 
-class _AbortedProducers:
-    """Finds the batches of one answer that belong to aborted transactions.
+class AbortedProducers:
+    """Finds the batches of one Fetch response that belong to aborted transactions.
 
-    Source: KIP-98. An answer lists the aborted transactions that overlap it; each ends
+    Source: KIP-98. A response lists the aborted transactions that overlap it; each ends
     at its producer's abort marker.
     """
 
@@ -443,7 +454,7 @@ class _AbortedProducers:
         self._open: set[int] = set()
 
     def hide(self, header: BatchHeader, batch: memoryview) -> bool:
-        """Take the next batch; return whether to hide it from readers."""
+        """Return whether to hide a batch from readers; batches come in their order."""
         while self._coming and self._coming[-1][0] <= header.last_offset:
             self._open.add(self._coming.pop()[1])
         if header.is_control:

@@ -1,4 +1,4 @@
-"""GroupMember: joins a consumer group, gets partitions, sends heartbeats, commits.
+"""GroupMember joins a consumer group, gets partitions, sends heartbeats and commits.
 
 A thread sends the heartbeats, over a connection to the coordinator. So a consumer that
 takes long to use its records keeps its partitions for up to max.poll.interval.ms.
@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Final, NamedTuple, TypeVar
+from typing import ClassVar, Final, NamedTuple, TypeVar
 
 from mpbroker.base.errors import MpbrokerError
 from mpbroker.client.addresses import Address
@@ -37,6 +37,7 @@ from mpbroker.client.errors import (
     check_error,
     error_code_of,
 )
+from mpbroker.client.group_metadata import GroupMetadata
 from mpbroker.client.settings import ClientSettings
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
@@ -94,21 +95,37 @@ _JOIN_AGAIN: Final = frozenset(
 
 
 class RebalancedError(ClientError):
-    """The group has assigned partitions anew without this member: call poll() again."""
+    """The group has assigned its partitions anew since this member's last poll().
+
+    Call poll() again.
+    """
 
 
 class RebalanceListener:
-    """Called by `poll` when partitions come or go. Override the methods you need."""
+    """Gets calls from `poll` when partitions are assigned or taken away.
+
+    Override the methods you need.
+    """
 
     def on_partitions_revoked(self, partitions: Collection[TopicPartition]) -> None:
-        """Finish with these partitions, and commit: others read them after this."""
+        """Finish work on these partitions, and commit: other members read them next."""
 
     def on_partitions_assigned(self, partitions: Collection[TopicPartition]) -> None:
-        """Take these partitions, in addition to those that were assigned before."""
+        """Begin with these partitions, besides those that were assigned before."""
 
     def on_partitions_lost(self, partitions: Collection[TopicPartition]) -> None:
-        """Drop these partitions: others read them already; it is too late to commit."""
+        """Drop these partitions: others have them, as the group removed this member.
+
+        A commit of these partitions would fail. The default calls
+        on_partitions_revoked, as Kafka's does: override this method if that one
+        commits.
+        """
         self.on_partitions_revoked(partitions)
+
+
+CLASSIC: Final = "classic"
+CONSUMER: Final = "consumer"
+"""The values of group.protocol: members assign partitions, or the coordinator does."""
 
 
 class GroupSettings(NamedTuple):
@@ -120,15 +137,23 @@ class GroupSettings(NamedTuple):
     heartbeat_interval_ms: int = 3_000
     max_poll_interval_ms: int = 300_000
     assignors: tuple[str, ...] = (RANGE, COOPERATIVE_STICKY)
+    group_protocol: str = CLASSIC
+    group_remote_assignor: str | None = None
 
 
 class GroupMember:
-    """See the module. One thread uses it; another one, its own, sends heartbeats.
+    """Joins a group of the classic protocol, and commits offsets for it.
+
+    The consumer's thread uses it; a thread of its own sends the heartbeats.
 
     Attributes:
-        member_id: the id that the coordinator gave; "" while it is no member.
-        generation: the generation of the group that it is in; -1 if it is in none.
+        member_id: the id that the coordinator gave; "" while there is none.
+        generation: the group's generation that this member is in; -1 if it is in none.
+        has_rounds: whether all members are assigned partitions at once. Then a listener
+            is told of each round, even if this member has got no new partition.
     """
+
+    has_rounds: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -145,7 +170,7 @@ class GroupMember:
         self._cluster = Cluster(client.bootstrap, self._timeout_s, client)
         self._settings = settings
         self._coordinator: Broker | None = None
-        self._lock = threading.RLock()  # guards the connection and its answers
+        self._lock = threading.RLock()  # guards the connection and its responses
         self._must_join = True
         self._is_joining = False  # then the coordinator knows that we are alive
         self._fatal: MpbrokerError | None = None
@@ -157,6 +182,7 @@ class GroupMember:
         self._max_age_s = client.metadata_max_age_ms / 1000
         self._last_poll = time.monotonic()
         self._stop = threading.Event()
+        self._interval_s = settings.heartbeat_interval_ms / 1000
         self._heart: threading.Thread | None = None
 
     # -- the coordinator ---------------------------------------------------------------
@@ -173,11 +199,11 @@ class GroupMember:
         """Send a request to the coordinator; find another one, or wait, if necessary.
 
         Args:
-            request: what to ask.
-            response_type: the class that decodes the answer.
-            code_of: returns the error code of an answer.
-            wait_s: the limit for the answer; None: request.timeout.ms.
-            max_version: send no higher version.
+            request: the request.
+            response_type: the class that decodes the response.
+            code_of: returns the error code of a response.
+            wait_s: the limit for the response, in seconds; None: request.timeout.ms.
+            max_version: the highest version to send; None: no limit.
 
         Raises:
             BrokerUnavailableError: no coordinator answers within request.timeout.ms.
@@ -227,7 +253,7 @@ class GroupMember:
 
     @property
     def network_counts(self) -> NetworkCounts:
-        """The counts of the connection to the coordinator."""
+        """The totals of requests, bytes and times of the coordinator's connection."""
         return self._cluster.client.counts
 
     @property
@@ -252,16 +278,16 @@ class GroupMember:
 
     @property
     def is_member(self) -> bool:
-        """Whether the group still has this member, and its partitions are its own."""
+        """Whether this member is in a generation, and so owns its partitions."""
         return bool(self.member_id) and self.generation >= 0
 
     @property
     def is_cooperative(self) -> bool:
-        """Whether members go on reading during a rebalance what stays theirs."""
+        """Whether members keep reading unmoved partitions during a rebalance."""
         return self._settings.assignors == (COOPERATIVE_STICKY,)
 
     def join_again(self) -> None:
-        """Have the next poll join again, because topics or partitions have changed."""
+        """Have the next poll join the group anew: topics or partitions changed."""
         self._must_join = True
 
     def note_poll(self) -> None:
@@ -278,8 +304,8 @@ class GroupMember:
             owned: the partitions that this member reads now and goes on reading.
 
         Returns:
-            None if the group has forgotten this member, so that others may have read
-            what it owns: give that up, and join again.
+            None if the group has forgotten this member. Other members may have read the
+            partitions that it owns: give them up, and join again.
 
         Raises:
             ApiError: the group refuses this member.
@@ -304,7 +330,11 @@ class GroupMember:
         return assigned
 
     def _took_id(self, response: JoinGroupResponse) -> bool:
-        """Take an answer to a join; return whether this member is in the generation."""
+        """Store the member id and generation of a JoinGroup response.
+
+        Returns:
+            False if this member must send JoinGroup again.
+        """
         code = error_code_of(response.error_code)
         if code == ErrorCode.MEMBER_ID_REQUIRED:
             self.member_id = response.member_id
@@ -334,7 +364,7 @@ class GroupMember:
                 for name in settings.assignors
             ],
         )
-        # The answer comes when all members have joined, which may take this long.
+        # The response comes when all members have joined, which may take this long.
         wait_s = settings.max_poll_interval_ms / 1000 + self._timeout_s
         began = time.monotonic()
         response = self._ask(
@@ -345,7 +375,7 @@ class GroupMember:
         return response
 
     def _sync(self, joined: JoinGroupResponse) -> list[TopicPartition] | None:
-        """Send the assignments if this member leads; return its own.
+        """Send SyncGroup, with all assignments if this member leads; return its own.
 
         Returns:
             None if this member must join again.
@@ -410,7 +440,10 @@ class GroupMember:
         return found
 
     def check_topics(self) -> None:
-        """If this member leads, join again when partition counts have changed."""
+        """Note that this member must join again if partition counts have changed.
+
+        Only the group's leader looks for changes, at intervals.
+        """
         if self._must_join or time.monotonic() < self._look_at:
             return
         try:
@@ -429,7 +462,7 @@ class GroupMember:
             self._heart.start()
 
     def _beat(self) -> None:
-        while not self._stop.wait(self._settings.heartbeat_interval_ms / 1000):
+        while not self._stop.wait(self._interval_s):
             if not self.is_member or self._is_joining or self._fatal is not None:
                 continue
             if self._is_idle():
@@ -510,19 +543,34 @@ class GroupMember:
         self._find_again()
         self._cluster.close()
 
+    @property
+    def metadata(self) -> GroupMetadata:
+        """The group and this member of it, as they are now."""
+        return GroupMetadata(
+            self._settings.group_id,
+            self.generation,
+            self.member_id,
+            self._settings.group_instance_id,
+        )
+
     # -- offsets -----------------------------------------------------------------------
 
     def commit(self, offsets: Mapping[TopicPartition, int], *, as_member: bool) -> None:
-        """Commit offsets.
+        """Commit offsets; see `commit_request` and `send_commit`."""
+        self.send_commit(self.commit_request(offsets, as_member=as_member))
+
+    def commit_request(
+        self, offsets: Mapping[TopicPartition, int], *, as_member: bool
+    ) -> OffsetCommitRequest:
+        """Return the request that commits offsets.
 
         Args:
             offsets: the next offset to read, by partition.
-            as_member: refuse if this is not a member now. The coordinator would let any
-                client commit for a group that has become empty, older offsets, too.
+            as_member: whether to refuse if this client is not a member now. Without
+                that, it could commit older offsets for a group that has become empty.
 
         Raises:
             RebalancedError: other members may read the partitions by now.
-            ApiError: another refusal.
         """
         if as_member and not self.is_member:
             self._must_join = True
@@ -537,7 +585,7 @@ class GroupMember:
                     committed_metadata="",
                 )
             )
-        request = OffsetCommitRequest(
+        return OffsetCommitRequest(
             group_id=self._settings.group_id,
             generation_id_or_member_epoch=self.generation,
             member_id=self.member_id,
@@ -547,6 +595,14 @@ class GroupMember:
                 for name, partitions in topics.items()
             ],
         )
+
+    def send_commit(self, request: OffsetCommitRequest) -> None:
+        """Send a request of `commit_request`, and wait for its response.
+
+        Raises:
+            RebalancedError: other members may read the partitions by now.
+            ApiError: another refusal.
+        """
         began = time.monotonic()
         response = self._ask(
             request,
@@ -558,9 +614,10 @@ class GroupMember:
         if not code:
             self._note("commit", "commit-latency", began)
         if code in _JOIN_AGAIN:
-            if code != ErrorCode.REBALANCE_IN_PROGRESS:
-                self.generation = -1  # others may have our partitions
-            self._must_join = True
+            if request.generation_id_or_member_epoch == self.generation:
+                if code != ErrorCode.REBALANCE_IN_PROGRESS:
+                    self.generation = -1  # others may have our partitions
+                self._must_join = True
             raise self._rebalanced(code)
         check_error(code, f"commit of group {self._settings.group_id!r}")
 
@@ -577,8 +634,8 @@ class GroupMember:
 
         Args:
             partitions: the partitions to ask about.
-            goes_there: whether the consumer will read from these offsets; then the
-                epochs that were committed with them are noted.
+            goes_there: whether the consumer will read from these offsets. If so, the
+                leader epochs that were committed with them are stored.
 
         Raises:
             ApiError: the coordinator refused.

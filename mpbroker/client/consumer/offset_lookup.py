@@ -26,7 +26,11 @@ _RETRY_INTERVAL_S: Final = 0.1  # Kafka's retry.backoff.ms
 
 
 class OffsetLookup:
-    """Asks brokers on behalf of a `Consumer`."""
+    """Asks brokers for a consumer's leaders and offsets.
+
+    Attributes:
+        epochs: the leader epochs of the partitions, which it keeps up to date.
+    """
 
     def __init__(self, cluster: Cluster, settings: ConsumerSettings) -> None:
         self._cluster = cluster
@@ -38,7 +42,11 @@ class OffsetLookup:
     def offsets_for(
         self, partitions: Iterable[tuple[str, int]], timestamp: int
     ) -> dict[TopicPartition, int]:
-        """See `Consumer.offsets_for`."""
+        """Return the first offset at or after a time, for each partition.
+
+        It tries again while a partition is new or changes its leader; see
+        `Consumer.offsets_for`.
+        """
         deadline = time.monotonic() + self._cluster.timeout_s
         wanted = [TopicPartition(*partition) for partition in partitions]
         while True:
@@ -50,7 +58,10 @@ class OffsetLookup:
             time.sleep(_RETRY_INTERVAL_S)
 
     def reset_time(self, partitions: Iterable[TopicPartition]) -> int:
-        """Return where partitions without a position begin: EARLIEST or LATEST.
+        """Return the place where partitions without a position begin.
+
+        Returns:
+            EARLIEST or LATEST, as auto.offset.reset says.
 
         Raises:
             NoOffsetError: auto.offset.reset is none.
@@ -63,7 +74,14 @@ class OffsetLookup:
         return EARLIEST if self._offset_reset == "earliest" else LATEST
 
     def offset_after(self, lost: OffsetOutOfRangeError) -> int:
-        """Return the offset to go on at, when the next records do not exist."""
+        """Return the offset to go on at when a position does not exist any more.
+
+        It is the offset where the logs diverge, if the new leader told it; else the
+        offset that auto.offset.reset names.
+
+        Args:
+            lost: the error that names the partition and its position.
+        """
         where = lost.partition
         if isinstance(lost, LogTruncationError) and lost.divergent_offset is not None:
             self.epochs.forget(where)
@@ -84,10 +102,10 @@ class OffsetLookup:
         Args:
             wanted: the partitions.
             timestamp: see `Consumer.offsets_for`.
-            waits: False: do not wait for a leader that could not be reached before.
+            waits: whether to wait for a leader that could not be reached before.
 
         Raises:
-            ApiError: retriable if asking again may help.
+            ApiError: a broker refused; its code is retriable if asking again may help.
             BrokerUnavailableError: a leader does not answer.
         """
         leaders = self.leaders(wanted)
@@ -120,7 +138,10 @@ class OffsetLookup:
     def ask_reachable(
         self, wanted: list[TopicPartition], timestamp: int
     ) -> dict[TopicPartition, int]:
-        """Do as `ask`, without waiting for leaders that could not be reached before."""
+        """Return the first offset at or after a time, for each partition.
+
+        Unlike `ask`, it raises at once if a leader could not be reached before.
+        """
         return self.ask(wanted, timestamp, waits=False)
 
     def leaders(
@@ -129,7 +150,8 @@ class OffsetLookup:
         """Return the node id of each partition's leader.
 
         Raises:
-            ApiError: a partition has no leader now, or does not exist; see `led`.
+            ApiError: a partition has no leader now, or does not exist; `led` leaves
+                such partitions out.
         """
         leaders: dict[TopicPartition, int] = {}
         for name in dict.fromkeys(partition.topic for partition in partitions):
@@ -162,8 +184,8 @@ class OffsetLookup:
 
         Args:
             partitions: the partitions to read.
-            prepare: finds the leaders, and positions, of all partitions that it gets,
-                or raises.
+            prepare: a function that returns the leaders of partitions, and finds their
+                positions; it raises if it cannot do so for all of them.
 
         Raises:
             ApiError, BrokerUnavailableError: no partition can be read.
@@ -186,10 +208,10 @@ class OffsetLookup:
         return leaders
 
     def led(self, partitions: Collection[TopicPartition]) -> list[list[TopicPartition]]:
-        """Return the partitions that exist and have a leader, in groups.
+        """Return the partitions that exist and have a leader, in several lists.
 
-        A group has the partitions of one topic and one leader, because either may be
-        the reason why a group cannot be read.
+        Each list has the partitions of one topic with one leader. So a missing topic or
+        an unreachable leader concerns one list only.
         """
         names = list(dict.fromkeys(partition.topic for partition in partitions))
         answer = self._cluster.metadata(names, auto_create=self._auto_create)

@@ -1,4 +1,4 @@
-"""PositionEpochs: the leader epochs of the records read, and of the leaders now.
+"""PositionEpochs: the leader epochs of the records read, and of the present leaders.
 
 Every new leader of a partition gets a higher epoch, and a batch has the epoch of the
 leader that wrote it. A new leader may lack records of the old one. Then it writes other
@@ -20,14 +20,14 @@ from mpbroker.client.cluster import TopicPartition
 NO_EPOCH: Final = -1
 _KEPT: Final = 8  # epochs kept for a partition; positions are near the last records
 _NO_TOPIC_ID: Final = bytes(16)
-# So often a leader must refuse its epoch before a lower one is accepted.
+# A leader must refuse its epoch this often before a lower one is accepted.
 _REFUSALS: Final = 5
 
 _log = logging.getLogger(__name__)
 
 
 class _Led(NamedTuple):
-    """A partition's leader, by the newest answer."""
+    """A partition's leader, by the newest metadata."""
 
     leader: int
     epoch: int
@@ -35,13 +35,13 @@ class _Led(NamedTuple):
 
 
 class PositionEpochs:
-    """See the module."""
+    """Remembers each partition's leader, and the leader epochs of the records read."""
 
     def __init__(self) -> None:
         self._led: dict[TopicPartition, _Led] = {}
         # By partition and epoch: the first offset that was read, and the one after.
         self._read: dict[TopicPartition, dict[int, tuple[int, int]]] = {}
-        # By partition: the epoch of the leader that has confirmed what was read.
+        # By partition: the epoch of the leader that has confirmed the records read.
         self._confirmed: dict[TopicPartition, int] = {}
         # By partition: how often the known leader has refused its own epoch.
         self._refused: dict[TopicPartition, int] = {}
@@ -51,10 +51,10 @@ class PositionEpochs:
     def lead(
         self, partition: TopicPartition, leader: int, epoch: int, topic_id: bytes
     ) -> int:
-        """Take a leader from metadata, and return the leader to use.
+        """Store a partition's leader as metadata names it; return the leader to use.
 
-        If the answer has an older epoch, from a broker that does not know the newest
-        leader yet, that is the leader known before.
+        If the metadata has an older epoch, because a broker does not know the newest
+        leader yet, return the leader that was stored before.
 
         Args:
             partition: the partition.
@@ -90,10 +90,10 @@ class PositionEpochs:
         self._refused.pop(partition, None)
 
     def refuse(self, partition: TopicPartition) -> None:
-        """Note that the known leader refused its own epoch.
+        """Count a refusal, by the known leader, of the epoch that metadata gave it.
 
-        If that happens again and again, metadata with a lower epoch is right after all.
-        Without topic ids, a topic that was created again looks like outdated metadata.
+        After several refusals `lead` accepts metadata with a lower epoch: without topic
+        ids, a topic that was deleted and created again looks like outdated metadata.
         """
         self._refused[partition] = self._refused.get(partition, 0) + 1
 
@@ -105,7 +105,14 @@ class PositionEpochs:
     # -- what was read -----------------------------------------------------------------
 
     def note(self, partition: TopicPartition, first: int, end: int, epoch: int) -> None:
-        """Note the epoch of the records from ``first`` to before ``end``."""
+        """Store the leader epoch of the records from ``first`` to before ``end``.
+
+        Args:
+            partition: the partition.
+            first: the offset of the first of the records.
+            end: the offset after the last of them.
+            epoch: their leader epoch; below 0 means that it is not known.
+        """
         if epoch < 0:
             return
         read = self._read.setdefault(partition, {})
@@ -126,25 +133,33 @@ class PositionEpochs:
             del read[next(iter(read))]
 
     def before(self, partition: TopicPartition, offset: int) -> int:
-        """Return the epoch of the record before an offset; NO_EPOCH if not known."""
+        """Return the leader epoch of the record before an offset.
+
+        Return NO_EPOCH if it is not known, because no record was read there.
+        """
         for epoch, (first, end) in self._read.get(partition, {}).items():
             if first < offset <= end:
                 return epoch
         return NO_EPOCH
 
     def forget(self, partition: TopicPartition) -> None:
-        """Forget which records of a partition were read: they do not exist any more."""
+        """Forget the epochs of a partition's records, which do not exist any more."""
         self._read.pop(partition, None)
 
     def keep(self, partitions: Collection[TopicPartition]) -> None:
-        """Forget which records of all other partitions were read."""
+        """Forget the epochs of the records of all partitions but these."""
         for partition in self._read.keys() - set(partitions):
             del self._read[partition]
 
     # -- what must be asked ------------------------------------------------------------
 
     def is_in_doubt(self, partition: TopicPartition, offset: int) -> bool:
-        """Return whether a newer leader has yet to confirm what was read."""
+        """Return whether a new leader must be asked if it has the records read.
+
+        Args:
+            partition: the partition.
+            offset: the position, which is the offset after the last record read.
+        """
         epoch = self.before(partition, offset)
         led = self.leader_epoch(partition)
         confirmed = max(epoch, self._confirmed.get(partition, NO_EPOCH))

@@ -1,4 +1,4 @@
-"""Find truncations: ask new leaders whether they have the records that were read.
+"""Find truncated logs: ask new leaders whether they have the records that were read.
 
 Source: KIP-320; Kafka's OffsetsForLeaderEpochUtils and
 SubscriptionState.maybeCompleteValidation.
@@ -26,17 +26,18 @@ from mpbroker.protocol.messages.offset_for_leader_epoch import (
     OffsetForLeaderTopic,
 )
 
-# Older versions of OffsetForLeaderEpoch are for brokers, and clients lack the right.
+# Older versions of OffsetForLeaderEpoch are for brokers; consumers may not send them.
 _FOR_CONSUMERS_SINCE: Final = 3
 _CONSUMER: Final = -1
 
 
 class Doubts(NamedTuple):
-    """The result of asking the leaders.
+    """The partitions whose leader did not confirm that it has the records read.
 
     Attributes:
-        lost: partitions whose leader lacks records that were read.
-        open: partitions that must not be read before their leader has answered.
+        lost: an error for each partition whose leader lacks records that were read.
+        open: partitions whose leader has not answered yet; do not read them until it
+            has.
     """
 
     lost: list[LogTruncationError]
@@ -49,13 +50,15 @@ def find_truncations(
     leaders: Mapping[TopicPartition, int],
     positions: Mapping[TopicPartition, int],
 ) -> Doubts:
-    """Ask new leaders about the records before each position.
+    """Ask new leaders whether they have the records before each position.
 
-    A leader that is too old for the question, or refuses it, counts as having them.
+    A leader that is too old for the request, or refuses it for good, is taken to have
+    them.
 
     Args:
         cluster: the brokers.
-        epochs: what was read, and the leaders; learns which leader confirms it.
+        epochs: the epochs of the leaders and of the records read; it stores which
+            leader has confirmed these records.
         leaders: the leader's node id, by partition.
         positions: the offset to be read next, by partition.
 

@@ -1,1 +1,1 @@
-"""A client's metrics, and their way to brokers that ask for them (KIP-714)."""
+"""Measure a client's metrics, and push them to brokers that ask for them (KIP-714)."""

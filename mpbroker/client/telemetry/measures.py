@@ -1,4 +1,4 @@
-"""Rates, averages and groups of them: what clients measure, under Kafka's names.
+"""The rates and averages that clients measure, under Kafka's names.
 
 Source: KIP-187 for totals beside rates; the "Monitoring" tables of the Apache Kafka
 documentation for the windows.
@@ -33,11 +33,11 @@ class Rate:
         self._samples[-1][1] += amount
 
     def follow(self, total: float, now_ms: float) -> None:
-        """Take a total that is counted elsewhere."""
+        """Set the total to a count kept elsewhere; its growth counts for the rate."""
         self.add(total - self.total, now_ms)
 
     def per_second(self, now_ms: float) -> float:
-        """Return the rate over the last windows."""
+        """Return the rate a second over the last windows."""
         oldest = now_ms - _SAMPLES * _WINDOW_MS
         samples = [sample for sample in list(self._samples) if sample[0] >= oldest]
         if not samples:
@@ -67,7 +67,7 @@ class Average:
 
         Args:
             value: the sum of the values.
-            now_ms: the time.
+            now_ms: the time of the client's clock, in ms.
             count: how many values there are, 1 or more.
             maximum: the largest value; None if all are equal.
         """
@@ -95,7 +95,7 @@ class Average:
 
 
 class Tally:
-    """Values to be added to an `Average` later; adding to it is cheap."""
+    """Sums up values cheaply, until `move_to` adds them to an `Average`."""
 
     __slots__ = ("count", "maximum", "total")
 
@@ -113,7 +113,7 @@ class Tally:
             self.maximum = each
 
     def move_to(self, average: Average, now_ms: float) -> None:
-        """Add the values to an average, and begin again."""
+        """Add the values summed up here to an `Average`, and begin again."""
         if self.count:
             average.add(self.total, now_ms, self.count, self.maximum)
             self.count, self.total, self.maximum = 0, 0.0, -float("inf")
@@ -137,7 +137,10 @@ FOLLOW_MS: Final = 100.0  # how often counts are taken over into rates
 
 
 class NetworkMetrics:
-    """The rates and times of network clients together; for calls by any thread."""
+    """The rates and times of one or more network clients, added up.
+
+    Any thread may call the methods.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -147,7 +150,7 @@ class NetworkMetrics:
     def follow(
         self, counts: Iterable[NetworkCounts], now_ms: float, *, at_once: bool = False
     ) -> None:
-        """Take over the counts into rates.
+        """Update the rates from the total counts of all network clients.
 
         Calls are cheap: one that comes less than `FOLLOW_MS` after the last one does
         nothing, unless ``at_once`` is True.
@@ -175,26 +178,26 @@ class NetworkMetrics:
 
 
 class MetricGroup:
-    """Rates and averages by name; for calls by any thread."""
+    """Rates and averages by name; any thread may call the methods."""
 
     def __init__(self, rates: Iterable[str], averages: Iterable[str]) -> None:
-        """Begin with zeros.
+        """Make rates and averages without values.
 
         Args:
-            rates: names; `snapshot` returns NAME-rate (a second) and NAME-total.
-            averages: names; `snapshot` returns NAME-avg and NAME-max.
+            rates: their names; `snapshot` returns NAME-rate (a second) and NAME-total.
+            averages: their names; `snapshot` returns NAME-avg and NAME-max.
         """
         self._lock = threading.Lock()
         self._rates = {name: Rate() for name in rates}
         self._averages = {name: Average() for name in averages}
 
     def count(self, name: str, amount: float, now_ms: float) -> None:
-        """Add to a rate."""
+        """Add ``amount`` to the rate called ``name``."""
         with self._lock:
             self._rates[name].add(amount, now_ms)
 
     def observe(self, name: str, value: float, now_ms: float) -> None:
-        """Add a value to an average."""
+        """Add a value to the average called ``name``."""
         with self._lock:
             self._averages[name].add(value, now_ms)
 

@@ -1,7 +1,7 @@
-"""ClientTelemetry: when a client asks what metrics to push, and when it pushes them.
+"""ClientTelemetry decides when a client asks which metrics to push, and pushes them.
 
 It is sans-IO. The caller waits for `delay_ms`, sends `next_request`, and hands the
-answer to `take`.
+response to `take`.
 
     subscription needed -> asked -> push needed -> pushed -> push needed ...
                    ^------- refused, or lost -------'
@@ -51,7 +51,7 @@ _ASK_LATER: Final = (
 
 
 class TelemetryState(Enum):
-    """The next step, or the one being done."""
+    """The next step of a client's telemetry, or the step in progress."""
 
     SUBSCRIPTION_NEEDED = "subscription needed"
     SUBSCRIPTION_IN_PROGRESS = "subscription in progress"
@@ -71,7 +71,10 @@ _ENDING: Final = (
 
 
 class ClientTelemetry:
-    """See the module. Times are in ms of the client's clock."""
+    """Decides when to ask for a telemetry subscription, and when to push metrics.
+
+    Times are in ms of the client's clock.
+    """
 
     def __init__(self, collector: MetricsCollector, rng: random.Random) -> None:
         self.state = _State.SUBSCRIPTION_NEEDED
@@ -86,11 +89,14 @@ class ClientTelemetry:
     # -- what is due -------------------------------------------------------------------
 
     def delay_ms(self, now_ms: float) -> float:
-        """Return how long until the next request, in ms; inf while one is answered."""
+        """Return how long to wait for the next request, in ms.
+
+        It is inf while a response is awaited, and after the end.
+        """
         return max(0.0, self._due_ms - now_ms)
 
     def next_request(self, now_ms: float) -> Message | None:
-        """Return the request that is due; None if none is due after all."""
+        """Return the telemetry request that is due; None if none is due after all."""
         self._due_ms = _NEVER
         if self.state is _State.SUBSCRIPTION_NEEDED:
             self.state = _State.SUBSCRIPTION_IN_PROGRESS
@@ -129,7 +135,11 @@ class ClientTelemetry:
         )
 
     def _compress(self, accepted: Sequence[int], data: bytes) -> tuple[Codec, bytes]:
-        """Compress data with the first of the broker's codecs that is installed."""
+        """Compress data with the first installed codec that the broker accepts.
+
+        Returns:
+            The codec, which is NONE if there is none, and the data.
+        """
         if data:
             for number in accepted:
                 if number in self._missing or number not in _CODECS:
@@ -143,11 +153,11 @@ class ClientTelemetry:
     # -- what came of it ---------------------------------------------------------------
 
     def take(self, request: Message, response: Message | None, now_ms: float) -> None:
-        """Take the answer to a request; None if there is none, whatever the reason."""
+        """Handle a telemetry request's response; ``response`` is None if none came."""
         if isinstance(request, PushTelemetryRequest) and request.terminating:
             self.disable()
         elif self.state in _ENDING:
-            return  # an answer to a request from before the end began
+            return  # a response to a request from before the end began
         elif isinstance(response, GetTelemetrySubscriptionsResponse):
             self._take_subscription(response, now_ms)
         elif isinstance(response, PushTelemetryResponse):
@@ -209,12 +219,12 @@ class ClientTelemetry:
     # -- the end -----------------------------------------------------------------------
 
     def disable(self) -> None:
-        """Ask and push no more."""
+        """Ask for no more subscriptions, and push no more metrics."""
         self.state = _State.TERMINATED
         self._due_ms = _NEVER
 
     def begin_end(self, now_ms: float) -> None:
-        """Make the last push due now; without a subscription, end at once."""
+        """Make the last push of metrics due now; end at once without a subscription."""
         if self.state in (_State.PUSH_NEEDED, _State.PUSH_IN_PROGRESS):
             self.state = _State.TERMINATING_PUSH_NEEDED
             self._due_ms = now_ms
@@ -223,7 +233,7 @@ class ClientTelemetry:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing more will be sent, and no answer is waited for."""
+        """Whether no telemetry request follows any more, and no response is awaited."""
         return self.state is _State.TERMINATED
 
 

@@ -29,7 +29,7 @@ _Sums = dict[tuple[str, str], tuple[float, int]]
 
 
 def is_requested(name: str, requested: Sequence[str]) -> bool:
-    """Return whether a metric begins with one of these prefixes; ``*`` means all."""
+    """Return whether a metric's name begins with one of these prefixes; ``*``: all."""
     return requested == _ALL or name.startswith(tuple(requested))
 
 
@@ -37,10 +37,11 @@ class MetricsCollector:
     """Makes payloads of a client's metrics.
 
     Args:
-        snapshot: returns Kafka's metrics by group, the most important groups first. A
-            group of one topic or node has the name of that after a dot.
+        snapshot: a function that returns Kafka's metrics by group, the most important
+            groups first. The name of a group for one topic or node ends with a dot and
+            that topic or node.
         resource: attributes of the client that the broker does not know by itself.
-        wall_ns: returns the time in ns since 1970.
+        wall_ns: a function that returns the time in ns since 1970.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class MetricsCollector:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all pushes: the next one has whole sums."""
+        """Forget all pushes, so that the next one has sums since the client began."""
         self._told: _Sums = {}
         self._telling: _Sums = {}
 
@@ -70,8 +71,8 @@ class MetricsCollector:
         """Return a payload; b"" if no metric is asked for.
 
         Args:
-            requested: prefixes of names; see `is_requested`.
-            is_delta: whether sums are since the last push.
+            requested: prefixes of metrics' names; see `is_requested`.
+            is_delta: whether sums count from the last push, not from the beginning.
             max_bytes: if a payload is larger, only metrics of the whole client are in
                 it, and it may still be larger; 0 means no limit.
         """
@@ -88,7 +89,7 @@ class MetricsCollector:
     def _encode(
         self, groups: Groups, requested: Sequence[str], is_delta: bool, now_ns: int
     ) -> tuple[bytes, _Sums]:
-        """Return a payload, and the sums that are in it."""
+        """Return a payload of the metrics asked for, and the sums that are in it."""
         metrics: dict[str, Metric] = {}
         sums: _Sums = {}
         left = MAX_POINTS

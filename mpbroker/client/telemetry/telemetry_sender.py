@@ -40,7 +40,7 @@ SHORT_LAST_PUSH_MS: Final = 1000.0  # likewise, where the user's thread waits fo
 
 
 class TelemetrySender:
-    """See the module. One thread, that of the `NetworkClient`, runs it."""
+    """Sends due telemetry requests; the `NetworkClient`'s thread runs it."""
 
     def __init__(
         self,
@@ -50,14 +50,14 @@ class TelemetrySender:
         clock: Callable[[], float],
         timeout_ms: float | None = None,
     ) -> None:
-        """Send nothing yet.
+        """Make a sender; no request is sent yet.
 
         Args:
             client: sends the requests, and calls back.
             metadata: the client's metadata.
-            telemetry: decides what is sent, and when.
-            clock: the client's clock, in ms.
-            timeout_ms: the limit for an answer; None: request.timeout.ms.
+            telemetry: decides which requests are sent, and when.
+            clock: returns the time of the client's clock, in ms.
+            timeout_ms: the limit for a response, in ms; None: request.timeout.ms.
         """
         self._client = client
         self._metadata = metadata
@@ -69,9 +69,14 @@ class TelemetrySender:
         self._end_by_ms: float | None = None
 
     def step(self, now_ms: float) -> float:
-        """Send what is due; return how long until there may be more to do, in ms.
+        """Send a telemetry request if one is due.
 
         Call it after the client has sent its own requests.
+
+        Returns:
+            The longest wait before the next call, in ms. inf: only an event, such as a
+            response, can make a request due. 0: a client that closes need not wait any
+            longer.
         """
         delay_ms = self._step(now_ms)
         if self._end_by_ms is None:
@@ -132,10 +137,11 @@ class TelemetrySender:
         self._telemetry.take(answer.request, answer.response, self._clock())
 
     def push_last(self, poll: Callable[[float], None]) -> None:
-        """Send the last push and wait for its answer, for clients without a loop.
+        """Send the last push and wait for its response, for clients without a loop.
 
         Args:
-            poll: receives and sends, waiting for events for up to so many ms.
+            poll: a function that sends and receives; its argument is the longest wait
+                for events, in ms.
         """
         now_ms = self._clock()
         while self.must_end(now_ms, SHORT_LAST_PUSH_MS):
@@ -143,14 +149,20 @@ class TelemetrySender:
             now_ms = self._clock()
 
     def must_end(self, now_ms: float, limit_ms: float | None = None) -> bool:
-        """Begin to end; return whether to go on waiting for the last push."""
+        """Make the last push due at the first call; return whether to wait for it.
+
+        Args:
+            now_ms: the time of the client's clock, in ms.
+            limit_ms: the longest wait from the first call on, in ms; None:
+                `LAST_PUSH_MS`.
+        """
         if self._end_by_ms is None:
             self._end_by_ms = now_ms + (LAST_PUSH_MS if limit_ms is None else limit_ms)
             self._telemetry.begin_end(now_ms)
         return not self._is_over(now_ms)
 
     def _is_over(self, now_ms: float) -> bool:
-        """Return whether the last push was answered, or will not be."""
+        """Return whether the last push was answered, or can no longer be answered."""
         client, nodes = self._client, self._metadata.snapshot.nodes
         return (
             self._telemetry.has_ended

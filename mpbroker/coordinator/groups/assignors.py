@@ -1,14 +1,18 @@
-"""Assign partitions to the members of a consumer group: the assignors.
+"""Assign partitions to the members of a group: the assignors.
 
     uniform  Each member gets about the same number of partitions. A member keeps the
              partitions it has, as far as that allows.
     range    Each member gets consecutive partitions of each topic. Members with the
              same subscription get the same partition numbers of every topic.
 
-Both depend only on the members, the topics and the last assignment: the same input
-gives the same result.
+    simple   For share groups (KIP-932): each partition has about the same number of
+             members, and each member about the same number of partitions.
 
-Source: KIP-848; the promises are those of Kafka's UniformAssignor and RangeAssignor.
+An assignor's result depends only on the members, the topics and the last assignment:
+the same input gives the same result.
+
+Source: KIP-848; the promises are those of Kafka's UniformAssignor, RangeAssignor
+and SimpleAssignor.
 """
 
 from __future__ import annotations
@@ -22,12 +26,12 @@ Partitions = dict[TopicId, set[int]]
 
 
 class MemberSpec(NamedTuple):
-    """A member, as an assignor sees it."""
+    """What an assignor must know of a group's member."""
 
     member_id: str
     instance_id: str | None
-    topics: frozenset[TopicId]  # the existing ones that it subscribes to
-    assigned: Mapping[TopicId, set[int]]  # by the last target assignment
+    topics: frozenset[TopicId]  # the existing topics to which it subscribes
+    assigned: Mapping[TopicId, set[int]]  # its share of the last target assignment
 
 
 Assignor = Callable[[list[MemberSpec], Mapping[TopicId, int]], dict[str, Partitions]]
@@ -36,7 +40,11 @@ Assignor = Callable[[list[MemberSpec], Mapping[TopicId, int]], dict[str, Partiti
 def assign_uniform(
     members: list[MemberSpec], topics: Mapping[TopicId, int]
 ) -> dict[str, Partitions]:
-    """Give each member the same number of partitions, and move as few as possible."""
+    """Give members about the same number of partitions, and move as few as possible.
+
+    Args:
+        topics: the number of partitions of each topic.
+    """
     members = sorted(members, key=lambda member: member.member_id)
     shares: dict[str, list[tuple[TopicId, int]]] = {}
     taken: set[tuple[TopicId, int]] = set()
@@ -70,7 +78,8 @@ def _fill_alike(
     """Fill up shares of members that all have the same subscription."""
     total = len(free) + sum(map(len, shares.values()))
     least, more = divmod(total, len(shares))
-    # Each gets the average, and some get one more: those that have most keep it.
+    # Each member gets the average, rounded down. The members that have the most
+    # partitions get one more, as far as the remainder allows.
     order = sorted(shares, key=lambda member_id: (-len(shares[member_id]), member_id))
     quota = {member_id: least + (rank < more) for rank, member_id in enumerate(order)}
     for member_id, share in shares.items():
@@ -88,12 +97,16 @@ def _fill_unlike(
     shares: dict[str, list[tuple[TopicId, int]]],
     free: list[tuple[TopicId, int]],
 ) -> None:
-    """Fill up shares of members with different subscriptions, then level them."""
+    """Give free partitions to members with different subscriptions.
+
+    Then move partitions to members that have at least two fewer.
+    """
     wanting: dict[TopicId, list[str]] = {}
     for member in members:
         for topic in member.topics:
             wanting.setdefault(topic, []).append(member.member_id)
-    # First the partitions that few members can take, each to the one that has least.
+    # First the partitions that few members can take. Each goes to the member that has
+    # the fewest partitions by then.
     free.sort(key=lambda each: (len(wanting.get(each[0], ())), each))
     for topic, number in free:
         takers = wanting.get(topic)
@@ -121,8 +134,13 @@ def _fill_unlike(
 def assign_range(
     members: list[MemberSpec], topics: Mapping[TopicId, int]
 ) -> dict[str, Partitions]:
-    """Give each member consecutive partitions of each topic."""
-    # Static members first, by instance id: one that comes back has its old place.
+    """Give each member consecutive partitions of each topic to which it subscribes.
+
+    Args:
+        topics: the number of partitions of each topic.
+    """
+    # Static members first, in the order of their instance ids, so that a member that
+    # comes back gets the same partitions.
     members = sorted(
         members, key=lambda m: (m.instance_id is None, m.instance_id or m.member_id)
     )
@@ -138,6 +156,45 @@ def assign_range(
             if end > start:
                 shares[member_id][topic] = set(range(start, end))
             start = end
+    return shares
+
+
+def assign_simple(
+    members: list[MemberSpec], topics: Mapping[TopicId, int]
+) -> dict[str, Partitions]:
+    """Assign partitions for a share group, each to one or more members.
+
+    A partition has several members if there are more members than partitions.
+
+    Args:
+        topics: the number of partitions of each topic.
+    """
+    shares: dict[str, Partitions] = {member.member_id: {} for member in members}
+    members = sorted(members, key=lambda member: member.member_id)
+    if members and all(member.topics == members[0].topics for member in members):
+        together = [list(topics)]
+    else:
+        together = [[topic] for topic in topics]
+    turn = 0
+    for some in together:
+        readers = [
+            member.member_id for member in members if member.topics.intersection(some)
+        ]
+        partitions = [
+            (topic, number)
+            for topic in some
+            for number in range(topics[topic])
+            if any(topic in member.topics for member in members)
+        ]
+        if not readers or not partitions:
+            continue
+        for step in range(max(len(readers), len(partitions))):
+            topic, number = partitions[step % len(partitions)]
+            # Each topic begins with another member, so that all members get about the
+            # same number of partitions.
+            member_id = readers[(step + turn) % len(readers)]
+            shares[member_id].setdefault(topic, set()).add(number)
+        turn += len(partitions)
     return shares
 
 

@@ -1,6 +1,6 @@
-"""Keep the state of a classic group: its members, its generation, its state table.
+"""Keep the state of a classic group: its members, its generation, its state.
 
-This module has no decisions. `classic_protocol` and `classic_rebalance` decide what a
+This module makes no decisions. `classic_protocol` and `classic_rebalance` decide what a
 member may do, and when it gets which answer.
 
 Source: Kafka's ClassicGroup and ClassicGroupState.
@@ -35,12 +35,12 @@ class ClassicGroupState(Enum):
     PREPARING_REBALANCE = "PreparingRebalance"  # waits for members to join again
     COMPLETING_REBALANCE = "CompletingRebalance"  # waits for the leader's assignment
     STABLE = "Stable"  # every member can have its assignment
-    DEAD = "Dead"  # removed; a caller that still holds it must look again
+    DEAD = "Dead"  # the group was removed; a caller that still has it looks again
 
 
 S = ClassicGroupState
 
-# Which states may come before one; a pair that is absent is illegal.
+# The states that may come before each state; a pair that is absent is illegal.
 PREVIOUS_STATES: Final[Mapping[ClassicGroupState, frozenset[ClassicGroupState]]] = {
     S.EMPTY: frozenset({S.PREPARING_REBALANCE}),
     S.PREPARING_REBALANCE: frozenset({S.STABLE, S.COMPLETING_REBALANCE, S.EMPTY}),
@@ -49,16 +49,16 @@ PREVIOUS_STATES: Final[Mapping[ClassicGroupState, frozenset[ClassicGroupState]]]
     S.DEAD: frozenset(S),
 }
 
-# The session timeout in a group's record that says: this member has gone.
+# The session timeout that a group's record has for a member that has gone.
 _SESSION_IS_OVER: Final = 0
 
 
 class IllegalGroupTransitionError(MpbrokerError):
-    """A bug of ours: a state that cannot follow the group's state."""
+    """The group was put into a state that cannot follow its state: a bug of ours."""
 
 
 class Membership(NamedTuple):
-    """A member's JoinGroup: the protocols that it supports, and its timeouts."""
+    """The protocols that a member supports, and its timeouts, from its JoinGroup."""
 
     protocol_type: str
     protocols: Protocols
@@ -114,11 +114,12 @@ class ClassicMember:
         # Its parked JoinGroup or SyncGroup; never both.
         self.awaiting_join: Call | None = None
         self.awaiting_sync: Call | None = None
-        # It has not been in a generation yet: its session may end while its join waits.
+        # True until the member is in a generation: until then its session may end while
+        # its JoinGroup waits.
         self.is_new = False
 
     def take(self, membership: Membership) -> None:
-        """Keep what the member said in its latest JoinGroup."""
+        """Store the protocols and the timeouts of the member's latest JoinGroup."""
         self.protocol_type = membership.protocol_type
         self.protocols = membership.protocols
         self.rebalance_timeout_ms = membership.rebalance_timeout_ms
@@ -129,18 +130,21 @@ class ClassicMember:
         return self.group_instance_id is not None
 
     def metadata(self, protocol: str) -> bytes:
-        """Return what it sent with a protocol; b"" if it does not support it."""
+        """Return the metadata that the member sent for a protocol.
+
+        Return b"" if the member does not support the protocol.
+        """
         for name, metadata in self.protocols:
             if name == protocol:
                 return metadata
         return b""
 
     def matches(self, protocols: Protocols) -> bool:
-        """Return whether it has joined with these protocols."""
+        """Return whether the member's latest JoinGroup had exactly these protocols."""
         return list(self.protocols) == list(protocols)
 
     def vote(self, candidates: frozenset[str] | set[str]) -> str:
-        """Return the first of its protocols that is among the candidates."""
+        """Return the protocol that the member prefers among the candidates."""
         for name, _ in self.protocols:
             if name in candidates:
                 return name
@@ -172,8 +176,8 @@ class ClassicGroup:
         self.pending_join_members: set[str] = set()
         # Members whose JoinGroup is answered and that have sent no SyncGroup yet.
         self.pending_sync_members: set[str] = set()
-        # The ids of the members in the group's latest record, and one of them that has
-        # gone since it was in a record; see metadata_value().
+        # The ids of the members in the group's latest record, and the last member that
+        # has left after it was in a record; see metadata_value().
         self.logged_members: frozenset[str] = frozenset()
         self.departed: ClassicMember | None = None
         self.new_member_added = False
@@ -186,10 +190,10 @@ class ClassicGroup:
         return self.state in states
 
     def transition_to(self, state: ClassicGroupState, now_ms: int) -> None:
-        """Change the state.
+        """Change the group's state.
 
         Raises:
-            IllegalGroupTransitionError: PREVIOUS_STATES does not allow it.
+            IllegalGroupTransitionError: PREVIOUS_STATES does not allow the change.
         """
         if self.state not in PREVIOUS_STATES[state]:
             raise IllegalGroupTransitionError(
@@ -200,7 +204,7 @@ class ClassicGroup:
 
     @property
     def rebalance_timeout_ms(self) -> int:
-        """The longest rebalance timeout of the members; 0 if there are none."""
+        """The longest rebalance timeout of the members in ms; 0 if there are none."""
         return max(
             (member.rebalance_timeout_ms for member in self.members.values()), default=0
         )
@@ -226,7 +230,11 @@ class ClassicGroup:
     # -- members -------------------------------------------------------------------
 
     def add(self, member: ClassicMember, join: Call | None = None) -> None:
-        """Add a member; the first one leads and sets the group's protocol type."""
+        """Add a member; the first member is the leader and sets the protocol type.
+
+        Args:
+            join: the member's JoinGroup, if it is parked.
+        """
         if not self.members:
             self.protocol_type = member.protocol_type
         if self.leader_id is None:
@@ -262,14 +270,18 @@ class ClassicGroup:
         membership: Membership,
         join: Call | None,
     ) -> None:
-        """Take over the protocols and timeouts of a member that joins again."""
+        """Store the new protocols and timeouts of a member that joins again.
+
+        Args:
+            join: the member's JoinGroup, if it is parked.
+        """
         self._forget_protocols(member)
         member.take(membership)
         self._supported.update({name for name, _ in member.protocols})
         self.set_awaiting_join(member, join)
 
     def replace_static_member(self, old_member_id: str, new_member_id: str) -> None:
-        """Give a static member that comes back its old place, under a new id."""
+        """Replace the member id of a static member that has joined again."""
         member = self.members.pop(old_member_id)
         assert member.group_instance_id is not None
         member.member_id = new_member_id
@@ -286,7 +298,7 @@ class ClassicGroup:
             self.pending_sync_members.add(new_member_id)
 
     def set_awaiting_join(self, member: ClassicMember, join: Call | None) -> None:
-        """Park a member's JoinGroup, or note that it is answered (None)."""
+        """Store a member's parked JoinGroup, or None when it is answered."""
         self.num_awaiting_join += (join is not None) - (
             member.awaiting_join is not None
         )
@@ -297,7 +309,10 @@ class ClassicGroup:
         self._supported += Counter()  # drops the protocols that are left at 0
 
     def maybe_elect_new_joined_leader(self) -> bool:
-        """Make sure that the leader has joined; False if no member has."""
+        """Elect another leader if the leader has not joined for the next generation.
+
+        Return False if no member has joined.
+        """
         leader = self.members.get(self.leader_id or "")
         if leader is not None and leader.awaiting_join is not None:
             return True
@@ -310,7 +325,11 @@ class ClassicGroup:
     # -- protocols -----------------------------------------------------------------
 
     def supports_protocols(self, protocol_type: str, names: Iterable[str]) -> bool:
-        """Return whether a member with these protocols could take part."""
+        """Return whether a new member's protocols fit those of all other members.
+
+        At least one protocol must be common to all, and the protocol type must be the
+        same. In an empty group any protocols are valid.
+        """
         if self.state is S.EMPTY or not self.members:
             return bool(protocol_type) and any(True for _ in names)
         total = len(self.members)
@@ -319,21 +338,25 @@ class ClassicGroup:
         )
 
     def select_protocol(self) -> str:
-        """Return the protocol with most votes, of those that all members support."""
+        """Return the protocol with most votes among those that all members support."""
         total = len(self.members)
         candidates = {name for name, n in self._supported.items() if n == total}
         votes = Counter(member.vote(candidates) for member in self.members.values())
         return votes.most_common(1)[0][0]
 
     def is_subscribed_to(self, topic: str) -> bool:
-        """Return whether a member subscribes to a topic; True if that is unknown."""
+        """Return whether a member subscribes to a topic.
+
+        Return True also if the subscriptions are not known (`subscribed_topics`).
+        """
         topics = self.subscribed_topics()
         return topics is None or topic in topics
 
     def subscribed_topics(self) -> set[str] | None:
-        """Return the topics that members subscribe to.
+        """Return the topics to which the members subscribe.
 
-        None if they are not consumers, or if what they sent cannot be read.
+        Return None if the members are not consumers, or if the metadata that one of
+        them has sent cannot be read.
         """
         if self.protocol_type != CONSUMER_PROTOCOL:
             return None
@@ -352,7 +375,7 @@ class ClassicGroup:
     # -- checks ----------------------------------------------------------------------
 
     def validate_member(self, member_id: str, group_instance_id: str | None) -> None:
-        """Raise unless this is a member, and the latest one of its instance id.
+        """Check that a member id is known, and is the latest one of its instance id.
 
         Raises:
             ApiError: UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID.
@@ -374,7 +397,7 @@ class ClassicGroup:
         *,
         transactional: bool = False,
     ) -> None:
-        """Raise if a member may not commit now.
+        """Raise an error if a member may not commit offsets now.
 
         Raises:
             ApiError: COORDINATOR_NOT_AVAILABLE, UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID,
@@ -400,18 +423,19 @@ class ClassicGroup:
         return not self.logged_members <= self.members.keys()
 
     def note_logged(self) -> None:
-        """Note that the group's record is written as the group is now."""
+        """Note that a record with the group's present members was written."""
         self.logged_members = frozenset(
             member.member_id for member in self.members.values() if not member.is_new
         )
 
     def metadata_value(self) -> GroupMetadataValue:
-        """Return the value of its record: what a successor needs to go on.
+        """Return the value of the group's record in __consumer_offsets.
 
-        A record that is written during a rebalance also has a member that has gone,
-        with a session timeout of 0. So its session is over when the record is loaded,
-        here or by Kafka, and the rebalance begins again. A member that joins for the
-        first time is left out: its JoinGroup is parked, and comes to the successor.
+        If a member has left during a rebalance, the record still names it, with a
+        session timeout of 0. For a coordinator that loads the record (of this broker or
+        of Kafka) the member's session has ended, so it begins the rebalance again. A
+        member that joins for the first time is left out: the next coordinator gets its
+        parked JoinGroup.
         """
         protocol = self.protocol_name
         value = GroupMetadataValue(
@@ -437,9 +461,10 @@ class ClassicGroup:
     def of_record(
         cls, group_id: str, value: GroupMetadataValue, now_ms: int
     ) -> ClassicGroup:
-        """Make the group of a record: Stable if it has members, otherwise Empty.
+        """Make a group from its record: Stable if it has members, otherwise Empty.
 
-        If a member has gone since, it is ``departed``, and the caller rebalances.
+        If the record names a member that has left during a rebalance, ``departed`` is
+        this member, and the caller begins the rebalance again.
         """
         lives = any(row.session_timeout > _SESSION_IS_OVER for row in value.members)
         state = S.STABLE if lives else S.EMPTY

@@ -42,10 +42,11 @@ S = ClassicGroupState
 MEMBER_ID_REQUIRED_SINCE: Final = 4
 _SKIP_ASSIGNMENT_SINCE: Final = 9
 LEAVE_SEVERAL_SINCE: Final = 3
+_MAX_STRING: Final = 0x7FFF  # bytes, in all versions
 
 
 class ClassicProtocol:
-    """Serves the requests of members.
+    """Serves the requests of classic groups' members.
 
     Args:
         new_id: makes the random part of a member id.
@@ -69,7 +70,7 @@ class ClassicProtocol:
     def join(
         self, call: Call, group: ClassicGroup, request: JoinGroupRequest, now_ms: int
     ) -> None:
-        """Let a member take part in the next generation.
+        """Answer or park a JoinGroup, with which a member joins the next generation.
 
         Raises:
             ApiError: the error to answer with.
@@ -111,7 +112,7 @@ class ClassicProtocol:
     ) -> None:
         instance = request.group_instance_id
         prefix = call.client_id if instance is None else instance
-        new_id = f"{prefix}-{self._new_id()}"
+        new_id = _member_id(prefix, self._new_id())
         if instance is not None:
             old_id = group.static_members.get(instance)
             if old_id is not None:
@@ -131,6 +132,26 @@ class ClassicProtocol:
             self._rebalance.refuse_join(call, ErrorCode.MEMBER_ID_REQUIRED, new_id)
             return
         self._add_member(call, group, new_id, instance, membership, now_ms)
+        if instance is None:
+            self._forget_if_ended(call, group, new_id)
+
+    def _forget_if_ended(self, call: Call, group: ClassicGroup, member_id: str) -> None:
+        """Have a new member removed if its first JoinGroup is answered early.
+
+        Before version 4 the client does not know its member id yet, and joins again as
+        another member. So the group would wait for a member without a client.
+        """
+
+        def forget(now_ms: int) -> None:
+            member = group.members.get(member_id)
+            if member is not None and member.awaiting_join is call:
+                code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS  # as in waiting_calls.py
+                self._rebalance.drop(group, member, code)
+                self._rebalance.after_removal(group, now_ms)
+
+        # Not at once: the caller may be in the middle of a request.
+        name = ("forget", group.group_id, member_id)
+        call.end_wait = lambda: self._timers.schedule(name, 0, forget)
 
     def _expire_pending_member(
         self, group: ClassicGroup, member_id: str, now_ms: int
@@ -174,7 +195,8 @@ class ClassicProtocol:
             group.pending_join_members.add(member_id)
         if member_id in group.pending_join_members:
             if request.group_instance_id is not None:
-                raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)  # static members never do
+                # A static member is never told to join again with a new id.
+                raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
             self._add_member(call, group, member_id, None, membership, now_ms)
             return
         group.validate_member(member_id, request.group_instance_id)
@@ -185,7 +207,7 @@ class ClassicProtocol:
             group.is_in(S.COMPLETING_REBALANCE)
             or (group.is_in(S.STABLE) and member_id != group.leader_id)
         ):
-            # The answer was lost, or the member joined without a reason: repeat it.
+            # The answer was lost, or the member joined without a reason: answer again.
             self._rebalance.answer_join(call, group, member)
             return
         self._update_member(call, group, member, membership, now_ms)
@@ -201,7 +223,7 @@ class ClassicProtocol:
     ) -> None:
         waiting = member.awaiting_join
         if waiting is not None and call is not None:
-            # Two connections speak for this member: the newer one counts.
+            # Two connections use this member id: the request of the newer one counts.
             self._rebalance.refuse_join(
                 waiting, ErrorCode.UNKNOWN_MEMBER_ID, member.member_id
             )
@@ -265,7 +287,9 @@ class ClassicProtocol:
     def sync(
         self, call: Call, group: ClassicGroup, request: SyncGroupRequest, now_ms: int
     ) -> None:
-        """Give a member its assignment, when the leader has sent it.
+        """Answer a SyncGroup with the member's assignment, or park it.
+
+        It is parked until the leader has sent the assignment.
 
         Raises:
             ApiError: the error to answer with.
@@ -287,7 +311,8 @@ class ClassicProtocol:
         member = group.members[member_id]
         group.pending_sync_members.discard(member_id)
         if group.is_in(S.STABLE):
-            self._rebalance.answer_sync(call, group, member)
+            after = self._out.told(self._rebalance.log_of(group))
+            self._rebalance.answer_sync(call, group, member, after)
             self._rebalance.schedule_session(group, member, now_ms)
             self._rebalance.maybe_end_pending_sync(group)
             return
@@ -307,7 +332,7 @@ class ClassicProtocol:
     def heartbeat(
         self, call: Call, group: ClassicGroup, request: HeartbeatRequest, now_ms: int
     ) -> None:
-        """Note that a member lives, and tell it whether to join again.
+        """Restart a member's session timer; answer whether it must join again.
 
         Raises:
             ApiError: the error to answer with.
@@ -339,7 +364,7 @@ class ClassicProtocol:
         request: LeaveGroupRequest,
         now_ms: int,
     ) -> None:
-        """Remove members at once; each has its own error code in the answer.
+        """Remove members at once; answer with an error code for each.
 
         Raises:
             ApiError: COORDINATOR_NOT_AVAILABLE.
@@ -374,12 +399,13 @@ class ClassicProtocol:
             response = LeaveGroupResponse(error_code=answers[0].error_code)
         else:
             response = LeaveGroupResponse(members=answers)
-        # The answer waits for the group's record, which tells a successor the same.
+        # The answer waits until the group's record is on disk. From it a coordinator
+        # that replaces this one learns that the member has left.
         after = NOW if group is None else self._rebalance.written(group)
         self._out.answer(call, response, after)
 
     def _leave_one(self, group: ClassicGroup, identity: MemberIdentity) -> bool:
-        """Remove a member; return False if it had an id and had not joined yet."""
+        """Remove a member; return False if it had got an id but had not joined yet."""
         member_id, instance = identity.member_id, identity.group_instance_id
         if not member_id and instance is not None:
             # An admin client removes a static member by its instance id alone.
@@ -395,10 +421,18 @@ class ClassicProtocol:
         return True
 
 
-def may_have_been_parked(call: Call, request: JoinGroupRequest) -> bool:
-    """Return whether a coordinator that was killed may have parked this JoinGroup.
+def _member_id(prefix: str, random_part: str) -> str:
+    """Return ``prefix-random_part`` as a member id; cut off a very long prefix."""
+    longest = _MAX_STRING - len(random_part) - 1
+    if len(prefix) > longest // 4:  # a character has 4 bytes at most
+        prefix = prefix.encode()[:longest].decode(errors="ignore")
+    return f"{prefix}-{random_part}"
 
-    It gave the member its id with MEMBER_ID_REQUIRED, and no log tells that. Static
-    members join without an id.
+
+def may_have_been_parked(call: Call, request: JoinGroupRequest) -> bool:
+    """Return whether an earlier coordinator, killed since, may have parked a JoinGroup.
+
+    That coordinator gave the client the member id with MEMBER_ID_REQUIRED, so the id is
+    valid although no log has it. Static members join without an id.
     """
     return call.is_older and bool(request.member_id) and not request.group_instance_id

@@ -5,19 +5,19 @@
                           group wait for group.initial.rebalance.delay.ms, and again for
                           as long if others have come meanwhile.
     CompletingRebalance   The JoinGroups are answered. SyncGroups are parked until the
-                          leader's, which has the assignment, or until the rebalance
-                          timeout. It removes a leader that has sent none, and the
-                          others are answered REBALANCE_IN_PROGRESS.
+                          leader has sent its own, which has the assignment, or until
+                          the rebalance timeout. Then a leader that has sent none is
+                          removed, and the others are answered REBALANCE_IN_PROGRESS.
     Stable                The assignment is in the log, and SyncGroups are answered.
 
 A member's session timer runs while none of its requests is parked.
 
 A group's record is written when the leader's SyncGroup has come, when the group has
 become empty, and when a member that is in the record has gone: by LeaveGroup, at the
-end of its session, or because it sent no SyncGroup. The third record says that a
-rebalance is under way, see ClassicGroup.metadata_value(). So if the coordinator is
-killed after a LeaveGroup was answered, its successor tells the other members to join
-again, and does not wait for the one that has gone.
+end of its session, or because it sent no SyncGroup. The record that is written when a
+member has gone says that a rebalance is under way, see ClassicGroup.metadata_value().
+So if the coordinator is killed after a LeaveGroup was answered, its successor tells the
+other members to join again, and does not wait for the one that has gone.
 
 If the coordinator is killed in another rebalance, the log has only the last generation.
 The successor begins with it, in the state Stable, and executes the members' parked
@@ -58,12 +58,12 @@ from mpbroker.protocol.records.batch_header import BATCH_HEADER_SIZE
 
 S = ClassicGroupState
 
-# How long the JoinGroup of a member may be parked that has never been in a generation.
-# Its client may have ended, and the group must not wait for it for ever. Kafka's
+# How long a JoinGroup may be parked if its member has never been in a generation. Its
+# client may have ended, and the group must not wait for it for ever. Kafka's
 # NewMemberJoinTimeoutMs.
 NEW_MEMBER_JOIN_TIMEOUT_MS: Final = 5 * 60 * 1000
-# What is left of a session at least when its group is loaded: the requests that came
-# while no coordinator lived are executed first.
+# The least time that is left of a member's session when its group is loaded: in it the
+# requests are executed that came while no coordinator lived.
 LEAST_SESSION_LEFT_MS: Final = 2000
 _NULLABLE_PROTOCOL_SINCE: Final = 7
 # A record's bytes beside its key and value, as Kafka estimates them at most.
@@ -71,10 +71,11 @@ _RECORD_OVERHEAD: Final = 21
 
 
 class ClassicRebalance:
-    """Rebalances: prepare, complete and expire them, write groups, answer members.
+    """Moves groups of the classic protocol through rebalances; answers their members.
 
     Args:
-        partition_of: returns the partition of __consumer_offsets of a group.
+        partition_of: returns the partition of __consumer_offsets that has the records
+            of a group.
     """
 
     def __init__(
@@ -94,18 +95,18 @@ class ClassicRebalance:
     def maybe_prepare_rebalance(
         self, group: ClassicGroup, now_ms: int, waited_ms: int = 0
     ) -> None:
-        """Begin a rebalance unless the group is in its first phase already.
+        """Begin a rebalance unless the group is in PreparingRebalance already.
 
         Args:
-            waited_ms: how long the JoinGroup that is the reason has waited, perhaps for
-                a coordinator that was killed. The group's first members then do not
-                wait for as long again.
+            waited_ms: how long the JoinGroup that causes the rebalance has waited,
+                perhaps while an earlier coordinator was alive. In an empty group this
+                time counts as a part of group.initial.rebalance.delay.ms.
         """
         if group.is_in(S.STABLE, S.COMPLETING_REBALANCE, S.EMPTY):
             self._prepare_rebalance(group, now_ms, waited_ms)
 
     def _timeout_ms(self, group: ClassicGroup) -> int:
-        """Return how long each phase of a rebalance waits for the group's members."""
+        """Return how many ms each phase of a rebalance waits for the members."""
         most = self._config.max_rebalance_timeout_ms
         return min(group.rebalance_timeout_ms, most)
 
@@ -160,7 +161,7 @@ class ClassicRebalance:
             )
 
     def maybe_complete_join(self, group: ClassicGroup, now_ms: int) -> None:
-        """Complete the join phase if a member that joined or left was the last."""
+        """Begin the next generation if all members have joined for it."""
         if (
             group.is_in(S.PREPARING_REBALANCE)
             and group.has_all_members_joined
@@ -214,7 +215,7 @@ class ClassicRebalance:
     def _expire_pending_sync(
         self, group: ClassicGroup, generation_id: int, now_ms: int
     ) -> None:
-        """Remove the members that have joined and sent no SyncGroup."""
+        """Remove the members that have joined a generation but sent no SyncGroup."""
         if generation_id != group.generation_id or not group.is_in(
             S.COMPLETING_REBALANCE, S.STABLE
         ):
@@ -234,10 +235,13 @@ class ClassicRebalance:
     def complete_sync(
         self, group: ClassicGroup, assignments: dict[str, bytes], now_ms: int
     ) -> None:
-        """Keep the leader's assignment, and answer the members that wait for theirs.
+        """Store the leader's assignment, and answer all parked SyncGroups.
 
-        An assignment that is too large for a record is an error for all members, which
-        then join again.
+        If the assignment is too large for a record, all members are answered with an
+        error, and join again.
+
+        Args:
+            assignments: the encoded assignment of each member, by member id.
         """
         for member in group.members.values():
             member.assignment = assignments.get(member.member_id, b"")
@@ -294,7 +298,10 @@ class ClassicRebalance:
         self.after_removal(group, now_ms)
 
     def after_removal(self, group: ClassicGroup, now_ms: int) -> None:
-        """Rebalance a group that has lost members, and write that it has lost them."""
+        """Rebalance a group after members were removed from it.
+
+        Write the group's record if the latest record has such a member.
+        """
         if group.is_in(S.STABLE, S.COMPLETING_REBALANCE):
             self.maybe_prepare_rebalance(group, now_ms)
         else:
@@ -324,7 +331,11 @@ class ClassicRebalance:
         now_ms: int,
         timeout_ms: int = 0,
     ) -> None:
-        """Start a member's session timer, or start it again."""
+        """Start or restart a member's session timer.
+
+        Args:
+            timeout_ms: the time until the session ends; 0: its session timeout.
+        """
         self._sessions.heard(member.member_id, now_ms)
         left_ms = timeout_ms or member.session_timeout_ms
         self._schedule_session(group, member, now_ms + left_ms)
@@ -347,11 +358,11 @@ class ClassicRebalance:
         if member.is_new or not waits:
             self.remove_member(group, member, now_ms)
         else:
-            # A request of it is parked: the timer starts when that is answered.
+            # The member's request is parked: its timer starts with the answer.
             self._sessions.forget(member_id)
 
     def refuse_waiting(self, group: ClassicGroup, error_code: ErrorCode) -> None:
-        """Answer all parked requests with an error; the broker stops, for example."""
+        """Answer all parked requests of members with an error."""
         for member in group.members.values():
             join, sync = member.awaiting_join, member.awaiting_sync
             if join is not None:
@@ -362,7 +373,7 @@ class ClassicRebalance:
                 self.refuse_sync(sync, error_code)
 
     def forget(self, group: ClassicGroup, error_code: ErrorCode) -> None:
-        """Forget a group's members: answer what is parked, cancel all timers."""
+        """Remove a group's members: answer their parked requests, cancel all timers."""
         for member in list(group.members.values()):
             self.drop(group, member, error_code)
         for member_id in group.pending_join_members:
@@ -373,16 +384,18 @@ class ClassicRebalance:
     # -- records and answers -----------------------------------------------------------
 
     def log_of(self, group: ClassicGroup) -> int:
-        """Return the partition of __consumer_offsets that has a group's records."""
+        """Return the partition of __consumer_offsets that has the group's records."""
         return self._partition_of(group.group_id)
 
     def written(self, group: ClassicGroup) -> tuple[int, ...]:
-        """Return what an answer rests on that tells what was just written, if any."""
-        log = self.log_of(group)
-        return (log,) if log in self._out.records else NOW
+        """Return the logs that must be on disk before an answer is sent.
+
+        This is the group's log, or NOW (none): see `Outbox.written`.
+        """
+        return self._out.written(self.log_of(group))
 
     def write_group(self, group: ClassicGroup) -> bool:
-        """Write the group's record; return False if it is too large for the log."""
+        """Write the group's record to the log; return False if it is too large."""
         key = group_metadata_key(group.group_id)
         try:
             value = group_metadata_value(group.metadata_value())
@@ -396,7 +409,11 @@ class ClassicRebalance:
         return True
 
     def loaded(self, group: ClassicGroup, now_ms: int) -> None:
-        """Go on with the sessions of a group's members, and with its rebalance."""
+        """Start the session timers of a loaded group; continue its rebalance, if any.
+
+        The time since a member's last request, as the previous coordinator has stored
+        it, counts as a part of its session timeout.
+        """
         for member in group.members.values():
             silence_ms = self._sessions.take_over(member.member_id, now_ms)
             left_ms = member.session_timeout_ms
@@ -417,11 +434,12 @@ class ClassicRebalance:
         skip_assignment: bool = False,
         after: tuple[int, ...] = NOW,
     ) -> None:
-        """Tell a member its generation, and the leader which other members are in it.
+        """Answer a member's JoinGroup with the group's generation.
 
         Args:
-            members: the members to name; by default all to the leader, none to others.
-            leader_id: the leader to name, if it is not to be the group's.
+            members: the members that the answer names. By default these are all members
+                if the answer is for the leader, else none.
+            leader_id: the leader that the answer names; by default the group's leader.
         """
         if members is None:
             leads = member.member_id == group.leader_id
@@ -456,7 +474,7 @@ class ClassicRebalance:
         member: ClassicMember,
         after: tuple[int, ...] = NOW,
     ) -> None:
-        """Give a member its assignment."""
+        """Answer a member's SyncGroup with its assignment."""
         response = SyncGroupResponse(
             error_code=ErrorCode.NONE,
             protocol_type=group.protocol_type,
@@ -472,7 +490,7 @@ class ClassicRebalance:
 def refused_join(
     call: Call, error_code: ErrorCode, member_id: str = ""
 ) -> JoinGroupResponse:
-    """Return the answer to a JoinGroup that cannot be served."""
+    """Return a response that answers a JoinGroup with an error."""
     nameless = None if call.version >= _NULLABLE_PROTOCOL_SINCE else ""
     return JoinGroupResponse(
         error_code=error_code, protocol_name=nameless, member_id=member_id

@@ -16,7 +16,7 @@ Source: KIP-848; Kafka's ConsumerGroup, ConsumerGroupMember, CurrentAssignmentBu
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from enum import Enum, IntEnum
 from typing import Final, NamedTuple
 
@@ -33,16 +33,16 @@ class ConsumerGroupState(Enum):
     """The states of a group; the values are the names that clients see."""
 
     EMPTY = "Empty"
-    ASSIGNING = "Assigning"  # the target is older than the group
+    ASSIGNING = "Assigning"  # the target assignment is older than the group epoch
     RECONCILING = "Reconciling"  # a member has not reached the target yet
     STABLE = "Stable"
     DEAD = "Dead"
 
 
 class MemberState(IntEnum):
-    """How far a member is; the numbers are those in its record."""
+    """A member's progress to its target assignment; the log has the same numbers."""
 
-    STABLE = 0  # it has its share of the target of its epoch
+    STABLE = 0  # it has its share of the target assignment of its epoch
     UNREVOKED_PARTITIONS = 1  # it must give partitions up before it goes on
     UNRELEASED_PARTITIONS = 2  # it waits for partitions that others still hold
 
@@ -87,8 +87,9 @@ class ConsumerMember:
         self.server_assignor: str | None = None
         self.topic_names: tuple[str, ...] = ()
         self.topic_regex: str | None = None
-        # The topics that its pattern shows it, if an authorizer hides some, and what
-        # they were looked up with: see patterns.py. Not in the log.
+        # The topics that match its pattern and that it may describe, if there is an
+        # authorizer; and the pattern and the versions with which they were looked up
+        # (see patterns.py). Not in the log.
         self.sees: frozenset[str] | None = None
         self.seen_by: tuple[str, int, int | None] | None = None
         self.classic: ClassicSide | None = None
@@ -99,11 +100,11 @@ class ConsumerMember:
         self.pending_revocation: Partitions = {}
 
     def subscription(self) -> tuple[object, ...]:
-        """The values of the member that an assignment depends on."""
+        """Return the member's values on which an assignment depends."""
         return (self.topic_names, self.topic_regex, self.server_assignor)
 
     def metadata(self) -> tuple[object, ...]:
-        """The values that its metadata record has."""
+        """Return the member's subscription, client and timeout, as for its record."""
         return (
             self.instance_id,
             self.rack_id,
@@ -115,7 +116,7 @@ class ConsumerMember:
         )
 
     def position(self) -> tuple[object, ...]:
-        """The values that its current-assignment record has."""
+        """Return the member's epochs and partitions, as its record has them."""
         return (
             self.member_epoch,
             self.previous_epoch,
@@ -145,7 +146,8 @@ class ConsumerGroup:
         self.topics: dict[str, int] = {}
         self.metadata_hash = 0  # of these topics, when the group epoch began
         self.topics_version = -1  # Topics.version() when they were looked up
-        # The member that holds a partition, or has not given it up yet.
+        # By topic id and partition, the member that has a partition or has not revoked
+        # it yet.
         self._holders: dict[TopicId, dict[int, str]] = {}
         self.is_dead = False
 
@@ -180,7 +182,10 @@ class ConsumerGroup:
         self._hold(member)
 
     def remove(self, member_id: str) -> ConsumerMember | None:
-        """Remove a member; what it holds is free, and it has no target."""
+        """Remove and return a member, its partitions and its target assignment.
+
+        Return None if the member is unknown.
+        """
         member = self.members.pop(member_id, None)
         if member is None:
             return None
@@ -192,7 +197,7 @@ class ConsumerGroup:
         return member
 
     def member(self, member_id: str) -> ConsumerMember:
-        """Return a member.
+        """Return the group's member that has this id.
 
         Raises:
             ApiError: UNKNOWN_MEMBER_ID.
@@ -206,7 +211,7 @@ class ConsumerGroup:
         return found
 
     def validate_instance(self, member_id: str, instance_id: str) -> None:
-        """Raise unless a static member's instance id is that of its member id.
+        """Check that an instance id is known, and belongs to the member id.
 
         Raises:
             ApiError: UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID.
@@ -236,7 +241,7 @@ class ConsumerGroup:
     ) -> bool:
         """Return whether a classic member with these protocols could join.
 
-        One of them must be supported by all other classic members.
+        All other classic members must support at least one of the protocols.
         """
         others = [m.classic for m in self.members.values() if m.classic is not None]
         supported = Counter(
@@ -247,7 +252,7 @@ class ConsumerGroup:
         )
 
     def all_are_classic(self, but: Collection[str] = ()) -> bool:
-        """Return whether all members but these speak the classic protocol."""
+        """Return whether all members except ``but`` speak the classic protocol."""
         return all(
             member.classic is not None
             for member_id, member in self.members.items()
@@ -255,7 +260,7 @@ class ConsumerGroup:
         )
 
     def waits_for_others(self, member: ConsumerMember) -> bool:
-        """Return whether other members still hold a part of a member's target."""
+        """Return whether other members still have partitions of a member's target."""
         return any(
             number not in member.assigned.get(topic, ())
             and self.holder(topic, number) is not None
@@ -264,7 +269,7 @@ class ConsumerGroup:
         )
 
     def preferred_assignor(self, default: str) -> str:
-        """Return the assignor that most members have requested."""
+        """Return the assignor that most members have requested, else ``default``."""
         votes = Counter(
             member.server_assignor
             for member in self.members.values()
@@ -275,7 +280,11 @@ class ConsumerGroup:
     def validate_offset_commit(
         self, member_id: str, generation_or_epoch: int, version: int
     ) -> None:
-        """Raise if a member may not commit with this epoch.
+        """Raise an error if a member may not commit offsets with this epoch.
+
+        Args:
+            generation_or_epoch: the member epoch, or a classic member's generation.
+            version: the version of the OffsetCommit request.
 
         Raises:
             ApiError: UNKNOWN_MEMBER_ID; for a stale epoch STALE_MEMBER_EPOCH, or
@@ -298,7 +307,9 @@ class ConsumerGroup:
             )
 
     def validate_offset_fetch(self, member_id: str | None, member_epoch: int) -> None:
-        """Raise if a member may not fetch offsets; an admin client names no member.
+        """Raise an error if a member may not fetch offsets.
+
+        An admin client names no member, and may always fetch them.
 
         Raises:
             ApiError: UNKNOWN_MEMBER_ID, STALE_MEMBER_EPOCH, ILLEGAL_GENERATION.
@@ -332,16 +343,16 @@ class ConsumerGroup:
                         del holders[number]
 
     def give_up_pending(self, member: ConsumerMember) -> None:
-        """Free the partitions that a member had to give up; a static member leaves.
+        """Free the partitions that a static member still had to revoke when it left.
 
-        It keeps its other partitions, since it will come back.
+        The member keeps its other partitions, since it will come back.
         """
         self._release(member)
         member.pending_revocation = {}
         self._hold(member)
 
     def holder(self, topic: TopicId, partition: int) -> str | None:
-        """Return the member that holds a partition, or has not given it up yet."""
+        """Return the member that has a partition or has not revoked it yet; or None."""
         return self._holders.get(topic, {}).get(partition)
 
     # -- the way to the target -----------------------------------------------------
@@ -349,10 +360,13 @@ class ConsumerGroup:
     def reconcile(
         self, member: ConsumerMember, owned: Mapping[TopicId, set[int]] | None
     ) -> bool:
-        """Take a member one step nearer to its target; return whether it changed.
+        """Bring a member's partitions one step nearer to its target assignment.
 
         Args:
-            owned: the partitions that it says it has; None: the same as before.
+            owned: the partitions that the member reports; None: as it last reported.
+
+        Returns:
+            Whether its state, epoch or partitions have changed.
         """
         if member.state is MemberState.STABLE:
             if member.member_epoch == self.assignment_epoch:
@@ -387,8 +401,9 @@ class ConsumerGroup:
                 gained[topic] = free
             unreleased |= free != want - have
         if revoked and _owns_any(owned, revoked):
-            # It has to give some up first, and keeps its epoch until it has said so.
-            # Only then are they free for others: see `holder`.
+            # The member has to revoke partitions first. It keeps its epoch until it
+            # reports that it has revoked them. Only then may others get them: `holder`
+            # counts pending revocations, too.
             member.state = MemberState.UNREVOKED_PARTITIONS
             member.assigned, member.pending_revocation = kept, revoked
             return
@@ -409,7 +424,10 @@ class ConsumerGroup:
 def _owns_any(
     owned: Mapping[TopicId, set[int]] | None, partitions: Mapping[TopicId, set[int]]
 ) -> bool:
-    """Return whether a member may still have some of these partitions."""
+    """Return whether a member may still have some of these partitions.
+
+    Return True if the member does not report its partitions (``owned`` is None).
+    """
     if owned is None:
         return True
     return any(owned.get(topic, set()) & each for topic, each in partitions.items())
@@ -417,11 +435,3 @@ def _owns_any(
 
 def _copy(partitions: Partitions) -> dict[TopicId, frozenset[int]]:
     return {topic: frozenset(numbers) for topic, numbers in partitions.items()}
-
-
-def partitions_of(rows: Iterable[tuple[TopicId, Iterable[int]]]) -> Partitions:
-    """Collect rows of a topic and partitions; a topic may be in several rows."""
-    found: Partitions = {}
-    for topic, numbers in rows:
-        found.setdefault(topic, set()).update(numbers)
-    return found

@@ -1,7 +1,7 @@
-"""Serve ConsumerGroupHeartbeat, the only request of a member that speaks KIP-848.
+"""Serve ConsumerGroupHeartbeat, the request of members that speak KIP-848.
 
-With it a member joins, subscribes, reports its partitions, and leaves. The answer has
-the member's epoch and assignment.
+With this request a member joins, subscribes, reports its partitions, and leaves. The
+answer has the member's epoch and assignment.
 
 Source: KIP-848; Kafka's GroupMetadataManager (consumerGroupHeartbeat and what belongs
 to it), with its error messages.
@@ -18,7 +18,6 @@ from mpbroker.coordinator.groups.consumer_group import (
     LEAVE_STATIC_EPOCH,
     ConsumerGroup,
     ConsumerMember,
-    partitions_of,
 )
 from mpbroker.coordinator.groups.consumer_group_rebalance import (
     ConsumerGroupRebalance,
@@ -28,7 +27,7 @@ from mpbroker.coordinator.groups.consumer_group_records import (
     member_record,
 )
 from mpbroker.coordinator.groups.group_config import GroupConfig
-from mpbroker.coordinator.groups.group_records import fits_a_key
+from mpbroker.coordinator.groups.partition_rows import partitions_of
 from mpbroker.coordinator.groups.patterns import compile_pattern, see
 from mpbroker.coordinator.outbox import Call
 from mpbroker.protocol.error_code import ErrorCode
@@ -69,17 +68,16 @@ class ConsumerGroupHeartbeat:
     # -- a request -----------------------------------------------------------------
 
     def validate(self, call: Call, request: ConsumerGroupHeartbeatRequest) -> None:
-        """Raise if a request is invalid for every state of its group.
+        """Raise an error if a request is invalid, whatever its group's state is.
 
         Raises:
-            ApiError: INVALID_REQUEST, UNSUPPORTED_ASSIGNOR.
+            ApiError: INVALID_REQUEST, UNSUPPORTED_ASSIGNOR, INVALID_REGULAR_EXPRESSION,
+                UNKNOWN_SERVER_ERROR.
         """
         epoch = request.member_epoch
         makes_id = call.version < _CLIENT_MAKES_ID_SINCE and epoch == _JOIN_EPOCH
         if not request.member_id and not makes_id:
             _refuse("MemberId can't be empty.")
-        if not fits_a_key(request.member_id):
-            _refuse(f"MemberId is too long: {len(request.member_id)} characters.")
         for name, value in (
             ("InstanceId", request.instance_id),
             ("RackId", request.rack_id),
@@ -126,7 +124,7 @@ class ConsumerGroupHeartbeat:
         request: ConsumerGroupHeartbeatRequest,
         now_ms: int,
     ) -> None:
-        """Keep what a member says; answer with its epoch and its assignment.
+        """Apply a member's heartbeat; answer with its epoch and its assignment.
 
         Raises:
             ApiError: the error to answer with.
@@ -176,7 +174,7 @@ class ConsumerGroupHeartbeat:
     def _member_of(
         self, group: ConsumerGroup, request: ConsumerGroupHeartbeatRequest
     ) -> ConsumerMember:
-        """Return the member of a request, or a new one that the caller adds."""
+        """Return the member that sent a request; the caller adds it if it is new."""
         member_id, instance = request.member_id, request.instance_id
         epoch = request.member_epoch
         if instance is not None and epoch == _JOIN_EPOCH:
@@ -206,7 +204,7 @@ class ConsumerGroupHeartbeat:
         member: ConsumerMember,
         request: ConsumerGroupHeartbeatRequest,
     ) -> None:
-        """Keep the fields of a request that are not null: the others are unchanged."""
+        """Store the fields of a request that are not null; keep the other values."""
         member.client_id, member.client_host = call.client_id, call.client_host
         member.classic = None
         if request.rack_id is not None:
@@ -276,7 +274,10 @@ class ConsumerGroupHeartbeat:
 def _check_epoch(
     member: ConsumerMember, request: ConsumerGroupHeartbeatRequest
 ) -> None:
-    """Fence a member with a wrong epoch, unless it has only missed an answer.
+    """Check a request's member epoch.
+
+    The previous epoch is valid, too, if the member only reports partitions that it has:
+    then it has missed the answer with its new epoch.
 
     Raises:
         ApiError: FENCED_MEMBER_EPOCH.

@@ -12,10 +12,11 @@ The requests are served elsewhere: in `consumer_group_heartbeat` for members tha
 KIP-848, in `mixed_protocol` for members that speak the classic protocol.
 
 A classic group becomes a consumer group (upgrade) when a member that speaks KIP-848
-joins it, and a classic group again (downgrade) when the last such member has gone. What
-is allowed is set by group.consumer.migration.policy: bidirectional, upgrade, downgrade
-or disabled. The old records are deleted and the new ones written in the same batch
-(unless they exceed its 512 KiB), so a successor finds one of the two groups.
+joins it, and a classic group again (downgrade) when the last such member has gone.
+group.consumer.migration.policy sets which of the two are allowed: bidirectional,
+upgrade, downgrade or disabled. The old records are deleted and the new ones written in
+the same batch (unless they exceed its 512 KiB), so a coordinator that loads the log
+finds exactly one of the two groups.
 
 Source: KIP-848; Kafka's GroupMetadataManager (consumerGroupHeartbeat and what belongs
 to it, convertToConsumerGroup and -ClassicGroup).
@@ -24,7 +25,6 @@ to it, convertToConsumerGroup and -ClassicGroup).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from hashlib import sha256
 from typing import Final
 
 from mpbroker.coordinator.context import CoordinatorContext
@@ -50,15 +50,19 @@ from mpbroker.coordinator.groups.consumer_group_records import (
     tombstones,
 )
 from mpbroker.coordinator.groups.consumer_protocol import CONSUMER_PROTOCOL
-from mpbroker.coordinator.groups.group_config import GroupConfig
+from mpbroker.coordinator.groups.group_config import GroupConfig, setting_of
 from mpbroker.coordinator.groups.group_conversion import (
     classic_group_of,
     consumer_group_of,
     creation_records,
     departed_member,
 )
-from mpbroker.coordinator.groups.group_records import KeyValue, group_metadata_key
+from mpbroker.coordinator.groups.group_records import (
+    group_metadata_key,
+)
 from mpbroker.coordinator.groups.patterns import resolve
+from mpbroker.coordinator.metadata_hash import metadata_hash
+from mpbroker.coordinator.versioned import KeyValue
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.consumer_group_heartbeat import (
@@ -74,7 +78,7 @@ _DOWNGRADES: Final = frozenset({"bidirectional", "downgrade"})
 
 
 class ConsumerGroupRebalance:
-    """Membership, epochs, target assignments and members' timers.
+    """Changes groups' members, epochs and target assignments, and sets timers.
 
     Args:
         partition_of: returns the partition of __consumer_offsets of a group.
@@ -108,7 +112,7 @@ class ConsumerGroupRebalance:
     def check_join(
         self, group: ConsumerGroup, request: ConsumerGroupHeartbeatRequest
     ) -> None:
-        """Raise if a new member cannot join a group.
+        """Raise an error if a new member cannot join a group.
 
         Raises:
             ApiError: UNRELEASED_INSTANCE_ID, GROUP_MAX_SIZE_REACHED.
@@ -131,7 +135,7 @@ class ConsumerGroupRebalance:
     def replace_static(
         self, group: ConsumerGroup, old_id: str, new_id: str
     ) -> ConsumerMember:
-        """Give a static member that comes back its old place, under a new id."""
+        """Replace the member id of a static member that has joined again."""
         old = group.members[old_id]
         self._cancel(group, old_id)
         target = group.target.get(old_id)
@@ -151,14 +155,16 @@ class ConsumerGroupRebalance:
     def remove_members(
         self, group: ConsumerGroup, member_ids: list[str], now_ms: int
     ) -> None:
-        """Remove members that have left or are fenced; what they had is free.
+        """Remove members that have left or are fenced, and free their partitions.
 
-        If all others speak the classic protocol the group becomes a classic one.
+        If all other members speak the classic protocol, and the policy allows it,
+        convert the group to a classic one.
         """
         if self.may_downgrade(group, member_ids):
             classic = self.downgrade(group, member_ids, now_ms)
             self._classic.maybe_prepare_rebalance(classic, now_ms)
-            # So that a successor begins the rebalance, too.
+            # Name a departed member in the group's record, so that a coordinator that
+            # loads it begins the rebalance, too.
             classic.departed = departed_member(member_ids[0])
             self._classic.write_group(classic)
             return
@@ -174,7 +180,7 @@ class ConsumerGroupRebalance:
     def upgrade(
         self, classic: ClassicGroup, request: ConsumerGroupHeartbeatRequest, now_ms: int
     ) -> ConsumerGroup:
-        """Make a consumer group of a classic one that a KIP-848 member joins.
+        """Convert a classic group to a consumer group, as a KIP-848 member joins it.
 
         Raises:
             ApiError: the error for the joining member; the group is unchanged.
@@ -204,7 +210,11 @@ class ConsumerGroupRebalance:
         return group
 
     def may_downgrade(self, group: ConsumerGroup, leaving: list[str]) -> bool:
-        """Return whether the others all speak the classic protocol, and may do so."""
+        """Return whether a group may become a classic group when members leave.
+
+        It may if all other members speak the classic protocol, and if
+        group.consumer.migration.policy allows it.
+        """
         left = len(group.members) - sum(each in group.members for each in leaving)
         return (
             self._config.group_consumer_migration_policy in _DOWNGRADES
@@ -215,7 +225,7 @@ class ConsumerGroupRebalance:
     def downgrade(
         self, group: ConsumerGroup, leaving: list[str], now_ms: int
     ) -> ClassicGroup:
-        """Make a classic group of the members that are not leaving."""
+        """Convert a group to a classic group of the members that are not leaving."""
         classic = classic_group_of(group, leaving, self._topics, now_ms)
         for record in tombstones(group):
             self.write(group, record)
@@ -232,11 +242,12 @@ class ConsumerGroupRebalance:
     def refresh(
         self, group: ConsumerGroup, *, changed: bool, now_ms: int, assign: bool = True
     ) -> None:
-        """Look up the group's topics; begin a new epoch if anything has changed.
+        """Look up the group's topics; begin a new group epoch if anything has changed.
 
         Args:
-            changed: members or their subscriptions have changed.
-            assign: make the target assignment, too; if not, the next heartbeat does.
+            changed: whether members or their subscriptions have changed.
+            assign: also make the target assignment; if false, the next heartbeat of a
+                member makes it.
         """
         version = self._topics.version()
         if changed or version != group.topics_version:
@@ -270,9 +281,9 @@ class ConsumerGroupRebalance:
         counts = {name: self._topics.partition_count(name) for name in wanted}
         topics = {name: count for name, count in sorted(counts.items()) if count}
         group.topics = topics
-        metadata_hash = _hash(topics)
-        if metadata_hash != group.metadata_hash:
-            group.metadata_hash = metadata_hash
+        found = metadata_hash(topics)
+        if found != group.metadata_hash:
+            group.metadata_hash = found
             changed = True
         return changed
 
@@ -305,8 +316,9 @@ class ConsumerGroupRebalance:
                 self.write(group, target_record(group.group_id, member_id, share))
         group.target = target
         group.assignment_epoch = group.group_epoch
-        # The epoch's record comes last. If a power cut leaves only some of those above
-        # it, a successor finds an older assignment epoch, and makes the target anew.
+        # The epoch's record comes last. If a power cut leaves only some of the members'
+        # records, a coordinator that loads the log finds an older assignment epoch, and
+        # makes the target assignment again.
         self.write(group, target_epoch_record(group.group_id, group.group_epoch))
 
     # -- timers ----------------------------------------------------------------------
@@ -314,7 +326,10 @@ class ConsumerGroupRebalance:
     def schedule(
         self, group: ConsumerGroup, member: ConsumerMember, now_ms: int
     ) -> None:
-        """Restart a member's session timer; start or stop that of its revocation."""
+        """Restart a member's session timer.
+
+        Start or stop the timer within which it must give up revoked partitions.
+        """
         self.schedule_session(group, member.member_id, now_ms)
         self._schedule_revocation(group, member, now_ms)
 
@@ -335,16 +350,15 @@ class ConsumerGroupRebalance:
                     ):
                         self.remove_members(group, [member_id], at_ms)
 
-                self._timers.schedule(
-                    name, now_ms + member.rebalance_timeout_ms, expire
-                )
+                timeout_ms = self._timeout_ms(member)
+                self._timers.schedule(name, now_ms + timeout_ms, expire)
         else:
             self._timers.cancel(name)
 
     def schedule_session(
         self, group: ConsumerGroup, member_id: str, now_ms: int
     ) -> None:
-        """Start a member's session timer, or start it again."""
+        """Start or restart a member's session timer."""
         self._sessions.heard(member_id, now_ms)
         self._schedule_session(group, member_id, now_ms)
 
@@ -374,7 +388,8 @@ class ConsumerGroupRebalance:
     ) -> None:
         """Remove a classic member unless it joins again within its rebalance timeout.
 
-        The time runs from the first answer that asks it to join; later ones add none.
+        The time begins with the first answer that asks the member to join again; later
+        answers do not extend it.
         """
         if ("rejoin", group.group_id, member.member_id) not in self._timers:
             self._expect("rejoin", group, member, now_ms)
@@ -382,7 +397,10 @@ class ConsumerGroupRebalance:
     def expect_sync(
         self, group: ConsumerGroup, member: ConsumerMember, now_ms: int
     ) -> None:
-        """Remove a classic member that has joined unless it sends its SyncGroup."""
+        """Remove a classic member that has joined unless it sends its SyncGroup.
+
+        It has its rebalance timeout for this.
+        """
         self._timers.cancel(("rejoin", group.group_id, member.member_id))
         self._expect("member sync", group, member, now_ms)
 
@@ -399,14 +417,23 @@ class ConsumerGroupRebalance:
                 self.remove_members(group, [member.member_id], at_ms)
 
         name = step, group.group_id, member.member_id
-        self._timers.schedule(name, now_ms + member.rebalance_timeout_ms, expire)
+        self._timers.schedule(name, now_ms + self._timeout_ms(member), expire)
+
+    def _timeout_ms(self, member: ConsumerMember) -> int:
+        """Return how many ms the group waits for a member that rebalances."""
+        most = self._config.max_rebalance_timeout_ms
+        return min(member.rebalance_timeout_ms, most)
 
     def _cancel(self, group: ConsumerGroup, member_id: str) -> None:
         for name in ("session", "revocation", "rejoin", "member sync"):
             self._timers.cancel((name, group.group_id, member_id))
 
     def loaded(self, group: ConsumerGroup, now_ms: int) -> None:
-        """Start the timers of a group that was loaded; sessions go on."""
+        """Start the timers of a group that was loaded from the log.
+
+        The time since a member's last request, as the previous coordinator has stored
+        it, counts as a part of its session timeout.
+        """
         for member_id, member in group.members.items():
             silence_ms = self._sessions.take_over(member_id, now_ms)
             self._schedule_session(group, member_id, now_ms, silence_ms)
@@ -423,22 +450,12 @@ class ConsumerGroupRebalance:
         self._out.write(self._partition_of(group.group_id), *record)
 
     def after(self, group: ConsumerGroup) -> tuple[int, ...]:
-        """Return what an answer rests on: the group's log, if it gets records now."""
-        partition = self._partition_of(group.group_id)
-        return (partition,) if partition in self._out.records else ()
+        """Return the logs that must be on disk before an answer is sent.
+
+        This is the group's log, or none: see `Outbox.written`.
+        """
+        return self._out.written(self._partition_of(group.group_id))
 
     def setting(self, group: ConsumerGroup, name: str, default: int) -> int:
-        """Return a setting of a group, or the broker's if it has none of its own."""
-        text = self._overrides(group.group_id).get(name)
-        return default if text is None else int(text)
-
-
-def _hash(topics: dict[str, int]) -> int:
-    """Return a hash by which a successor sees whether topics have changed.
-
-    Without topics it is 0.
-    """
-    if not topics:
-        return 0
-    text = repr(sorted(topics.items())).encode()
-    return int.from_bytes(sha256(text).digest()[:8], "big", signed=True)
+        """Return a group's own value of a setting, or ``default`` if it has none."""
+        return setting_of(self._overrides(group.group_id), name, default)

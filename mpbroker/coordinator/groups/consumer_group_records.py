@@ -1,4 +1,4 @@
-"""Make the records of consumer groups from their state, and apply them to it.
+"""Encode the state of consumer groups as records, and apply records to the state.
 
 Source: KIP-848; Kafka's GroupCoordinatorRecordHelpers and ConsumerGroup.replay.
 """
@@ -11,7 +11,6 @@ from mpbroker.coordinator.groups.consumer_group import (
     ConsumerGroup,
     ConsumerMember,
     MemberState,
-    partitions_of,
 )
 from mpbroker.coordinator.groups.group_records import (
     ClassicMemberMetadata,
@@ -28,10 +27,9 @@ from mpbroker.coordinator.groups.group_records import (
     ConsumerGroupTargetAssignmentMemberValue,
     ConsumerGroupTargetAssignmentMetadataKey,
     ConsumerGroupTargetAssignmentMetadataValue,
-    KeyValue,
-    RecordTopicPartitions,
-    versioned,
 )
+from mpbroker.coordinator.groups.partition_rows import read_rows, rows_of
+from mpbroker.coordinator.versioned import KeyValue, versioned
 from mpbroker.protocol.message import Message
 
 
@@ -89,7 +87,7 @@ def target_record(group_id: str, member_id: str, target: Partitions | None) -> K
     )
     if target is None:
         return key, None
-    value = ConsumerGroupTargetAssignmentMemberValue(topic_partitions=_rows(target))
+    value = ConsumerGroupTargetAssignmentMemberValue(topic_partitions=rows_of(target))
     return key, versioned(value, 0)
 
 
@@ -106,8 +104,8 @@ def current_record(
         member_epoch=member.member_epoch,
         previous_member_epoch=member.previous_epoch,
         state=member.state,
-        assigned_partitions=_rows(member.assigned),
-        partitions_pending_revocation=_rows(member.pending_revocation),
+        assigned_partitions=rows_of(member.assigned),
+        partitions_pending_revocation=rows_of(member.pending_revocation),
     )
     return key, versioned(value, 0)
 
@@ -130,7 +128,7 @@ def pattern_record(
 
 
 def removal_records(group_id: str, member_id: str) -> list[KeyValue]:
-    """Return what deletes a member, in the order in which Kafka writes it."""
+    """Return the tombstones that delete a member, in Kafka's order of writing."""
     return [
         current_record(group_id, member_id, None),
         target_record(group_id, member_id, None),
@@ -139,7 +137,7 @@ def removal_records(group_id: str, member_id: str) -> list[KeyValue]:
 
 
 def tombstones(group: ConsumerGroup) -> list[KeyValue]:
-    """Return what deletes a group, its members and its patterns."""
+    """Return the records that delete a group, its members and its patterns."""
     found: list[KeyValue] = []
     for member_id in group.members:
         found.extend(removal_records(group.group_id, member_id))
@@ -152,7 +150,7 @@ def tombstones(group: ConsumerGroup) -> list[KeyValue]:
 
 
 def replay(group: ConsumerGroup, key: Message, value: Message | None) -> None:
-    """Apply a record of the log to its group. Records come in the log's order."""
+    """Apply a record of __consumer_offsets to its group, in the log's order."""
     if isinstance(key, ConsumerGroupMetadataKey):
         if isinstance(value, ConsumerGroupMetadataValue):
             group.group_epoch = value.epoch
@@ -172,9 +170,7 @@ def replay(group: ConsumerGroup, key: Message, value: Message | None) -> None:
             group.remove(key.member_id)
     elif isinstance(key, ConsumerGroupTargetAssignmentMemberKey):
         if isinstance(value, ConsumerGroupTargetAssignmentMemberValue):
-            group.target[key.member_id] = partitions_of(
-                (row.topic_id, row.partitions) for row in value.topic_partitions
-            )
+            group.target[key.member_id] = read_rows(value.topic_partitions)
         else:
             group.target.pop(key.member_id, None)
     elif isinstance(key, ConsumerGroupCurrentMemberAssignmentKey):
@@ -211,7 +207,8 @@ def _replay_current(
     if member is None:
         if value is None:
             return
-        # Compaction has removed the metadata record before this one, for a later one.
+        # Compaction has removed the member's metadata record that was before this one.
+        # A later metadata record follows.
         member = ConsumerMember(member_id)
     target = group.target.get(member_id)
     group.remove(member_id)
@@ -220,20 +217,8 @@ def _replay_current(
         member.member_epoch = value.member_epoch
         member.previous_epoch = value.previous_member_epoch
         member.state = MemberState(value.state)
-        member.assigned = partitions_of(
-            (row.topic_id, row.partitions) for row in value.assigned_partitions
-        )
-        member.pending_revocation = partitions_of(
-            (row.topic_id, row.partitions)
-            for row in value.partitions_pending_revocation
-        )
+        member.assigned = read_rows(value.assigned_partitions)
+        member.pending_revocation = read_rows(value.partitions_pending_revocation)
     group.add(member)
     if target is not None:
         group.target[member_id] = target
-
-
-def _rows(partitions: Partitions) -> list[RecordTopicPartitions]:
-    return [
-        RecordTopicPartitions(topic_id=topic, partitions=sorted(numbers))
-        for topic, numbers in sorted(partitions.items())
-    ]

@@ -1,7 +1,7 @@
 """Read and write the metadata and assignments of consumers in classic groups.
 
-The broker hands these bytes from member to member without reading them, except for two
-purposes: to know a group's topics (OffsetDelete, expiry of offsets), and to change a
+The broker passes these bytes from member to member, and decodes them only for two
+purposes: to know a group's topics (OffsetDelete, expiry of offsets), and to convert a
 group from the classic protocol to KIP-848 or back.
 
 Source: Kafka's ConsumerProtocolSubscription.json and ConsumerProtocolAssignment.json;
@@ -25,17 +25,17 @@ _RACK_SINCE: Final = 3
 
 
 class Subscription(NamedTuple):
-    """What a consumer sends when it joins."""
+    """The subscription that a consumer sends in its JoinGroup."""
 
     topics: list[str]
     user_data: bytes | None
     owned: dict[str, list[int]]  # partitions by topic, for cooperative assignors
-    generation_id: int  # in which it owned them; -1: unknown
+    generation_id: int  # the generation in which it owned them; -1: unknown
     rack_id: str | None
 
 
 class _Reader:
-    """Reads primitive types; raises IndexError if the bytes end too early."""
+    """Reads integers, strings and arrays; IndexError: the bytes end too early."""
 
     def __init__(self, data: Buffer) -> None:
         self._data = bytes(data)
@@ -87,7 +87,7 @@ class _Reader:
 
 
 def read_subscription(data: Buffer) -> Subscription | None:
-    """Read what a consumer sent when it joined; None if these are other bytes."""
+    """Decode a consumer's subscription; return None if the bytes are not one."""
     reader = _Reader(data)
     try:
         version = reader.int16()
@@ -104,7 +104,10 @@ def read_subscription(data: Buffer) -> Subscription | None:
 
 
 def subscribed_topics(data: Buffer) -> list[str] | None:
-    """Read only the topics, which come first; None if these are other bytes."""
+    """Decode only the topics of a subscription; return None if the bytes are not one.
+
+    The topics come first in the encoding.
+    """
     reader = _Reader(data)
     try:
         if reader.int16() < 0:
@@ -115,7 +118,10 @@ def subscribed_topics(data: Buffer) -> list[str] | None:
 
 
 def read_assignment(data: Buffer) -> dict[str, list[int]] | None:
-    """Read the assignment of a member; None if these are other bytes."""
+    """Decode a member's assignment: partitions by topic name.
+
+    Return None if the bytes are not an assignment, and {} if there are none.
+    """
     if not len(data):
         return {}
     reader = _Reader(data)
@@ -128,12 +134,12 @@ def read_assignment(data: Buffer) -> dict[str, list[int]] | None:
 
 
 def version_of(data: Buffer) -> int:
-    """Return the version of a member's metadata; 0 if these are other bytes."""
+    """Return the version of a member's metadata; 0 if the bytes have no version."""
     return max(0, _INT16.unpack_from(data)[0]) if len(data) >= _INT16.size else 0
 
 
 def write_assignment(partitions: dict[str, list[int]], version: int = 0) -> bytes:
-    """Write an assignment as a leader would."""
+    """Encode a member's assignment as the leader of a classic group would."""
     parts = [_INT16.pack(version), _INT32.pack(len(partitions))]
     for topic, numbers in partitions.items():
         name = topic.encode()

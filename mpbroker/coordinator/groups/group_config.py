@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final, NamedTuple
+
+from mpbroker.coordinator.streams.streams_config import StreamsConfig
 
 # The longest rebalance timeout, unless sessions may be longer: half an hour, which is
 # Kafka's default for group.max.session.timeout.ms. Kafka has no limit here.
@@ -12,8 +15,8 @@ _MAX_REBALANCE_TIMEOUT_MS: Final = 1_800_000
 class GroupConfig(NamedTuple):
     """Limits and times of groups and offsets.
 
-    Names and defaults are those of Kafka's keys, with underscores for dots; ``_ms``
-    ends names in milliseconds.
+    Names and defaults are those of Kafka's settings, with underscores for dots. Times
+    are in milliseconds.
     """
 
     group_initial_rebalance_delay_ms: int = 3000
@@ -24,18 +27,29 @@ class GroupConfig(NamedTuple):
     message_max_bytes: int = 1_048_588
     offsets_retention_ms: int = 10_080 * 60_000
     offsets_retention_check_interval_ms: int = 600_000
-    rebalance_protocols: tuple[str, ...] = ("classic", "consumer")
+    rebalance_protocols: tuple[str, ...] = ("classic", "consumer", "streams")
     group_consumer_session_timeout_ms: int = 45_000
     group_consumer_heartbeat_interval_ms: int = 5000
     group_consumer_max_size: int = 0x7FFF_FFFF
     group_consumer_assignors: tuple[str, ...] = ("uniform", "range")
     group_consumer_migration_policy: str = "bidirectional"
+    group_share_session_timeout_ms: int = 45_000
+    group_share_heartbeat_interval_ms: int = 5000
+    group_share_max_size: int = 200
+    streams: StreamsConfig = StreamsConfig()
 
     @property
     def max_rebalance_timeout_ms(self) -> int:
-        """How long a rebalance of a classic group waits, whatever its members ask for.
+        """The longest time in ms for which a rebalance waits for a group's members.
 
         Clients set the rebalance timeout to max.poll.interval.ms, and some set that to
-        the largest int32, which is 24.8 days. Parked requests hold a slot for as long.
+        the largest int32, which is 24.8 days. Parked requests would keep their slots
+        (entries) in shared memory for as long.
         """
         return max(_MAX_REBALANCE_TIMEOUT_MS, self.group_max_session_timeout_ms)
+
+
+def setting_of(overrides: Mapping[str, str], name: str, default: int) -> int:
+    """Return a group's own value of a setting, or ``default`` if the group has none."""
+    text = overrides.get(name)
+    return default if text is None else int(text)

@@ -1,7 +1,7 @@
-"""Make a consumer group of a classic one, or the reverse, while its members live.
+"""Convert a classic group to a consumer group, or back, while it has members.
 
 Members, their assignments and the generation stay; the generation is the group epoch.
-So a member that was up to date before is so afterwards, and may commit.
+So a member that was up to date before is up to date afterwards, and may commit.
 
 Source: KIP-848, "Online upgrade"; Kafka's ConsumerGroup.fromClassicGroup and
 ClassicGroup.fromConsumerGroup.
@@ -39,13 +39,15 @@ from mpbroker.coordinator.groups.consumer_protocol import (
     version_of,
     write_assignment,
 )
-from mpbroker.coordinator.groups.group_records import KeyValue
+from mpbroker.coordinator.versioned import KeyValue
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 
 
 def consumer_group_of(classic: ClassicGroup, topics: Topics) -> ConsumerGroup:
-    """Return a consumer group with the same members; the classic one is unchanged.
+    """Return a group of the consumer protocol (KIP-848) with the same members.
+
+    The classic group is unchanged.
 
     Raises:
         ApiError: GROUP_ID_NOT_FOUND: a member's metadata is not that of a consumer.
@@ -78,7 +80,7 @@ def subscribe(
     session_timeout_ms: int,
     protocols: Sequence[tuple[str, bytes]],
 ) -> None:
-    """Keep what a member has sent in its JoinGroup."""
+    """Store the subscription and the protocols of a classic member's JoinGroup."""
     member.topic_names = tuple(sorted(set(subscription.topics)))
     member.topic_regex = member.server_assignor = None
     if subscription.rack_id is not None:
@@ -87,7 +89,7 @@ def subscribe(
 
 
 def creation_records(group: ConsumerGroup) -> list[KeyValue]:
-    """Return all records of a group, as if it had just been made."""
+    """Return records that describe a group completely, as if it had just been made."""
     group_id, members = group.group_id, group.members.values()
     found = [member_record(group_id, each.member_id, each) for each in members]
     found.append(group_epoch_record(group_id, group.group_epoch, group.metadata_hash))
@@ -103,7 +105,13 @@ def creation_records(group: ConsumerGroup) -> list[KeyValue]:
 def classic_group_of(
     group: ConsumerGroup, leaving: Collection[str], topics: Topics, now_ms: int
 ) -> ClassicGroup:
-    """Return a classic group with the members that stay, all of them classic."""
+    """Return a classic group with the members of a consumer group that stay.
+
+    Members that do not speak the classic protocol are left out.
+
+    Args:
+        leaving: the ids of the members that do not stay.
+    """
     classic = ClassicGroup(group.group_id, now_ms, ClassicGroupState.STABLE)
     classic.generation_id = group.group_epoch
     for old in group.members.values():
@@ -130,14 +138,17 @@ def classic_group_of(
 
 
 def departed_member(member_id: str) -> ClassicMember:
-    """Return a member to stand in a classic group's record for one that has gone."""
+    """Return a placeholder for a member that has left, for a classic group's record.
+
+    Its session timeout is 0: a coordinator that loads the record begins a rebalance.
+    """
     return ClassicMember(
         member_id, None, "", "", Membership(CONSUMER_PROTOCOL, (), 0, 0)
     )
 
 
 def assignment_of(member: ConsumerMember, topics: Topics) -> bytes:
-    """Return a member's assignment as a leader would send it, in its version."""
+    """Encode a member's partitions in the form that a classic group's leader sends."""
     assert member.classic is not None
     partitions = {
         name: sorted(numbers)
@@ -148,7 +159,10 @@ def assignment_of(member: ConsumerMember, topics: Topics) -> bytes:
 
 
 def by_id(partitions: Mapping[str, Collection[int]], topics: Topics) -> Partitions:
-    """Return partitions by topic id; topics that do not exist are left out."""
+    """Convert partitions by topic name to partitions by topic id.
+
+    Leave out topics that do not exist.
+    """
     return {
         topic: set(numbers)
         for name, numbers in partitions.items()

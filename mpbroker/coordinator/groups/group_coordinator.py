@@ -1,19 +1,21 @@
 """Execute the APIs of groups, with one method for each API: GroupCoordinator.
 
-Sans-IO: requests and the time come in; records and answers go out by the outbox. All
-records of a group are in one partition of __consumer_offsets, which a hash of the
-group's id chooses, as in Kafka. The groups of a partition are served after it was
-loaded. If the partition can no longer be written, they are forgotten, because only the
-records in the log count.
+Sans-IO: methods get requests and the time, and put records and answers into the outbox,
+which `record_writer` empties. All records of a group are in one partition of
+__consumer_offsets, which a hash of the group's id chooses, as in Kafka. The groups of a
+partition are served after the partition was loaded. If it can no longer be written, its
+groups are forgotten, because only the records in the log count.
 
 Source: Kafka's GroupCoordinatorService and GroupCoordinatorShard.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
+from mpbroker.base.java_hash import java_hash
 from mpbroker.coordinator.context import CoordinatorContext
 from mpbroker.coordinator.groups.classic_group import ClassicGroup, ClassicGroupState
 from mpbroker.coordinator.groups.classic_protocol import (
@@ -32,10 +34,8 @@ from mpbroker.coordinator.groups.group_records import (
     ConsumerGroupMetadataKey,
     GroupMetadataKey,
     GroupMetadataValue,
-    KeyValue,
     OffsetCommitKey,
     OffsetCommitValue,
-    fits_a_key,
     group_metadata_key,
 )
 from mpbroker.coordinator.groups.mixed_protocol import MixedProtocol
@@ -45,8 +45,25 @@ from mpbroker.coordinator.groups.offset_answers import (
     single_group,
 )
 from mpbroker.coordinator.groups.offset_metadata_manager import OffsetMetadataManager
-from mpbroker.coordinator.java_hash import java_hash
+from mpbroker.coordinator.groups.share_group import (
+    ShareGroup,
+    deletes_group,
+    is_share_key,
+)
+from mpbroker.coordinator.groups.share_group import replay as replay_share
+from mpbroker.coordinator.groups.share_group import tombstones as share_tombstones
+from mpbroker.coordinator.groups.share_group_heartbeat import ShareGroupHeartbeat
 from mpbroker.coordinator.outbox import NOW, Call
+from mpbroker.coordinator.streams.group_log import (
+    deletes_group as deletes_streams_group,
+)
+from mpbroker.coordinator.streams.group_log import is_streams_key
+from mpbroker.coordinator.streams.group_log import replay as replay_streams
+from mpbroker.coordinator.streams.group_log import tombstones as streams_tombstones
+from mpbroker.coordinator.streams.streams_group import StreamsGroup
+from mpbroker.coordinator.streams.streams_heartbeat import Limits as StreamsLimits
+from mpbroker.coordinator.streams.streams_heartbeat import StreamsGroupHeartbeat
+from mpbroker.coordinator.versioned import KeyValue
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.message import Message
@@ -80,20 +97,32 @@ from mpbroker.protocol.messages.offset_fetch import (
     OffsetFetchResponse,
     OffsetFetchResponseGroup,
 )
+from mpbroker.protocol.messages.share_group_heartbeat import (
+    ShareGroupHeartbeatRequest,
+    ShareGroupHeartbeatResponse,
+)
+from mpbroker.protocol.messages.streams_group_heartbeat import (
+    StreamsGroupHeartbeatRequest,
+    StreamsGroupHeartbeatResponse,
+)
 from mpbroker.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 
 S = ClassicGroupState
-Group = ClassicGroup | ConsumerGroup
+Group = ClassicGroup | ConsumerGroup | StreamsGroup
 
 # How many groups are looked at for expired offsets before requests are served again.
 _EXPIRY_SLICE: Final = 200
 _OFFSET_FETCH_GROUPS_SINCE: Final = 8
 _TOPIC_IDS_SINCE: Final = 10
 _GROUP_ID_NOT_FOUND_SINCE: Final = 9
+# The copy of a cluster's metadata is behind by half a second, and more for a moment.
+_COPY_IS_BEHIND_MS: Final = 60_000
+# A member of such a group says which topics it reads; offsets of others can be deleted.
+_SUBSCRIBED: Final = ("consumer", "streams")
 
 
 class GroupCoordinator:
-    """The groups, their members, and their committed offsets.
+    """Keeps groups, members and committed offsets, and serves requests about them.
 
     Args:
         num_partitions: the number of partitions of __consumer_offsets.
@@ -112,10 +141,14 @@ class GroupCoordinator:
         self._config = config
         self._out = context.outbox
         self._timers = context.timers
+        self._sessions = context.sessions
         self.num_partitions = num_partitions
         self._groups: dict[str, Group] = {}
         self._loading: set[int] = set()
         self._failed: set[int] = set()
+        self._is_sharded = False
+        self._unknown: set[int] = set()  # of the loading ones: may be on other nodes
+        self._sessions = context.sessions
         self._replayed: set[str] = set()  # groups of partitions still being loaded
         self.offsets = OffsetMetadataManager(config, context, self.partition_for)
         self._topics = context.topics
@@ -135,14 +168,54 @@ class GroupCoordinator:
             config, context, self._consumer_rebalance, new_id
         )
         self._mixed = MixedProtocol(config, context, self._consumer_rebalance, new_id)
-        self._listing = GroupListing(self._groups, self.check_group, context.topics)
+        # Share groups are kept apart: all that they share with the other groups is that
+        # no two groups have the same id.
+        self._shares: dict[str, ShareGroup] = {}
+        self._share = ShareGroupHeartbeat(
+            config, context, self.partition_for, overrides
+        )
+        self._streams = StreamsGroupHeartbeat(
+            config.streams,
+            StreamsLimits(config.max_rebalance_timeout_ms, config.message_max_bytes),
+            context,
+            self.partition_for,
+            overrides,
+        )
+        # Deletes a group's share states; returns the logs that the answer waits for.
+        self.delete_share_states: Callable[[str], tuple[int, ...]] = lambda group_id: ()
+        self._listing = GroupListing(
+            self._groups, self._shares, self.check_group, context.topics
+        )
 
     def be_guarded(self) -> None:
-        """Note that there is an authorizer, which may hide topics from members."""
+        """Note that the broker has an authorizer, so members may not see all topics."""
         self._consumer_rebalance.is_guarded = True
 
+    def be_sharded(self) -> None:
+        """Serve only some partitions: other nodes of the cluster have the others.
+
+        Until it is known which, all count as being loaded.
+        """
+        self._is_sharded = self._out.is_volatile = True
+        self._loading.update(range(self.num_partitions))
+        self._unknown.update(range(self.num_partitions))
+
     def __len__(self) -> int:
-        return len(self._groups)
+        return len(self._groups) + len(self._shares)
+
+    def counts(self) -> Counter[tuple[str, str]]:
+        """Return how many groups there are of each type and state.
+
+        The keys are such as ("classic", "Stable").
+        """
+        counts = Counter(
+            (group.type_name, group.state) for group in self._groups.values()
+        )
+        named = Counter({(kind, s.value): n for (kind, s), n in counts.items()})
+        stable = sum(bool(group.members) for group in self._shares.values())
+        named["share", "Stable"] = stable
+        named["share", "Empty"] = len(self._shares) - stable
+        return named
 
     def partition_for(self, group_id: str) -> int:
         return java_hash(group_id) % self.num_partitions
@@ -153,21 +226,23 @@ class GroupCoordinator:
     # -- which groups are served ---------------------------------------------------
 
     def check_group(self, group_id: str, *, empty_id: bool = False) -> None:
-        """Raise if requests for a group cannot be served now.
+        """Raise an error if requests for a group cannot be served now.
 
         Args:
             empty_id: whether "" is a valid group id: old consumers commit to it.
 
         Raises:
             ApiError: INVALID_GROUP_ID, COORDINATOR_LOAD_IN_PROGRESS,
-                COORDINATOR_NOT_AVAILABLE.
+                COORDINATOR_NOT_AVAILABLE, or NOT_COORDINATOR in a cluster.
         """
-        if (not group_id and not empty_id) or not fits_a_key(group_id):
+        if not group_id and not empty_id:
             raise ApiError(ErrorCode.INVALID_GROUP_ID)
         partition = self.partition_for(group_id)
         if partition in self._loading:
             raise ApiError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
         if partition in self._failed:
+            if self._is_sharded:
+                raise ApiError(ErrorCode.NOT_COORDINATOR)
             raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
     # -- the classic protocol ------------------------------------------------------
@@ -180,6 +255,8 @@ class GroupCoordinator:
             most = config.group_max_session_timeout_ms
             if not least <= request.session_timeout_ms <= most:
                 raise ApiError(ErrorCode.INVALID_SESSION_TIMEOUT)
+            if request.group_id in self._shares:
+                raise ApiError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
             group = self._groups.get(request.group_id)
             if isinstance(group, ConsumerGroup):
                 if not group.is_empty:
@@ -187,6 +264,11 @@ class GroupCoordinator:
                     return
                 self._write_all(group.group_id, tombstones(group))
                 del self._groups[group.group_id]
+                group = None
+            elif isinstance(group, StreamsGroup):
+                if not group.is_empty:
+                    raise ApiError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
+                self._remove_group(group, now_ms)
                 group = None
             if group is None:
                 if request.member_id and not may_have_been_parked(call, request):
@@ -213,6 +295,7 @@ class GroupCoordinator:
             self._out.answer(call, SyncGroupResponse(error_code=error.error_code))
 
     def heartbeat(self, call: Call, request: HeartbeatRequest, now_ms: int) -> None:
+        self._note_heartbeat(request.group_id, request.member_id, now_ms)
         try:
             self.check_group(request.group_id)
             group = self._member_group(request.group_id)
@@ -222,11 +305,13 @@ class GroupCoordinator:
                 self._classic.heartbeat(call, group, request, now_ms)
         except ApiError as error:
             code = error.error_code
-            # Its members' session timers start anew when the group is loaded, so it may
-            # be answered at once. Not every client understands the error: aiokafka
-            # gives up.
+            # The member's session begins anew once the group is loaded, as after any
+            # heartbeat. So answer NONE: not every client understands the error, and
+            # aiokafka gives up. But if another node may have the group, the client must
+            # ask which: its session ends there.
             if code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
-                code = ErrorCode.NONE
+                is_elsewhere = self.partition_for(request.group_id) in self._unknown
+                code = ErrorCode.NOT_COORDINATOR if is_elsewhere else ErrorCode.NONE
             self._out.answer(call, HeartbeatResponse(error_code=code))
 
     def leave_group(self, call: Call, request: LeaveGroupRequest, now_ms: int) -> None:
@@ -235,14 +320,26 @@ class GroupCoordinator:
             group = self._groups.get(request.group_id)
             if isinstance(group, ConsumerGroup):
                 self._mixed.leave(call, group, request, now_ms)
+            elif isinstance(group, StreamsGroup):
+                raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
             else:
                 self._classic.leave(call, group, request, now_ms)
         except ApiError as error:
             self._out.answer(call, LeaveGroupResponse(error_code=error.error_code))
 
-    def _member_group(self, group_id: str) -> Group:
+    def _note_heartbeat(self, group_id: str, member_id: str, now_ms: int) -> None:
+        """Note that a member is alive whose group is still being loaded.
+
+        Its session timer starts with the end of the load. Without this note a member
+        that was silent before would then have LEAST_SESSION_LEFT_MS left at worst,
+        which is less than the interval of most clients' heartbeats.
+        """
+        if member_id and self.partition_for(group_id) in self._loading:
+            self._sessions.heard_while_loading(member_id, now_ms)
+
+    def _member_group(self, group_id: str) -> ClassicGroup | ConsumerGroup:
         group = self._groups.get(group_id)
-        if group is None:
+        if group is None or isinstance(group, StreamsGroup):
             raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
         return group
 
@@ -255,6 +352,8 @@ class GroupCoordinator:
         self, call: Call, request: ConsumerGroupHeartbeatRequest, now_ms: int
     ) -> None:
         group_id = request.group_id
+        if request.member_epoch > 0:
+            self._note_heartbeat(group_id, request.member_id, now_ms)
         try:
             if "consumer" not in self._config.rebalance_protocols:
                 raise ApiError(ErrorCode.UNSUPPORTED_VERSION)
@@ -262,6 +361,11 @@ class GroupCoordinator:
                 raise ApiError(ErrorCode.INVALID_REQUEST, "GroupId can't be empty.")
             self.check_group(group_id)
             self._consumer.validate(call, request)
+            if group_id in self._shares:
+                raise ApiError(
+                    ErrorCode.GROUP_ID_NOT_FOUND,
+                    f"Group {group_id} is not a consumer group.",
+                )
             group = self._consumer_group(request, now_ms)
             self._consumer.heartbeat(call, group, request, now_ms)
             # If its last KIP-848 member has left, a classic group has replaced it.
@@ -277,12 +381,15 @@ class GroupCoordinator:
     def _consumer_group(
         self, request: ConsumerGroupHeartbeatRequest, now_ms: int
     ) -> ConsumerGroup:
-        """Return a member's group, which a joining member may make."""
+        """Return a member's group; a member that joins may be the first of a new group.
+
+        A classic group that it joins is converted, or replaced if it is empty.
+        """
         group_id = request.group_id
         group = self._groups.get(group_id)
         if isinstance(group, ConsumerGroup):
             return group
-        if request.member_epoch != 0:
+        if request.member_epoch != 0 or isinstance(group, StreamsGroup):
             kind = "found" if group is None else "a consumer group"
             raise ApiError(
                 ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} is not {kind}."
@@ -297,6 +404,135 @@ class GroupCoordinator:
         self, call: Call, request: Message, now_ms: int
     ) -> None:
         self._out.answer(call, self._listing.describe_consumer(call, request))
+
+    # -- share groups --------------------------------------------------------------
+
+    def share_group_heartbeat(
+        self, call: Call, request: ShareGroupHeartbeatRequest, now_ms: int
+    ) -> None:
+        group_id = request.group_id
+        if request.member_epoch > 0:
+            self._note_heartbeat(group_id, request.member_id, now_ms)
+        try:
+            if not group_id:
+                raise ApiError(ErrorCode.INVALID_REQUEST, "GroupId can't be empty.")
+            self.check_group(group_id)
+            self._share.validate(request)
+            group = self.share_group(group_id, may_make=request.member_epoch == 0)
+            self._share.heartbeat(call, group, request, now_ms)
+        except ApiError as error:
+            self._out.answer(
+                call,
+                ShareGroupHeartbeatResponse(
+                    error_code=error.error_code, error_message=error.message or None
+                ),
+            )
+            return
+        self._shares[group_id] = group
+
+    def share_group(self, group_id: str, *, may_make: bool = False) -> ShareGroup:
+        """Return the share group that has this id.
+
+        Args:
+            may_make: return a new group if there is no group with this id. The caller
+                stores it, or calls `begin_share_epoch`.
+
+        Raises:
+            ApiError: GROUP_ID_NOT_FOUND.
+        """
+        group = self._shares.get(group_id)
+        if group is not None:
+            return group
+        if group_id in self._groups:
+            raise ApiError(
+                ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} is not a share group."
+            )
+        if not may_make or self._is_sharded:  # a cluster has no share groups
+            raise ApiError(
+                ErrorCode.GROUP_ID_NOT_FOUND, f"Share group {group_id} not found."
+            )
+        return ShareGroup(group_id)
+
+    def begin_share_epoch(self, group: ShareGroup) -> tuple[int, ...]:
+        """Begin a new epoch of a share group whose partitions have changed.
+
+        Store the group if it is new. Return the logs that the answer must wait for.
+        """
+        self._shares[group.group_id] = group
+        self._share.refresh(group, changed=True)
+        return self._share.write_initialized(group)
+
+    def write_share_topics(self, group: ShareGroup) -> tuple[int, ...]:
+        """Write the record of the partitions for which a group has a delivery state.
+
+        Return the logs that the answer must wait for.
+        """
+        return self._share.write_initialized(group)
+
+    def share_group_describe(self, call: Call, request: Message, now_ms: int) -> None:
+        self._out.answer(call, self._listing.describe_share(call, request))
+
+    # -- streams groups --------------------------------------------------------------
+
+    def streams_group_heartbeat(
+        self, call: Call, request: StreamsGroupHeartbeatRequest, now_ms: int
+    ) -> None:
+        group_id = request.group_id
+        if request.member_epoch > 0:
+            self._note_heartbeat(group_id, request.member_id, now_ms)
+        try:
+            if "streams" not in self._config.rebalance_protocols:
+                raise ApiError(ErrorCode.UNSUPPORTED_VERSION)
+            if not group_id:
+                raise ApiError(ErrorCode.INVALID_REQUEST, "GroupId can't be empty.")
+            self.check_group(group_id)
+            self._streams.validate(request)
+            group = self._streams_group(group_id, may_make=request.member_epoch == 0)
+            replaces = self._groups.get(group_id)
+            self._streams.heartbeat(call, group, request, now_ms)
+        except ApiError as error:
+            self._out.answer(
+                call,
+                StreamsGroupHeartbeatResponse(
+                    error_code=error.error_code, error_message=error.message or None
+                ),
+            )
+            return
+        if replaces is not None and replaces is not group:
+            self._remove_group(replaces, now_ms)  # its offsets stay
+        self._groups[group_id] = group
+
+    def _streams_group(self, group_id: str, *, may_make: bool) -> StreamsGroup:
+        """Return a streams group.
+
+        Args:
+            group_id: its id.
+            may_make: return a new group if there is none of this id, or only an empty
+                classic one, which has the offsets of the application until now.
+
+        Raises:
+            ApiError: GROUP_ID_NOT_FOUND.
+        """
+        group = self._groups.get(group_id)
+        if isinstance(group, StreamsGroup):
+            return group
+        is_empty_classic = isinstance(group, ClassicGroup) and is_empty(group)
+        if may_make and (
+            is_empty_classic or (group is None and group_id not in self._shares)
+        ):
+            return StreamsGroup(group_id)
+        if group is None and group_id not in self._shares:
+            raise ApiError(
+                ErrorCode.GROUP_ID_NOT_FOUND, f"Streams group {group_id} not found."
+            )
+        raise ApiError(
+            ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} is not a streams group."
+        )
+
+    def streams_group_describe(self, call: Call, request: Message, now_ms: int) -> None:
+        if "streams" not in self._config.rebalance_protocols:
+            raise ApiError(ErrorCode.UNSUPPORTED_VERSION)
+        self._out.answer(call, self._listing.describe_streams(call, request))
 
     # -- offsets -------------------------------------------------------------------
 
@@ -318,6 +554,8 @@ class GroupCoordinator:
         self, call: Call, request: OffsetCommitRequest, now_ms: int
     ) -> None:
         group_id, generation = request.group_id, request.generation_id_or_member_epoch
+        if group_id in self._shares:
+            raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND)
         group = self._groups.get(group_id)
         if group is None:
             if generation >= 0:
@@ -330,6 +568,21 @@ class GroupCoordinator:
             return
         if isinstance(group, ConsumerGroup):
             group.validate_offset_commit(request.member_id, generation, call.version)
+            return
+        if isinstance(group, StreamsGroup):
+            by_id = call.version >= _TOPIC_IDS_SINCE
+            partitions = (
+                (
+                    (self._topics.topic_name(row.topic_id) if by_id else row.name)
+                    or "",
+                    part.partition_index,
+                )
+                for row in request.topics
+                for part in row.partitions
+            )
+            group.validate_offset_commit(
+                request.member_id, generation, call.version, partitions
+            )
             return
         group.validate_offset_commit(
             request.member_id, request.group_instance_id, generation
@@ -344,7 +597,11 @@ class GroupCoordinator:
         committed: OffsetAndMetadata,
         producer: tuple[int, int],
     ) -> None:
-        """Keep a position that counts if a producer's transaction commits."""
+        """Write an offset that becomes valid when the producer's transaction commits.
+
+        Args:
+            producer: the id and the epoch of the producer.
+        """
         if group_id not in self._groups:
             now_ms = committed.commit_timestamp_ms
             self._groups[group_id] = ClassicGroup(group_id, now_ms)
@@ -358,10 +615,8 @@ class GroupCoordinator:
                 self._fetch_group(call, group, stable=request.require_stable)
                 for group in request.groups
             ]
-            # Wait until the offsets are on disk: a power cut must not take back what a
-            # client was shown.
-            after = tuple({self.partition_for(row.group_id) for row in request.groups})
-            self._out.answer(call, OffsetFetchResponse(groups=groups), after)
+            answer = OffsetFetchResponse(groups=groups)
+            self._out.answer(call, answer, self._shown(groups))
             return
         rows = None
         if request.topics is not None:
@@ -374,7 +629,16 @@ class GroupCoordinator:
         asked = OffsetFetchRequestGroup(group_id=request.group_id, topics=rows)
         found = self._fetch_group(call, asked, stable=request.require_stable)
         answer = single_group(call.version, request, found)
-        self._out.answer(call, answer, (self.partition_for(request.group_id),))
+        self._out.answer(call, answer, self._shown([found]))
+
+    def _shown(self, groups: Iterable[OffsetFetchResponseGroup]) -> tuple[int, ...]:
+        """Return the logs whose offsets are shown to a client.
+
+        They must be on disk: a power cut must not take back what a client was shown.
+        """
+        return tuple(
+            {self.partition_for(row.group_id) for row in groups if not row.error_code}
+        )
 
     def _fetch_group(
         self, call: Call, asked: OffsetFetchRequestGroup, *, stable: bool
@@ -382,8 +646,10 @@ class GroupCoordinator:
         group_id = asked.group_id
         try:
             self.check_group(group_id, empty_id=True)
+            if group_id in self._shares:
+                raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND)
             group = self._groups.get(group_id)
-            if isinstance(group, ConsumerGroup):
+            if isinstance(group, (ConsumerGroup, StreamsGroup)):
                 group.validate_offset_fetch(asked.member_id, asked.member_epoch)
         except ApiError as error:
             return OffsetFetchResponseGroup(
@@ -404,7 +670,7 @@ class GroupCoordinator:
             group = self._groups.get(group_id)
             if group is None:
                 raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND)
-            if not is_empty(group) and group.protocol_type != "consumer":
+            if not is_empty(group) and group.protocol_type not in _SUBSCRIBED:
                 raise ApiError(ErrorCode.NON_EMPTY_GROUP)
         except ApiError as error:
             self._out.answer(call, OffsetDeleteResponse(error_code=error.error_code))
@@ -418,9 +684,13 @@ class GroupCoordinator:
         self._out.answer(call, OffsetDeleteResponse(topics=topics), after)
 
     def _written(self, group_ids: Iterable[str]) -> tuple[int, ...]:
-        """Return the logs of these groups that get records now."""
+        """Return the logs of these groups that must be on disk before an answer.
+
+        See `Outbox.written`. Groups that are not served are left out.
+        """
         partitions = {self.partition_for(group_id) for group_id in group_ids}
-        return tuple(partitions & self._out.records.keys())
+        partitions -= self._loading | self._failed
+        return tuple(log for each in partitions for log in self._out.written(each))
 
     # -- administration --------------------------------------------------------------
 
@@ -436,15 +706,19 @@ class GroupCoordinator:
     ) -> None:
         """Delete empty groups and their offsets."""
         results = []
+        of_states: set[int] = set()
         for group_id in dict.fromkeys(request.groups_names):
             code = ErrorCode.NONE
             try:
                 self.check_group(group_id, empty_id=True)
-                self._delete_group(group_id, now_ms)
+                if group_id in self._shares:
+                    of_states.update(self._delete_share_group(group_id))
+                else:
+                    self._delete_group(group_id, now_ms)
             except ApiError as error:
                 code = error.error_code
             results.append(DeletableGroupResult(group_id=group_id, error_code=code))
-        after = self._written(row.group_id for row in results)
+        after = (*self._written(row.group_id for row in results), *of_states)
         self._out.answer(call, DeleteGroupsResponse(results=results), after)
 
     def _delete_group(self, group_id: str, now_ms: int) -> None:
@@ -456,6 +730,16 @@ class GroupCoordinator:
         self.offsets.remove_all(group_id)
         self._remove_group(group, now_ms)
 
+    def _delete_share_group(self, group_id: str) -> tuple[int, ...]:
+        """Delete a share group and its delivery states; return the logs with these."""
+        group = self._shares[group_id]
+        if not group.is_empty:
+            raise ApiError(ErrorCode.NON_EMPTY_GROUP)
+        del self._shares[group_id]
+        group.is_dead = True
+        self._write_all(group_id, share_tombstones(group))
+        return self.delete_share_states(group_id)
+
     def _remove_group(self, group: Group, now_ms: int) -> None:
         """Delete an empty group; the caller deletes its offsets."""
         group_id = group.group_id
@@ -463,6 +747,11 @@ class GroupCoordinator:
         if isinstance(group, ConsumerGroup):
             group.is_dead = True
             self._write_all(group_id, tombstones(group))
+            return
+        if isinstance(group, StreamsGroup):
+            group.is_dead = True
+            self._streams.forget(group)
+            self._write_all(group_id, streams_tombstones(group))
             return
         self._classic_rebalance.forget(group, ErrorCode.UNKNOWN_MEMBER_ID)
         group.transition_to(S.DEAD, now_ms)
@@ -476,7 +765,10 @@ class GroupCoordinator:
     # -- time ------------------------------------------------------------------------
 
     def start_expiry(self, now_ms: int) -> None:
-        """Look for expired offsets at each offsets.retention.check.interval.ms."""
+        """Start to delete expired offsets, at intervals.
+
+        The interval is offsets.retention.check.interval.ms.
+        """
         interval = self._config.offsets_retention_check_interval_ms
         self._timers.schedule("expiry", now_ms + interval, self._expire_offsets)
 
@@ -503,12 +795,14 @@ class GroupCoordinator:
     # -- the log ---------------------------------------------------------------------
 
     def begin_loading(self, partitions: Iterable[int]) -> None:
-        """Stop serving the groups of these partitions until they are loaded."""
-        self._loading.update(partitions)
-        self._failed.difference_update(self._loading)
+        """Stop serving the groups of these partitions, whose records are loaded now."""
+        begun = set(partitions)
+        self._loading |= begun
+        self._unknown -= begun
+        self._failed -= self._loading
 
     def is_loading(self, partition: int) -> bool:
-        """Return whether a partition has not been replayed to its end yet."""
+        """Return whether a partition of __consumer_offsets is still being loaded."""
         return partition in self._loading
 
     def replay_offset(
@@ -520,7 +814,12 @@ class GroupCoordinator:
         now_ms: int,
         producer_id: int = -1,
     ) -> None:
-        """Apply the record of a committed offset. Records come in the log's order."""
+        """Apply the record of a committed offset; records come in the log's order.
+
+        Args:
+            committed: the offset; None: the record deletes it.
+            producer_id: the producer of the record's transaction; -1: there is none.
+        """
         self._replayed.add(group_id)
         if committed is not None and group_id not in self._groups:
             self._groups[group_id] = ClassicGroup(group_id, now_ms)
@@ -529,7 +828,11 @@ class GroupCoordinator:
     def replay(
         self, key: Message, value: Message | None, now_ms: int, producer_id: int = -1
     ) -> None:
-        """Apply a record of the log. Records come in the log's order."""
+        """Apply a record of __consumer_offsets; records come in the log's order.
+
+        Args:
+            producer_id: the producer of the record's transaction; -1: there is none.
+        """
         if isinstance(key, OffsetCommitKey):
             committed = None
             if isinstance(value, OffsetCommitValue):
@@ -545,8 +848,36 @@ class GroupCoordinator:
                 self._groups[key.group] = group
             elif isinstance(self._groups.get(key.group), ClassicGroup):
                 del self._groups[key.group]
+        elif is_share_key(key):
+            self._replay_share_group(key, value)
+        elif is_streams_key(key):
+            self._replay_streams_group(key, value)
         else:
             self._replay_consumer_group(key, value)
+
+    def _replay_share_group(self, key: Message, value: Message | None) -> None:
+        group_id: str = key.group_id  # type: ignore[attr-defined]
+        group = self._shares.get(group_id)
+        if deletes_group(key, value):
+            self._shares.pop(group_id, None)
+            return
+        if group is None:
+            if value is None:
+                return
+            group = self._shares[group_id] = ShareGroup(group_id)
+        replay_share(group, key, value)
+
+    def _replay_streams_group(self, key: Message, value: Message | None) -> None:
+        group_id: str = key.group_id  # type: ignore[attr-defined]
+        group = self._groups.get(group_id)
+        if not isinstance(group, StreamsGroup):
+            if value is None:
+                return
+            group = self._groups[group_id] = StreamsGroup(group_id)
+        if deletes_streams_group(key, value):
+            del self._groups[group_id]
+        else:
+            replay_streams(group, key, value)
 
     def _replay_consumer_group(self, key: Message, value: Message | None) -> None:
         group_id: str = key.group_id  # type: ignore[attr-defined]
@@ -563,46 +894,63 @@ class GroupCoordinator:
     def replay_end_of_transaction(
         self, partition: int, producer_id: int, *, commit: bool
     ) -> None:
-        """Apply a marker of the log to the offsets of the producer's transaction."""
+        """Commit or drop a transaction's offsets, as the marker in the log says.
+
+        Args:
+            partition: the partition of __consumer_offsets that has the marker.
+        """
         for group_id in self.offsets.groups_of_producer(producer_id):
             if self.partition_for(group_id) == partition:
                 self.offsets.complete_transaction(group_id, producer_id, commit=commit)
 
     def loaded(self, partition: int, now_ms: int) -> None:
-        """Serve the groups of a partition: all its records were replayed."""
+        """Serve the groups of a partition, after all its records were replayed."""
         self._loading.discard(partition)
         for group_id in list(self._replayed):
             if self.partition_for(group_id) == partition:
                 self._replayed.discard(group_id)
                 if (group := self._groups.get(group_id)) is not None:
                     self._loaded_group(group, now_ms)
-        if not self._loading:
+                if (share := self._shares.get(group_id)) is not None:
+                    self._share.loaded(share, now_ms)
+        if self._is_sharded:
+            # Not now: a topic that seems to be deleted may have been made just now, by
+            # another node.
+            self._timers.schedule(
+                "deleted topics",
+                now_ms + _COPY_IS_BEHIND_MS,
+                lambda at_ms: self.offsets.forget_deleted_topics(),
+            )
+        elif not self._loading:
             self.offsets.forget_deleted_topics()
 
     def _loaded_group(self, group: Group, now_ms: int) -> None:
         if isinstance(group, ConsumerGroup):
             self._consumer_rebalance.loaded(group, now_ms)
             return
+        if isinstance(group, StreamsGroup):
+            self._streams.loaded(group, now_ms)
+            return
         self._classic_rebalance.loaded(group, now_ms)
         if len(group.members) > self._config.group_max_size:
             self._classic_rebalance.maybe_prepare_rebalance(group, now_ms)
 
     def topic_deleted(self, topic: str) -> None:
-        """Delete the offsets in a topic that was deleted."""
+        """Delete the groups' committed offsets in a topic that was deleted."""
         self.offsets.topic_deleted(topic)
 
     def refuse_waiting(self) -> None:
-        """Answer requests that wait for other members, as the broker stops."""
+        """Answer requests that wait for other members; called when the broker stops."""
         for group in self._groups.values():
-            if isinstance(group, ConsumerGroup):
+            if not isinstance(group, ClassicGroup):
                 continue  # its members never wait for each other
             if group.num_awaiting_join or group.is_in(S.COMPLETING_REBALANCE):
                 self._classic_rebalance.refuse_waiting(group, ErrorCode.NOT_COORDINATOR)
 
     def failed(self, partition: int) -> None:
-        """Forget the groups of a partition that cannot be written.
+        """Forget the groups of a partition that cannot be loaded or written.
 
-        Their state in memory may say more than the log, and only the log counts.
+        Their state in memory may be ahead of the log, and only the log counts.
         """
         self._failed.add(partition)
         for group_id, group in list(self._groups.items()):
@@ -612,7 +960,29 @@ class GroupCoordinator:
                 if isinstance(group, ConsumerGroup):
                     self._consumer_rebalance.forget(group)
                     group.is_dead = True
+                elif isinstance(group, StreamsGroup):
+                    self._streams.forget(group)
+                    group.is_dead = True
                 else:
                     self._classic_rebalance.forget(group, ErrorCode.NOT_COORDINATOR)
                     group.state = S.DEAD
+        for group_id, share in list(self._shares.items()):
+            if self.partition_for(group_id) == partition:
+                del self._shares[group_id]
+                self._share.forget(share)
+                share.is_dead = True
         self._out.records.pop(partition, None)
+        self._out.transactional.pop(partition, None)
+
+    def lost(self, partition: int) -> None:
+        """Forget the groups of a partition that another node has, or may have.
+
+        If they come back, their members begin new sessions here.
+        """
+        for group_id, group in self._groups.items():
+            if self.partition_for(group_id) == partition:
+                for member_id in group.members:
+                    self._sessions.forget(member_id)
+        self._loading.discard(partition)
+        self._unknown.discard(partition)
+        self.failed(partition)

@@ -2,8 +2,8 @@
 
 The offsets of a transaction are kept apart, by producer id, until its marker comes.
 Then they are committed, or forgotten. If there are two offsets for one partition, the
-one with the later record in the log counts, in any order of the markers, because
-compaction keeps that record.
+one with the later record in the log counts, whatever the order of the markers is:
+compaction keeps the later record, too.
 
 Source: Kafka's OffsetMetadataManager; KIP-447 for UNSTABLE_OFFSET_COMMIT.
 """
@@ -18,13 +18,13 @@ from mpbroker.metadata.topic_names import TopicPartition
 
 
 class OffsetAndMetadata(NamedTuple):
-    """A committed offset of one partition."""
+    """Holds a committed offset of one partition, with Kafka's fields."""
 
     offset: int
     leader_epoch: int
     metadata: str
     commit_timestamp_ms: int
-    expire_timestamp_ms: int  # -1: as the broker's retention says
+    expire_timestamp_ms: int  # -1: the broker's retention decides
 
     @classmethod
     def of_record(cls, value: OffsetCommitValue) -> OffsetAndMetadata:
@@ -38,15 +38,15 @@ class OffsetAndMetadata(NamedTuple):
 
 
 class PendingOffset(NamedTuple):
-    """An offset that an open transaction has written."""
+    """Holds an offset that an open transaction has written."""
 
     number: int  # grows in the order of the records
     committed: OffsetAndMetadata | None  # None: the transaction deletes the offset
-    is_outdone: bool = False  # a later record of the partition is committed
+    is_outdone: bool = False  # a later record for the same partition is committed
 
 
 class GroupOffsets:
-    """The offsets of a group, by topic and partition."""
+    """Keeps the committed and the pending offsets of a group, by partition."""
 
     __slots__ = ("_count", "_pending", "topics")
 
@@ -54,7 +54,7 @@ class GroupOffsets:
         self.topics: dict[str, dict[int, OffsetAndMetadata]] = {}
         # producer id -> (topic, partition) -> the offset that its transaction wrote
         self._pending: dict[int, dict[TopicPartition, PendingOffset]] = {}
-        self._count = 0  # of all pending offsets that there ever were
+        self._count = 0  # how many pending offsets there have ever been
 
     def __bool__(self) -> bool:
         return bool(self.topics or self._pending)
@@ -77,7 +77,14 @@ class GroupOffsets:
             self._outdo(topic, partition, self._count)
 
     def _outdo(self, topic: str, partition: int, before: int) -> None:
-        """Mark what open transactions wrote before this number as outdone."""
+        """Mark the offsets of open transactions that a later record has replaced.
+
+        They do not count any more when their transaction ends.
+
+        Args:
+            before: the number of the later record; only pending offsets with a smaller
+                number are marked.
+        """
         place = topic, partition
         for each in self._pending.values():
             pending = each.get(place)
@@ -103,7 +110,7 @@ class GroupOffsets:
         partition: int,
         committed: OffsetAndMetadata | None,
     ) -> None:
-        """Keep an offset, or its deletion (None), until the transaction has ended."""
+        """Keep an offset (None: its deletion) pending until its transaction ends."""
         pending = self._pending.setdefault(producer_id, {})
         pending[topic, partition] = PendingOffset(self._count, committed)
         self._count += 1
@@ -113,7 +120,7 @@ class GroupOffsets:
         return any((topic, partition) in each for each in self._pending.values())
 
     def remove_pending(self, topic: str, partition: int) -> bool:
-        """Forget what open transactions wrote; return whether there was anything."""
+        """Drop the pending offsets of a partition; return whether there were any."""
         found = [each for each in self._pending.values() if (topic, partition) in each]
         for each in found:
             del each[topic, partition]
@@ -128,7 +135,10 @@ class GroupOffsets:
         return {place for each in self._pending.values() for place in each}
 
     def complete(self, producer_id: int, *, commit: bool) -> None:
-        """Commit the offsets of a transaction that has ended, or forget them."""
+        """Commit or drop the offsets that a transaction wrote, now that it has ended.
+
+        Skip offsets that a later record has replaced.
+        """
         for place, pending in self._pending.pop(producer_id, {}).items():
             if not commit or pending.is_outdone:
                 continue

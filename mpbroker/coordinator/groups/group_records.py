@@ -11,7 +11,14 @@ The version of a record's key says its kind:
     6            the epoch of the target assignment       consumer
     7            a member's target assignment             consumer
     8            a member's current assignment            consumer
+    10           a member's subscription                  share (KIP-932)
+    11           a share group's epoch                    share
+    12           the epoch of the target assignment       share
+    13           a member's target assignment             share
+    14           a member's current assignment            share
+    15           the partitions with a share state        share
     16           the topics that match a pattern          consumer
+    17, 19-23    see streams/record_types.py              streams (KIP-1071)
 
 A record without a value deletes its key. Keys and values begin with their version; keys
 are never in the flexible encoding.
@@ -26,7 +33,8 @@ from struct import Struct as Packing
 from struct import error as StructError
 from typing import Final, TypeVar
 
-from mpbroker.protocol.api_key import ApiKey
+from mpbroker.coordinator.streams.record_types import STREAMS_KEYS
+from mpbroker.coordinator.versioned import NO_API, versioned
 from mpbroker.protocol.errors import ProtocolError
 from mpbroker.protocol.fields import (
     BYTES,
@@ -42,8 +50,6 @@ from mpbroker.protocol.fields import (
 from mpbroker.protocol.message import Message
 from mpbroker.protocol.primitives import Buffer
 
-# Message needs an API key. Records belong to no API, and nothing reads it.
-_NO_API: Final = ApiKey.OFFSET_COMMIT
 _VERSION: Final = Packing(">h")
 _KEY_HEAD: Final = Packing(">hh")
 _PARTITION: Final = Packing(">i")
@@ -52,26 +58,17 @@ _EXPIRING_HEAD: Final = Packing(">hqh")
 _TIMESTAMP: Final = Packing(">q")
 _TIMESTAMPS: Final = Packing(">qq")
 
-KeyValue = tuple[bytes, bytes | None]
-_MAX_STRING: Final = 0x7FFF
-
-
-def fits_a_key(text: str) -> bool:
-    """Return whether a text fits in a record's key: requests may have longer ones."""
-    few = _MAX_STRING // 4  # a character has 4 bytes at most
-    return len(text) <= few or len(text.encode()) <= _MAX_STRING
-
 
 # -- offsets and classic groups --------------------------------------------------------
 
 
-class OffsetCommitKey(Message, api_key=_NO_API, versions=(0, 1), flexible_from=None):
+class OffsetCommitKey(Message, api_key=NO_API, versions=(0, 1), flexible_from=None):
     group: str = field(STRING)
     topic: str = field(STRING)
     partition: int = field(INT32)
 
 
-class OffsetCommitValue(Message, api_key=_NO_API, versions=(0, 4), flexible_from=4):
+class OffsetCommitValue(Message, api_key=NO_API, versions=(0, 4), flexible_from=4):
     offset: int = field(INT64)
     leader_epoch: int = field(INT32, "3+", default=-1, ignorable=True)
     metadata: str = field(STRING)
@@ -80,7 +77,7 @@ class OffsetCommitValue(Message, api_key=_NO_API, versions=(0, 4), flexible_from
     topic_id: bytes = field(UUID, "4+", tag=0, ignorable=True)
 
 
-class GroupMetadataKey(Message, api_key=_NO_API, versions=(2, 2), flexible_from=None):
+class GroupMetadataKey(Message, api_key=NO_API, versions=(2, 2), flexible_from=None):
     group: str = field(STRING)
 
 
@@ -97,7 +94,7 @@ class MemberMetadata(Struct):
     assignment: Buffer = field(BYTES)
 
 
-class GroupMetadataValue(Message, api_key=_NO_API, versions=(0, 4), flexible_from=4):
+class GroupMetadataValue(Message, api_key=NO_API, versions=(0, 4), flexible_from=4):
     protocol_type: str = field(STRING)
     generation: int = field(INT32)
     protocol: str | None = field(STRING, nullable="0+")
@@ -110,20 +107,20 @@ class GroupMetadataValue(Message, api_key=_NO_API, versions=(0, 4), flexible_fro
 
 
 class ConsumerGroupMetadataKey(
-    Message, api_key=_NO_API, versions=(3, 3), flexible_from=None
+    Message, api_key=NO_API, versions=(3, 3), flexible_from=None
 ):
     group_id: str = field(STRING)
 
 
 class ConsumerGroupMetadataValue(
-    Message, api_key=_NO_API, versions=(0, 0), flexible_from=0
+    Message, api_key=NO_API, versions=(0, 0), flexible_from=0
 ):
     epoch: int = field(INT32)
     metadata_hash: int = field(INT64, tag=0)
 
 
 class ConsumerGroupMemberMetadataKey(
-    Message, api_key=_NO_API, versions=(5, 5), flexible_from=None
+    Message, api_key=NO_API, versions=(5, 5), flexible_from=None
 ):
     group_id: str = field(STRING)
     member_id: str = field(STRING)
@@ -140,7 +137,7 @@ class ClassicMemberMetadata(Struct):
 
 
 class ConsumerGroupMemberMetadataValue(
-    Message, api_key=_NO_API, versions=(0, 0), flexible_from=0
+    Message, api_key=NO_API, versions=(0, 0), flexible_from=0
 ):
     instance_id: str | None = field(STRING, nullable="0+")
     rack_id: str | None = field(STRING, nullable="0+")
@@ -156,13 +153,13 @@ class ConsumerGroupMemberMetadataValue(
 
 
 class ConsumerGroupTargetAssignmentMetadataKey(
-    Message, api_key=_NO_API, versions=(6, 6), flexible_from=None
+    Message, api_key=NO_API, versions=(6, 6), flexible_from=None
 ):
     group_id: str = field(STRING)
 
 
 class ConsumerGroupTargetAssignmentMetadataValue(
-    Message, api_key=_NO_API, versions=(0, 0), flexible_from=0
+    Message, api_key=NO_API, versions=(0, 0), flexible_from=0
 ):
     assignment_epoch: int = field(INT32)
 
@@ -173,27 +170,27 @@ class RecordTopicPartitions(Struct):
 
 
 class ConsumerGroupTargetAssignmentMemberKey(
-    Message, api_key=_NO_API, versions=(7, 7), flexible_from=None
+    Message, api_key=NO_API, versions=(7, 7), flexible_from=None
 ):
     group_id: str = field(STRING)
     member_id: str = field(STRING)
 
 
 class ConsumerGroupTargetAssignmentMemberValue(
-    Message, api_key=_NO_API, versions=(0, 0), flexible_from=0
+    Message, api_key=NO_API, versions=(0, 0), flexible_from=0
 ):
     topic_partitions: list[RecordTopicPartitions] = array(RecordTopicPartitions)
 
 
 class ConsumerGroupCurrentMemberAssignmentKey(
-    Message, api_key=_NO_API, versions=(8, 8), flexible_from=None
+    Message, api_key=NO_API, versions=(8, 8), flexible_from=None
 ):
     group_id: str = field(STRING)
     member_id: str = field(STRING)
 
 
 class ConsumerGroupCurrentMemberAssignmentValue(
-    Message, api_key=_NO_API, versions=(0, 0), flexible_from=0
+    Message, api_key=NO_API, versions=(0, 0), flexible_from=0
 ):
     member_epoch: int = field(INT32)
     previous_member_epoch: int = field(INT32)
@@ -205,18 +202,121 @@ class ConsumerGroupCurrentMemberAssignmentValue(
 
 
 class ConsumerGroupRegularExpressionKey(
-    Message, api_key=_NO_API, versions=(16, 16), flexible_from=None
+    Message, api_key=NO_API, versions=(16, 16), flexible_from=None
 ):
     group_id: str = field(STRING)
     regular_expression: str = field(STRING)
 
 
 class ConsumerGroupRegularExpressionValue(
-    Message, api_key=_NO_API, versions=(0, 0), flexible_from=0
+    Message, api_key=NO_API, versions=(0, 0), flexible_from=0
 ):
     topics: list[str] = array(STRING)
     version: int = field(INT64)
     timestamp: int = field(INT64)
+
+
+# -- share groups ----------------------------------------------------------------------
+
+
+class ShareGroupMemberMetadataKey(
+    Message, api_key=NO_API, versions=(10, 10), flexible_from=None
+):
+    group_id: str = field(STRING)
+    member_id: str = field(STRING)
+
+
+class ShareGroupMemberMetadataValue(
+    Message, api_key=NO_API, versions=(0, 0), flexible_from=0
+):
+    rack_id: str | None = field(STRING, nullable="0+")
+    client_id: str = field(STRING)
+    client_host: str = field(STRING)
+    subscribed_topic_names: list[str] = array(STRING)
+
+
+class ShareGroupMetadataKey(
+    Message, api_key=NO_API, versions=(11, 11), flexible_from=None
+):
+    group_id: str = field(STRING)
+
+
+class ShareGroupMetadataValue(
+    Message, api_key=NO_API, versions=(0, 0), flexible_from=0
+):
+    epoch: int = field(INT32)
+    metadata_hash: int = field(INT64)
+
+
+class ShareGroupTargetAssignmentMetadataKey(
+    Message, api_key=NO_API, versions=(12, 12), flexible_from=None
+):
+    group_id: str = field(STRING)
+
+
+class ShareGroupTargetAssignmentMetadataValue(
+    Message, api_key=NO_API, versions=(0, 0), flexible_from=0
+):
+    assignment_epoch: int = field(INT32)
+    assignment_timestamp: int = field(INT64, tag=0, ignorable=True)
+
+
+class ShareGroupTargetAssignmentMemberKey(
+    Message, api_key=NO_API, versions=(13, 13), flexible_from=None
+):
+    group_id: str = field(STRING)
+    member_id: str = field(STRING)
+
+
+class ShareGroupTargetAssignmentMemberValue(
+    Message, api_key=NO_API, versions=(0, 0), flexible_from=0
+):
+    topic_partitions: list[RecordTopicPartitions] = array(RecordTopicPartitions)
+
+
+class ShareGroupCurrentMemberAssignmentKey(
+    Message, api_key=NO_API, versions=(14, 14), flexible_from=None
+):
+    group_id: str = field(STRING)
+    member_id: str = field(STRING)
+
+
+class ShareGroupCurrentMemberAssignmentValue(
+    Message, api_key=NO_API, versions=(0, 0), flexible_from=0
+):
+    member_epoch: int = field(INT32)
+    previous_member_epoch: int = field(INT32)
+    state: int = field(INT8)
+    assigned_partitions: list[RecordTopicPartitions] = array(RecordTopicPartitions)
+
+
+class RecordTopicPartitionsInfo(Struct):
+    topic_id: bytes = field(UUID)
+    topic_name: str = field(STRING)
+    partitions: list[int] = array(INT32)
+
+
+class RecordTopicInfo(Struct):
+    topic_id: bytes = field(UUID)
+    topic_name: str = field(STRING)
+
+
+class ShareGroupStatePartitionMetadataKey(
+    Message, api_key=NO_API, versions=(15, 15), flexible_from=None
+):
+    group_id: str = field(STRING)
+
+
+class ShareGroupStatePartitionMetadataValue(
+    Message, api_key=NO_API, versions=(0, 0), flexible_from=0
+):
+    initializing_topics: list[RecordTopicPartitionsInfo] = array(
+        RecordTopicPartitionsInfo
+    )
+    initialized_topics: list[RecordTopicPartitionsInfo] = array(
+        RecordTopicPartitionsInfo
+    )
+    deleting_topics: list[RecordTopicInfo] = array(RecordTopicInfo)
 
 
 # -- bytes -----------------------------------------------------------------------------
@@ -239,7 +339,26 @@ KEYS: Final[dict[int, tuple[type[Message], type[Message]]]] = {
         ConsumerGroupCurrentMemberAssignmentKey,
         ConsumerGroupCurrentMemberAssignmentValue,
     ),
+    10: (ShareGroupMemberMetadataKey, ShareGroupMemberMetadataValue),
+    11: (ShareGroupMetadataKey, ShareGroupMetadataValue),
+    12: (
+        ShareGroupTargetAssignmentMetadataKey,
+        ShareGroupTargetAssignmentMetadataValue,
+    ),
+    13: (
+        ShareGroupTargetAssignmentMemberKey,
+        ShareGroupTargetAssignmentMemberValue,
+    ),
+    14: (
+        ShareGroupCurrentMemberAssignmentKey,
+        ShareGroupCurrentMemberAssignmentValue,
+    ),
+    15: (
+        ShareGroupStatePartitionMetadataKey,
+        ShareGroupStatePartitionMetadataValue,
+    ),
     16: (ConsumerGroupRegularExpressionKey, ConsumerGroupRegularExpressionValue),
+    **STREAMS_KEYS,
 }
 
 _OFFSET_KEY: Final = 1
@@ -251,15 +370,12 @@ _GROUP_VALUE: Final = 3
 MessageT = TypeVar("MessageT", bound=Message)
 
 
-def versioned(message: Message, version: int) -> bytes:
-    """Encode a key or a value, with its version first."""
-    return _VERSION.pack(version) + message.encode(version)
-
-
 def read_record(
     key: Buffer, value: Buffer | None
 ) -> tuple[Message, Message | None] | None:
-    """Read a record of the log; None if its kind is not known here.
+    """Decode the key and the value of a record of __consumer_offsets.
+
+    Return None if the kind of the record is unknown here.
 
     Raises:
         ProtocolError: the bytes do not match their versions.
@@ -282,15 +398,15 @@ def read_record(
 def read_offset(
     key: Buffer, value: Buffer | None
 ) -> tuple[str, str, int, tuple[int, int, str, int, int] | None] | None:
-    """Read the record of a committed offset, as we and Kafka 2 and later write it.
+    """Decode the record of a committed offset, as this broker and Kafka 2+ write it.
 
-    Decoded by hand, because nearly all records of the log are of this kind. All others
-    are left to `read_record`.
+    This function does not use Message, because that is slower, and nearly all records
+    of the log are of this kind. `read_record` decodes all other records.
 
     Returns:
         Group, topic, partition, and the offset: (offset, leader epoch, metadata, time
-        of commit, time of expiry), or None if the record deletes it. None as a whole if
-        this is another kind of record.
+        of commit in ms, time of expiry in ms). The offset is None if the record deletes
+        it. The whole result is None if this is another kind of record.
     """
     try:
         version, size = _KEY_HEAD.unpack_from(key)
@@ -319,7 +435,11 @@ def read_offset(
 
 @lru_cache(maxsize=16384)
 def offset_key(group: str, topic: str, partition: int) -> bytes:
-    """Encode the key of a committed offset, by hand: every commit has some."""
+    """Encode the key of a committed offset's record.
+
+    This function does not use Message, because that is slower, and each commit calls
+    it.
+    """
     group_bytes, topic_bytes = group.encode(), topic.encode()
     return b"".join(
         (
@@ -339,7 +459,10 @@ def offset_value(
     commit_timestamp: int,
     expire_timestamp: int,
 ) -> bytes:
-    """Encode the value of a committed offset, by hand as well."""
+    """Encode the value of a committed offset's record; times are in ms.
+
+    Like `offset_key` it does not use Message.
+    """
     text = metadata.encode()
     if expire_timestamp >= 0:
         head = _EXPIRING_HEAD.pack(_EXPIRING_OFFSET_VALUE, offset, len(text))

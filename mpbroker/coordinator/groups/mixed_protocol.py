@@ -1,10 +1,11 @@
 """Serve the classic protocol's requests to members of consumer groups.
 
-A consumer that speaks KIP-848 and joins a classic group with members makes a consumer
-group of it. The other members keep the classic protocol. Their member epoch is sent as
-the generation. A JoinGroup takes a member a step nearer to its target assignment, and
-the answer to a SyncGroup has its partitions. REBALANCE_IN_PROGRESS, as the answer to a
-Heartbeat, asks it to join again. No member is the leader, and none waits for another.
+When a consumer that speaks KIP-848 joins a classic group with members, the group
+becomes a consumer group. The other members keep the classic protocol. For them the
+member epoch is the generation. A JoinGroup takes a member a step nearer to its target
+assignment, and the answer to a SyncGroup has its partitions. REBALANCE_IN_PROGRESS, as
+the answer to a Heartbeat, asks it to join again. The group has no leader, and members
+do not wait for each other.
 
 Source: KIP-848; Kafka's GroupMetadataManager (classicGroupJoinToConsumerGroup and what
 belongs to it).
@@ -46,7 +47,6 @@ from mpbroker.coordinator.groups.group_conversion import (
     by_id,
     subscribe,
 )
-from mpbroker.coordinator.groups.group_records import fits_a_key
 from mpbroker.coordinator.outbox import Call
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
@@ -65,7 +65,7 @@ class MixedProtocol:
     """Serves the classic protocol to members of consumer groups.
 
     Args:
-        new_id: makes the id of a member that has none.
+        new_id: makes the id of a member that joins without one.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class MixedProtocol:
     def join(
         self, call: Call, group: ConsumerGroup, request: JoinGroupRequest, now_ms: int
     ) -> None:
-        """Take a classic member a step nearer to its share of the group's target.
+        """Bring a member a step nearer to its target assignment; answer its JoinGroup.
 
         Raises:
             ApiError: the error to answer with.
@@ -95,8 +95,6 @@ class MixedProtocol:
         most = self._config.group_consumer_max_size
         if member_id not in group.members and len(group.members) >= most:
             raise ApiError(ErrorCode.GROUP_MAX_SIZE_REACHED)
-        if not fits_a_key(member_id):
-            raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
         subscription = _subscription(group, request)
         if not member_id and instance is None:
             member_id = self._new_id()
@@ -120,7 +118,7 @@ class MixedProtocol:
     def _joining(
         self, group: ConsumerGroup, member_id: str, instance: str | None
     ) -> ConsumerMember:
-        """Return the member that joins, or a new one that the caller adds."""
+        """Return the member that joins; the caller adds it if it is new."""
         if instance is not None and not member_id:
             member_id = self._new_id()
             known = group.static_members.get(instance)
@@ -181,7 +179,7 @@ class MixedProtocol:
     def sync(
         self, call: Call, group: ConsumerGroup, request: SyncGroupRequest, now_ms: int
     ) -> None:
-        """Tell a classic member which partitions it has.
+        """Answer the SyncGroup of a classic member with the partitions it now has.
 
         Raises:
             ApiError: the error to answer with.
@@ -211,7 +209,7 @@ class MixedProtocol:
     def heartbeat(
         self, call: Call, group: ConsumerGroup, request: HeartbeatRequest, now_ms: int
     ) -> None:
-        """Note that a classic member lives, and tell it whether to join again.
+        """Restart a classic member's session timer; answer whether it must join again.
 
         Raises:
             ApiError: the error to answer with.
@@ -249,7 +247,10 @@ class MixedProtocol:
     def leave(
         self, call: Call, group: ConsumerGroup, request: LeaveGroupRequest, now_ms: int
     ) -> None:
-        """Remove classic members; admin clients name static ones by instance id."""
+        """Remove classic members; answer with an error code for each.
+
+        An admin client names a static member by its instance id alone.
+        """
         leaving = request.members
         if call.version < LEAVE_SEVERAL_SINCE:
             leaving = [MemberIdentity(member_id=request.member_id)]
@@ -295,10 +296,11 @@ def _classic_member(
 
 
 def _subscription(group: ConsumerGroup, request: JoinGroupRequest) -> Subscription:
-    """Read the subscription that a member joins with.
+    """Return the subscription in a member's JoinGroup.
 
     Raises:
-        ApiError: INCONSISTENT_GROUP_PROTOCOL: the member cannot take part here.
+        ApiError: INCONSISTENT_GROUP_PROTOCOL: the member is not a consumer, or has no
+            protocol in common with the other members.
     """
     names = [protocol.name for protocol in request.protocols]
     subscription = None

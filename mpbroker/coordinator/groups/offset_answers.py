@@ -1,4 +1,4 @@
-"""Make answers to OffsetCommit and OffsetFetch, for all versions.
+"""Make responses to OffsetCommit and OffsetFetch, for all versions.
 
 Source: Kafka protocol guide, "OffsetCommit" and "OffsetFetch".
 """
@@ -37,7 +37,10 @@ _ERROR_SINCE: Final = 2
 def refused_commit(
     request: OffsetCommitRequest, error_code: ErrorCode
 ) -> OffsetCommitResponse:
-    """Return one error for all partitions: the response has no field for it."""
+    """Return a response to OffsetCommit with the same error for each partition.
+
+    The response has no field for an error of the whole request.
+    """
     return OffsetCommitResponse(
         topics=[
             OffsetCommitResponseTopic(
@@ -58,7 +61,11 @@ def refused_commit(
 def single_group(
     version: int, request: OffsetFetchRequest, found: OffsetFetchResponseGroup
 ) -> OffsetFetchResponse:
-    """Return the answer in versions that ask for a single group."""
+    """Return the response to an OffsetFetch whose version names a single group.
+
+    Args:
+        found: the group's part of the response, as later versions have it.
+    """
     topics = found.topics
     if found.error_code and version < _ERROR_SINCE:
         code = ErrorCode(found.error_code)
@@ -104,8 +111,9 @@ def fetched_topics(
     """Return a group's offsets in the topics of the request, or in all topics.
 
     Args:
-        by_id: topics are named by id.
-        stable: answer UNSTABLE_OFFSET_COMMIT if a transaction may change the offset.
+        by_id: whether the request names topics by their ids.
+        stable: answer UNSTABLE_OFFSET_COMMIT for an offset that an open transaction may
+            change.
     """
     group_id, wanted = asked.group_id, asked.topics
     if wanted is None:

@@ -5,7 +5,7 @@ Source: Kafka protocol guide; Kafka's OffsetMetadataManager; KIP-211 for the exp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from mpbroker.coordinator.context import CoordinatorContext
@@ -16,6 +16,7 @@ from mpbroker.coordinator.groups.group_config import GroupConfig
 from mpbroker.coordinator.groups.group_offsets import GroupOffsets, OffsetAndMetadata
 from mpbroker.coordinator.groups.group_records import offset_key, offset_value
 from mpbroker.coordinator.outbox import TransactionalRecord
+from mpbroker.coordinator.streams.streams_group import StreamsGroup
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages.offset_commit import (
     OffsetCommitRequest,
@@ -34,7 +35,7 @@ _NO_OFFSET: Final = -1
 
 
 class OffsetMetadataManager:
-    """The offsets of all groups."""
+    """Keeps the committed offsets of all groups, and those of open transactions."""
 
     def __init__(
         self,
@@ -55,6 +56,12 @@ class OffsetMetadataManager:
     def offsets(self, group_id: str) -> GroupOffsets | None:
         return self._groups.get(group_id)
 
+    def committed(self) -> Iterator[tuple[str, str, int, int]]:
+        """Yield each committed offset, as group, topic, partition and offset."""
+        for group_id, offsets in self._groups.items():
+            for topic, partition, committed in offsets:
+                yield group_id, topic, partition, committed.offset
+
     def groups_of_producer(self, producer_id: int) -> list[str]:
         """Return the groups in which a producer's open transaction has offsets."""
         return list(self._groups_of_producer.get(producer_id, ()))
@@ -64,7 +71,10 @@ class OffsetMetadataManager:
     def commit(
         self, group_id: str, request: OffsetCommitRequest, version: int, now_ms: int
     ) -> tuple[list[OffsetCommitResponseTopic], bool]:
-        """Commit offsets; the caller has checked that the member may.
+        """Commit offsets; the caller has checked that the member may commit.
+
+        Args:
+            version: the API version of the request.
 
         Returns:
             The topics of the answer, and whether a record was written.
@@ -112,10 +122,11 @@ class OffsetMetadataManager:
         return answers, wrote
 
     def judge(self, partition: int, count: int, metadata: str) -> ErrorCode:
-        """Return the error of an offset that cannot be committed, or NONE.
+        """Return the error code for an offset to commit; NONE if it is valid.
 
         Args:
             count: the number of partitions of the topic; 0 if there is no such topic.
+            metadata: the text that the client stores with the offset.
         """
         if not 0 <= partition < count:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -152,7 +163,7 @@ class OffsetMetadataManager:
         committed: OffsetAndMetadata,
         producer: tuple[int, int],
     ) -> None:
-        """Write an offset's record, and keep it apart until the transaction has ended.
+        """Write an offset's record; keep the offset pending until the transaction ends.
 
         Args:
             producer: the id and the epoch of the transaction's producer.
@@ -172,10 +183,11 @@ class OffsetMetadataManager:
     def fetch(
         self, group_id: str, topic: str, partitions: Iterable[int], *, stable: bool
     ) -> list[OffsetFetchResponsePartitions]:
-        """Look up offsets; -1 for a partition that has none.
+        """Return a topic's committed offsets as an answer has them; -1: there is none.
 
         Args:
-            stable: answer UNSTABLE_OFFSET_COMMIT if a transaction may change it.
+            stable: answer UNSTABLE_OFFSET_COMMIT for an offset that an open transaction
+                may change.
         """
         offsets = self._groups.get(group_id)
         answers = []
@@ -206,7 +218,7 @@ class OffsetMetadataManager:
         topics: Iterable[OffsetDeleteRequestTopic],
         is_subscribed: Callable[[str], bool],
     ) -> list[OffsetDeleteResponseTopic]:
-        """Delete offsets, but not in topics to which the group subscribes."""
+        """Delete offsets, except in topics to which the group subscribes."""
         answers = []
         for row in topics:
             count = self._topics.partition_count(row.name)
@@ -234,8 +246,8 @@ class OffsetMetadataManager:
     def remove(self, group_id: str, topic: str, partition: int) -> None:
         """Delete an offset, and write the record that deletes it.
 
-        What an open transaction has written for it is forgotten, too: the end of that
-        transaction must not bring back what was deleted.
+        An offset that an open transaction has written for the partition is forgotten,
+        too: the end of that transaction must not bring back a deleted offset.
         """
         if self._drop(group_id, topic, partition):
             self._out.write(
@@ -297,7 +309,7 @@ class OffsetMetadataManager:
     def expire(
         self,
         group_id: str,
-        group: ClassicGroup | ConsumerGroup | None,
+        group: ClassicGroup | ConsumerGroup | StreamsGroup | None,
         now_ms: int,
     ) -> None:
         """Delete the expired offsets of a group."""
@@ -328,7 +340,13 @@ class OffsetMetadataManager:
         committed: OffsetAndMetadata | None,
         producer_id: int = -1,
     ) -> None:
-        """Apply a record; with a producer id it is of a transaction."""
+        """Apply the record of a committed offset.
+
+        Args:
+            committed: the offset; None: the record deletes it.
+            producer_id: the producer of the record's transaction, until whose end the
+                offset is kept apart; -1: the record is in no transaction.
+        """
         if producer_id >= 0:
             offsets = self._groups.setdefault(group_id, GroupOffsets())
             offsets.put_pending(producer_id, topic, partition, committed)
@@ -356,11 +374,15 @@ class OffsetMetadataManager:
             del self._groups[group_id]
 
     def forget(self, group_id: str) -> None:
-        """Drop a group's offsets from memory, and write nothing."""
+        """Drop a group's offsets from memory; the log keeps its records."""
         offsets = self._groups.pop(group_id, None)
         if offsets is not None:
             for topic in offsets.topics:
                 self._groups_of_topic.get(topic, set()).discard(group_id)
+        for producer_id, groups in list(self._groups_of_producer.items()):
+            groups.discard(group_id)
+            if not groups:
+                del self._groups_of_producer[producer_id]
 
 
 def no_offset(
@@ -376,12 +398,15 @@ def no_offset(
 
 
 def _expiry_base(
-    group: ClassicGroup | ConsumerGroup | None,
+    group: ClassicGroup | ConsumerGroup | StreamsGroup | None,
     topic: str,
     committed: OffsetAndMetadata,
 ) -> int | None:
-    """Return when an offset's retention began; None if it does not expire now."""
-    if isinstance(group, ConsumerGroup):
+    """Return the time (ms) at which an offset's retention begins.
+
+    Return None if the offset does not expire now, because members use it.
+    """
+    if isinstance(group, (ConsumerGroup, StreamsGroup)):
         wanted = group.is_subscribed_to(topic)
         return None if wanted else committed.commit_timestamp_ms
     if group is None or not group.protocol_type:

@@ -5,8 +5,9 @@ are looked up at its heartbeats. So two members with one pattern may get differe
 topics. The log has the topics that any member of the group gets by the pattern. After a
 restart of the coordinator, each member gets all of these until its next heartbeat.
 
-Source: KIP-848; Kafka's GroupMetadataManager, filterTopicDescribeAuthorizedTopics.
-Kafka shows all members the topics of the one for which the pattern was looked up.
+Source: KIP-848; Kafka's GroupMetadataManager, filterTopicDescribeAuthorizedTopics. In
+Kafka all members with a pattern get the topics that one of them may describe: the
+member at whose heartbeat the pattern was looked up.
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ def compile_pattern(pattern: str) -> TopicRegex:
 def see(
     group: ConsumerGroup, member: ConsumerMember, access: Access | None, topics: Topics
 ) -> bool:
-    """Look up the topics of a member's pattern; return whether they have changed.
+    """Look up the topics that match a member's pattern; return whether they changed.
+
+    Only topics that the member may describe count. Without an authorizer look up
+    nothing, and return False: `resolve` then finds the same topics for all members.
 
     Args:
         access: checks the member's permissions; None: there is no authorizer.
@@ -72,11 +76,11 @@ def see(
 def resolve(
     group: ConsumerGroup, topics: Topics, *, is_guarded: bool
 ) -> dict[str, frozenset[str]]:
-    """Return the topics of each pattern of a group.
+    """Return the topics that match each pattern of a group's members.
 
     Args:
-        is_guarded: whether there is an authorizer. Then a member that has sent no
-            heartbeat since the restart may lack permission for some matching topics.
+        is_guarded: whether there is an authorizer. Then the topics of a member that has
+            sent no heartbeat since the coordinator's start are taken from the log.
     """
     found: dict[str, frozenset[str]] = {}
     for member in group.members.values():
@@ -95,7 +99,7 @@ def resolve(
 
 
 def _matching(pattern: str, topics: Topics) -> frozenset[str]:
-    """Return the topics that match; internal topics never do."""
+    """Return the topics that match a pattern, without internal topics."""
     try:
         regex = compile_pattern(pattern)
     except ApiError:

@@ -1,14 +1,14 @@
 """Execute InitProducerId and EndTxn, and keep all transactional ids.
 
-Sans-IO like GroupCoordinator: requests and the time come in; records, markers and
-answers go out by the outbox.
+Sans-IO like GroupCoordinator: methods get requests and the time, and put records,
+markers and answers into the outbox, which `record_writer` empties.
 
     EndTxn ─▶ Prepare in the log ─▶ on disk ─▶ answered; the producer may not write
-                                            └▶ one marker a partition ─▶ Complete
+                                            └▶ a marker per partition ─▶ Complete
 
 Whenever the process is killed, the log says how to go on. A transaction that is Ongoing
-there stays open. One in Prepare is carried out by the successor, which appends only the
-markers that are missing.
+there stays open. If a transaction is in a Prepare state there, the next coordinator
+carries the decision out, and appends only the markers that are missing.
 
 While markers are written, a request that would begin the next transaction waits for
 them. If it were answered CONCURRENT_TRANSACTIONS, its client would come back after 20
@@ -24,10 +24,9 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
+from mpbroker.base.java_hash import java_hash
 from mpbroker.base.logger import get_logger
 from mpbroker.coordinator.context import CoordinatorContext
-from mpbroker.coordinator.groups.group_records import fits_a_key
-from mpbroker.coordinator.java_hash import java_hash
 from mpbroker.coordinator.outbox import (
     NOW,
     Call,
@@ -71,8 +70,8 @@ _NO_PRODUCER: Final = -1
 class TransactionConfig(NamedTuple):
     """Limits and times of transactions.
 
-    Names and defaults are those of Kafka's keys, with underscores for dots; ``_ms``
-    ends names in milliseconds.
+    Names and defaults are those of Kafka's settings, with underscores for dots. Times
+    are in milliseconds.
     """
 
     transaction_max_timeout_ms: int = 900_000
@@ -83,31 +82,35 @@ class TransactionConfig(NamedTuple):
 
 
 class OpenTransactions(Protocol):
-    """The shared table in which each append checks that its transaction is open."""
+    """The shared table of open transactions, which each append of a producer reads.
+
+    It says to which partitions a producer may write in a transaction.
+    """
 
     def has_room(self, count: int) -> bool:
-        """Return whether there is room for so many more partitions."""
+        """Return whether ``count`` more partitions fit the table of transactions."""
 
     def open(
         self, producer_id: int, epoch: int, partitions: Iterable[TopicPartition]
     ) -> bool:
-        """Let a producer write to partitions; return False if there is no room."""
+        """Let a producer write to partitions; return False if the table is full."""
 
     def close(self, producer_id: int, partitions: Iterable[TopicPartition]) -> None:
-        """Let a producer write to no partition any more.
+        """Stop a producer from writing to any partition.
 
         Args:
-            partitions: those of its transaction; a predecessor may have opened them.
+            partitions: the partitions of its transaction, which an earlier coordinator
+                may have opened.
         """
 
 
 class TransactionCoordinator:
-    """The transactional ids, and the decisions on their transactions.
+    """Keeps transactional ids, and decides how their transactions end.
 
     Args:
         num_partitions: the number of partitions of __transaction_state.
         new_producer_id: returns an id that no producer has had.
-        places: the places of markers in partitions.
+        places: finds the offsets of markers in partitions.
     """
 
     def __init__(
@@ -146,7 +149,7 @@ class TransactionCoordinator:
         return java_hash(transactional_id) % self.num_partitions
 
     def log_of(self, transactional_id: str) -> int:
-        """Return the number of the log that has an id's records."""
+        """Return the number of the log in which a transactional id's records are."""
         return transaction_log(self.partition_for(transactional_id))
 
     def get(self, transactional_id: str) -> TransactionMetadata | None:
@@ -160,13 +163,13 @@ class TransactionCoordinator:
         return bool(self._loading)
 
     def check(self, transactional_id: str) -> None:
-        """Raise if requests for an id cannot be served now.
+        """Raise an error if requests for a transactional id cannot be served now.
 
         Raises:
             ApiError: INVALID_REQUEST, COORDINATOR_LOAD_IN_PROGRESS,
                 COORDINATOR_NOT_AVAILABLE.
         """
-        if not transactional_id or not fits_a_key(transactional_id):
+        if not transactional_id:
             raise ApiError(ErrorCode.INVALID_REQUEST)
         partition = self.partition_for(transactional_id)
         if partition in self._loading:
@@ -252,7 +255,7 @@ class TransactionCoordinator:
     def find(
         self, transactional_id: str, producer_id: int, epoch: int
     ) -> TransactionMetadata:
-        """Return the transaction of a producer.
+        """Return the transaction of a producer, whose id and epoch must be current.
 
         Raises:
             ApiError: INVALID_PRODUCER_ID_MAPPING, PRODUCER_FENCED.
@@ -274,8 +277,8 @@ class TransactionCoordinator:
         """Add partitions to a producer's transaction; begin one if there is none.
 
         Returns:
-            The logs that must be appended to, or on disk, before the producer is
-            answered: see `outbox`.
+            The numbers that the producer's answer waits for: log numbers, or
+            appended_to() them if the disk is not waited for. See outbox.py.
 
         Raises:
             ApiError: CONCURRENT_TRANSACTIONS.
@@ -284,7 +287,8 @@ class TransactionCoordinator:
             raise ApiError(ErrorCode.CONCURRENT_TRANSACTIONS)
         if not self._open.has_room(len(partitions)):
             _LOG.error(
-                "%s: no partition is added, too many are in open transactions",
+                "%s: no partition is added: as many as there can be are in open"
+                " transactions; end some, or lower transaction.max.timeout.ms",
                 transaction.transactional_id,
             )
             raise ApiError(ErrorCode.CONCURRENT_TRANSACTIONS)
@@ -294,7 +298,7 @@ class TransactionCoordinator:
             # Its record may not be on disk yet: a repeated request waits for it, too.
             self._open_once_appended(transaction, partitions)
             return (self.log_of(transaction.transactional_id),)
-        # Asked first: `add` forgets which partitions the last records have named.
+        # Before `add`, which forgets the partitions that the last records have named.
         unsynced = transaction.may_begin_unsynced(partitions, self._places.topic_id)
         transaction.add(partitions, client_version, now_ms)
         self._ongoing.add(transaction.transactional_id)
@@ -307,8 +311,9 @@ class TransactionCoordinator:
     ) -> None:
         """Let the producer write to partitions right after their record is appended.
 
-        If it could write before, and we were killed in between, no log would name what
-        it wrote there. The marker of its next transaction would commit or abort it.
+        If it could write before, and this process were killed in between, no log would
+        name the partitions with its records. The marker of the producer's next
+        transaction would commit or abort these records.
         """
         wanted = tuple(partitions)
 
@@ -323,7 +328,7 @@ class TransactionCoordinator:
     def verify(
         self, transaction: TransactionMetadata, partitions: Sequence[TopicPartition]
     ) -> None:
-        """Raise unless all partitions are in a producer's open transaction.
+        """Check that all partitions are in a producer's open transaction.
 
         Raises:
             ApiError: CONCURRENT_TRANSACTIONS, INVALID_TXN_STATE.
@@ -334,7 +339,8 @@ class TransactionCoordinator:
             partitions
         ):
             raise ApiError(ErrorCode.INVALID_TXN_STATE)
-        # Adding them has opened them, unless their topic was recreated since.
+        # `add` has opened these partitions. Open them again, because their topic may
+        # have been recreated since then.
         self._open_once_appended(transaction, partitions)
 
     # -- the end -------------------------------------------------------------------
@@ -374,10 +380,13 @@ class TransactionCoordinator:
     def _may_end_v1(
         self, transaction: TransactionMetadata, request: EndTxnRequest
     ) -> bool:
-        """Return whether to end the transaction; False: a retry of an end already made.
+        """Return whether an EndTxn of version 4 or lower ends the transaction now.
+
+        Return False if the transaction has ended as the request asks: the request is a
+        retry.
 
         Raises:
-            ApiError: the producer may not end it, or not in this way.
+            ApiError: the producer may not end the transaction, or not in this way.
         """
         if transaction.producer_id != request.producer_id:
             raise ApiError(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
@@ -391,7 +400,11 @@ class TransactionCoordinator:
     def _may_end_v2(
         self, transaction: TransactionMetadata, request: EndTxnRequest
     ) -> bool:
-        """Like `_may_end_v1`, where ends bump the epoch: a retry has the last one."""
+        """Return whether an EndTxn of version 5 or higher ends the transaction now.
+
+        From this version on the producer epoch grows with each end (KIP-890), so a
+        retry has the epoch before the current one. The rest is as in `_may_end_v1`.
+        """
         producer_id, epoch = request.producer_id, request.producer_epoch
         retry = transaction.is_retry(producer_id, epoch)
         if transaction.producer_id != producer_id and not retry:
@@ -433,9 +446,10 @@ class TransactionCoordinator:
         )
         self._ongoing.discard(transaction.transactional_id)
         if not transaction.bumps_epochs:
-            # Closed before the ends of the logs are noted. The producer's next
-            # transaction has the same epoch, so a load would take a late Produce behind
-            # a noted end for the beginning of that one.
+            # Close the partitions before the ends of their logs are noted. The
+            # producer's next transaction has the same epoch. So if a late Produce were
+            # appended behind a noted end, a load would take it for the beginning of the
+            # next transaction.
             self._open.close(transaction.producer_id, transaction.partitions)
         self._ends.expect_markers(transaction)
         after = self._write(transaction)
@@ -446,25 +460,36 @@ class TransactionCoordinator:
         return after
 
     def _fence_and_abort(self, transaction: TransactionMetadata, now_ms: int) -> None:
-        """Fence the producer, and abort its transaction."""
+        """Fence a producer by a higher epoch, and abort its transaction."""
         transaction.fence(now_ms)
         self._prepare(transaction, False, transaction.client_version, now_ms)
 
     def _decided(self, transaction: TransactionMetadata, durable: bool) -> None:
-        """Carry out a decision that is on disk."""
+        """Have a transaction's markers appended, if Prepare is on disk by now."""
         if durable and self._is_current(transaction) and transaction.state in PREPARED:
             # First the table, then the markers. Each append looks into the table under
-            # the lock of its partition, so it is in front of the marker or refused.
+            # the lock of its partition, so it is either in front of the marker or
+            # refused. In the other order a record could follow the marker.
             self._open.close(transaction.producer_id, transaction.partitions)
             self._ends.write_markers(transaction, sorted(transaction.partitions))
+
+    def look_again(self, producer_id: int, now_ms: int) -> bool:
+        """Go on with a producer's transaction that waits for a marker of another node.
+
+        Return False if it does not.
+        """
+        return self._ends.look_again(producer_id, now_ms)
 
     def _is_current(self, transaction: TransactionMetadata) -> bool:
         return self._transactions.get(transaction.transactional_id) is transaction
 
     def _ended(self, transaction: TransactionMetadata, now_ms: int) -> None:
-        """Complete a transaction whose markers are all appended."""
-        # Nothing waits for this record's disk: a successor that does not find it finds
-        # Prepare, and all markers in their places.
+        """Write Complete for a transaction whose markers are all appended.
+
+        Then execute the requests that waited for its end.
+        """
+        # No answer waits until this record is on disk. A coordinator that does not find
+        # it in the log finds Prepare, and then finds all markers in their places.
         transaction.complete(now_ms)
         self._write(transaction)
         self._wake(transaction, now_ms)
@@ -474,7 +499,10 @@ class TransactionCoordinator:
     def wait_for_end(
         self, transaction: TransactionMetadata, again: Again, now_ms: int
     ) -> bool:
-        """Call ``again`` when the markers are written; return False if none are."""
+        """Call ``again`` when a transaction's end markers are written, or after 500 ms.
+
+        Return False, and do not call it, if no markers are being written now.
+        """
         if transaction.state not in PREPARED:
             return False
         self._later(transaction, again, now_ms)
@@ -500,14 +528,14 @@ class TransactionCoordinator:
             again(now_ms)
 
     def refuse_waiting(self, now_ms: int) -> None:
-        """Answer the requests that wait for markers, as the broker stops."""
+        """Answer requests that wait until a transaction ends; the broker stops."""
         for transaction in list(self._transactions.values()):
             self._wake(transaction, now_ms)
 
     # -- time ------------------------------------------------------------------------
 
     def start_timers(self, now_ms: int) -> None:
-        """Look regularly for transactions that time out and for ids that expire."""
+        """Start the timers that abort old transactions and remove unused ids."""
         config = self._config
         self._timers.schedule(
             "transaction timeouts",
@@ -549,7 +577,10 @@ class TransactionCoordinator:
         self.start_timers(now_ms)
 
     def _whole(self, ids: Iterable[str]) -> list[TransactionMetadata]:
-        """Return the transactions of these ids whose logs are not being loaded."""
+        """Return the transactions of these transactional ids.
+
+        Leave out ids whose logs are still being loaded.
+        """
         whole = [each for each in ids if self.partition_for(each) not in self._loading]
         return [self._transactions[transactional_id] for transactional_id in whole]
 
@@ -562,12 +593,15 @@ class TransactionCoordinator:
         return (log,)
 
     def begin_loading(self, partitions: Iterable[int]) -> None:
-        """Stop serving the ids of these partitions until they are loaded."""
+        """Stop serving the transactional ids of these partitions until they are loaded.
+
+        The partitions are those of __transaction_state.
+        """
         self._loading.update(partitions)
         self._failed.difference_update(self._loading)
 
     def replay(self, transactional_id: str, value: TransactionLogValue | None) -> None:
-        """Apply a record of the log. Records come in the log's order."""
+        """Apply a record of __transaction_state; records come in the log's order."""
         before = self._transactions.pop(transactional_id, None)
         self._ongoing.discard(transactional_id)
         if value is None:
@@ -578,7 +612,11 @@ class TransactionCoordinator:
             self._ongoing.add(transactional_id)
 
     def with_unsynced_markers(self, partition: int) -> list[TransactionMetadata]:
-        """Return a log partition's transactions whose markers may not be on disk."""
+        """Return the transactions with commit or abort markers that may not be on disk.
+
+        Args:
+            partition: the partition of __transaction_state that has their records.
+        """
         return [each for each in self._of(partition) if each.unsynced]
 
     def begin_again(
@@ -587,12 +625,18 @@ class TransactionCoordinator:
         partitions: Iterable[TopicPartition],
         now_ms: int,
     ) -> None:
-        """Begin a transaction whose record was lost in a power cut."""
+        """Make a transaction Ongoing again whose record was lost in a power cut."""
         transaction.add(partitions, transaction.client_version, now_ms)
         self._ongoing.add(transaction.transactional_id)
 
     def decided(self, partition: int) -> list[TransactionMetadata]:
-        """Return a log partition's decided transactions: markers may be missing."""
+        """Return the transactions in PrepareCommit or PrepareAbort: decided to end.
+
+        Some of their markers may not have been written.
+
+        Args:
+            partition: the partition of __transaction_state that has their records.
+        """
         return [each for each in self._of(partition) if each.state in PREPARED]
 
     def _of(self, partition: int) -> list[TransactionMetadata]:
@@ -610,10 +654,13 @@ class TransactionCoordinator:
                 yield transaction.producer_id, transaction.producer_epoch, partition
 
     def loaded(self, partition: int, now_ms: int) -> None:
-        """Serve the ids of a partition: all its records were replayed.
+        """Serve the transactional ids of a partition that was loaded.
 
-        Open transactions may be written to, again if this is not the first load.
-        Decided ones are carried out.
+        Let producers write to the partitions of Ongoing transactions. Write the markers
+        of transactions in a Prepare state.
+
+        Args:
+            partition: a partition of __transaction_state.
         """
         self._loading.discard(partition)
         for transaction in self._of(partition):
@@ -626,17 +673,18 @@ class TransactionCoordinator:
                     transaction.partitions,
                 )
             elif transaction.state in PREPARED:
-                # The decision is written again, so that there is a record to wait for:
-                # the predecessor's need not be on disk. It expects no markers, because
-                # the logs may have grown behind the ends that were noted.
+                # The decision is written again, because markers must wait until it is
+                # on disk, and the record of the earlier coordinator may not be. The new
+                # record names no expected markers, because the logs may have grown
+                # behind the ends that were noted.
                 transaction.expected = ()
                 after = self._write(transaction)
                 self._out.then(after, partial(self._decided, transaction))
 
     def failed(self, partition: int) -> None:
-        """Forget the transactions of a partition that cannot be written.
+        """Forget the transactions of a partition that cannot be loaded or written.
 
-        Their state in memory may say more than the log, and only the log counts.
+        Their state in memory may be ahead of the log, and only the log counts.
         """
         self._failed.add(partition)
         for transactional_id, transaction in list(self._transactions.items()):
@@ -649,14 +697,23 @@ class TransactionCoordinator:
 
 
 def fenced_as_of(code: ErrorCode, version: int, since: int) -> ErrorCode:
-    """Return INVALID_PRODUCER_EPOCH for clients that do not know PRODUCER_FENCED."""
+    """Replace PRODUCER_FENCED by INVALID_PRODUCER_EPOCH for older clients.
+
+    Args:
+        since: the first version of the API that has PRODUCER_FENCED.
+    """
     if code is ErrorCode.PRODUCER_FENCED and version < since:
         return ErrorCode.INVALID_PRODUCER_EPOCH
     return code
 
 
 def _require_same_end(state: TransactionState, *, commit: bool) -> None:
-    """Raise unless a decided transaction ended in the way that a retry asks for."""
+    """Raise INVALID_TXN_STATE if a retry asks for the other end of a transaction.
+
+    Args:
+        state: the transaction's state.
+        commit: whether the retry asks for a commit.
+    """
     same = (S.PREPARE_ABORT, S.COMPLETE_ABORT)
     if commit:
         same = (S.PREPARE_COMMIT, S.COMPLETE_COMMIT)

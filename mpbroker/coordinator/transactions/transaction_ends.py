@@ -8,11 +8,11 @@ on disk as well. Until then each record of the transactional id names the marker
 may not be on disk. If a power cut takes one of these, the next load knows where it was,
 and appends it again (MarkerWriter.restore).
 
-The partitions that a record names are also those in which the producer is likely to go
-on. Its next transaction may begin there before Ongoing is on disk. Prepare names where
-the logs ended before the markers, and Complete names the markers. A load that finds one
-of these two as the last record looks behind the named places for a transaction that has
-begun there (MarkerWriter.begun_behind).
+The partitions that a record names are also those to which the producer is likely to
+write next. Its next transaction may begin there before Ongoing is on disk. Prepare
+names the offsets at which the logs ended before the markers, and Complete names the
+markers. A load that finds one of these two as the last record looks behind the named
+offsets for a transaction that has begun there (MarkerWriter.begun_behind).
 
 In two cases the records name no markers. If there are more than 32 markers, the
 coordinator waits until they are on disk. If the producer stops writing, its markers are
@@ -56,10 +56,13 @@ _GONE: Final = frozenset(
 
 
 class MarkerPlaces(Protocol):
-    """The places of markers in partitions."""
+    """Finds the offsets of markers (records that end transactions) in partitions."""
 
     def is_on_disk(self, marker: AppendedMarker) -> bool:
-        """Return whether a marker is on disk, or its partition is gone."""
+        """Return whether a marker (the record that ends a transaction) is on disk.
+
+        Return True also if its partition was deleted, or has flush.acks.all=false.
+        """
 
     def expect(
         self,
@@ -69,9 +72,9 @@ class MarkerPlaces(Protocol):
         *,
         commit: bool,
     ) -> tuple[AppendedMarker, ...]:
-        """Return the places that markers would get if they were appended now.
+        """Return a transaction's markers, each with the offset it would get now.
 
-        A partition that is offline has none.
+        Leave out partitions that are offline.
         """
 
     def topic_id(self, topic: str) -> bytes | None:
@@ -79,16 +82,17 @@ class MarkerPlaces(Protocol):
 
 
 class TransactionEnds:
-    """Has the markers of decided transactions appended, and completes these.
+    """Has decided transactions' markers appended, then writes the Complete records.
 
     Args:
         is_current: returns whether the coordinator still has this transaction.
         ended: called with a transaction whose markers are all appended, and the time.
         write: writes a record of a transaction's state.
-        places: the places of markers in partitions.
-        asks_coordinator: producers write only to partitions that the coordinator has
-            opened to them. If not, one of them may write after a power cut, before its
-            lost marker is there again; so the disk is waited for at every end.
+        places: finds the offsets of markers in partitions.
+        asks_coordinator: whether producers can write only to partitions that the
+            coordinator has opened to them. If not, a producer may write after a power
+            cut before its lost marker is appended again; so each end of a transaction
+            waits until its markers are on disk.
     """
 
     def __init__(
@@ -108,9 +112,11 @@ class TransactionEnds:
         self._ended = ended
         self._write = write
         self._places = places
+        # Decided transactions that lack markers, with the partitions, by producer id.
+        self._left: dict[int, tuple[TransactionMetadata, list[TopicPartition]]] = {}
 
     def expect_markers(self, transaction: TransactionMetadata) -> None:
-        """Note for Prepare where the markers of the transaction will be."""
+        """Note, for the Prepare record, the lowest offset each marker can get."""
         count = len(transaction.partitions) + len(transaction.unsynced)
         if self._asks_coordinator and count <= _MOST_UNSYNCED:
             transaction.expected = self._places.expect(
@@ -121,9 +127,10 @@ class TransactionEnds:
             )
 
     def forget_synced(self, transaction: TransactionMetadata) -> None:
-        """Leave markers that are on disk out of the next record.
+        """Forget a transaction's markers that are on disk: no later record names them.
 
-        All are kept while the next transaction may begin unsynced because of them.
+        Keep them all while the next transaction may begin before its record is on disk:
+        a load after a power cut then needs them.
         """
         if transaction.unsynced and not transaction.foreseen:
             transaction.forget_synced(self._places.is_on_disk)
@@ -131,7 +138,7 @@ class TransactionEnds:
     def write_markers(
         self, transaction: TransactionMetadata, partitions: Sequence[TopicPartition]
     ) -> None:
-        """Have the markers of a decided transaction appended to these partitions."""
+        """Have a transaction's markers appended to these partitions."""
         earlier = transaction.unsynced
         count = len(partitions) + len(earlier)
         waits = count > _MOST_UNSYNCED or not self._asks_coordinator
@@ -157,7 +164,10 @@ class TransactionEnds:
         appended: Sequence[AppendedMarker],
         now_ms: int,
     ) -> None:
-        """Complete the transaction; or try again, if markers could not be appended."""
+        """Write Complete after a transaction's markers were appended.
+
+        If some could not be, append these later.
+        """
         if not self._is_current(transaction):
             return
         left = []
@@ -171,7 +181,9 @@ class TransactionEnds:
                     *partition,
                 )
         transaction.unsynced += tuple(appended)
+        self._left.pop(transaction.producer_id, None)
         if left:
+            self._left[transaction.producer_id] = transaction, left
             self._timers.schedule(
                 ("markers", transaction.transactional_id),
                 now_ms + _RETRY_MS,
@@ -181,6 +193,19 @@ class TransactionEnds:
         self._ended(transaction, now_ms)
         if transaction.unsynced:
             self.settle_later(transaction, now_ms)
+
+    def look_again(self, producer_id: int, now_ms: int) -> bool:
+        """Try at once what is to be tried again later; return whether there is any."""
+        transaction, left = self._left.pop(producer_id, (None, []))
+        if (
+            transaction is None
+            or not self._is_current(transaction)
+            or transaction.state not in PREPARED
+        ):
+            return False
+        self._timers.cancel(("markers", transaction.transactional_id))
+        self._try_again(transaction, left, now_ms)
+        return True
 
     def _try_again(
         self,
@@ -195,7 +220,10 @@ class TransactionEnds:
     # -- what is left behind -----------------------------------------------------------
 
     def settle_later(self, transaction: TransactionMetadata, now_ms: int) -> None:
-        """Sync and forget the markers in a second, if the producer stays idle."""
+        """Force a transaction's markers to disk once its producer is idle; forget them.
+
+        It is idle when the transaction has not changed for a second.
+        """
         name = ("markers on disk", transaction.transactional_id)
         if name not in self._timers:
             self._timers.schedule(
@@ -218,8 +246,8 @@ class TransactionEnds:
             appended: Sequence[AppendedMarker],
         ) -> None:
             if self._is_current(transaction) and transaction.unsynced == earlier:
-                # The record names no partition any more, so the next transaction cannot
-                # begin unsynced.
+                # The next record names no partition any more, so the next transaction
+                # cannot begin before its record is on disk.
                 transaction.foreseen = {}
                 self._write(transaction)
 

@@ -28,7 +28,7 @@ from mpbroker.protocol.messages.list_transactions import (
 
 
 class TransactionListing:
-    """Describes and lists transactions for administrators."""
+    """Serves DescribeTransactions and ListTransactions."""
 
     def __init__(self, coordinator: TransactionCoordinator, outbox: Outbox) -> None:
         self._coordinator = coordinator

@@ -1,7 +1,7 @@
 """Load transactions from __transaction_state, and repair logs after a power cut.
 
-The death of a process loses no appended record. A power cut loses the end of each log,
-and not the same part of each. Three repairs are made, in this order, before the
+The death of a process loses no appended record. A power cut may remove the end of each
+log, in each log from another time on. Three repairs are made, in this order, before the
 transactions of a partition are served:
 
     1. Lost markers of earlier transactions are appended again, at new offsets
@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from mpbroker.base.logger import get_logger
 from mpbroker.coordinator.coordinator_topic import CoordinatorTopic, LoadedRecord
@@ -48,9 +49,12 @@ from mpbroker.coordinator.transactions.transaction_records import (
 from mpbroker.metadata.topic_names import TopicPartition
 from mpbroker.protocol.errors import ApiError, ProtocolError
 
+if TYPE_CHECKING:
+    from mpbroker.storage.log.partition_log import PartitionLog
+
 _LOG = get_logger(__name__)
 
-# The partitions of transactions that have begun and that no record names.
+# Transactions that have begun although no record names them, and their partitions.
 Begun = dict[TransactionMetadata, set[TopicPartition]]
 
 
@@ -74,10 +78,13 @@ class TransactionLoading:
         self._shared = shared
 
     def replay(self, partition: int) -> Iterator[int]:
-        """Load a partition, in steps of some megabytes.
+        """Load and repair a partition of __transaction_state; yield the records read.
+
+        Each step reads some megabytes, and yields the number of records so far.
 
         Raises:
-            ApiError: it cannot be read or repaired; it may be loaded again.
+            ApiError: the partition cannot be read or repaired now; a later load may
+                succeed.
             OSError: as ApiError.
         """
         replayed = 0
@@ -94,8 +101,8 @@ class TransactionLoading:
         """Append the lost markers of earlier transactions again.
 
         Returns:
-            The transactions that were begun behind these markers, with all partitions
-            that they may be in.
+            The producers' next transactions that have begun behind these markers, with
+            all partitions in which they may have records.
         """
         records: list[tuple[bytes, bytes | None]] = []
         now_ms = time.time_ns() // 1_000_000
@@ -122,9 +129,9 @@ class TransactionLoading:
 
         A consumer may have read behind a marker that the power cut has taken. When
         everything is loaded the decision is carried out again, as after a death, which
-        completes the transaction. But if the producer's next transaction is in one of
-        its partitions already, a second marker would end that one. So the transaction
-        is completed here.
+        completes the transaction. But if the producer's next transaction has begun in
+        one of its partitions, a second marker would end that next transaction. So the
+        decided transaction is completed here.
 
         Raises:
             ApiError: a partition that is online lacks its marker, because the disk is
@@ -132,13 +139,15 @@ class TransactionLoading:
         """
         now_ms = time.time_ns() // 1_000_000
         found: Begun = {}
-        appended: list[Awaited] = []
+        appended: list[Awaited[PartitionLog]] = []
         is_closed = not self._shared.is_restored()
         for transaction in self._coordinator.decided(partition):
             begun, unseen = self._begun_behind(transaction, transaction.expected)
             if not (is_closed or begun):
                 continue
-            # First the decision: a predecessor may have died before its sync.
+            # Sync the decision before a marker is appended: an earlier coordinator may
+            # have died before this sync. A power cut could then take the decision and
+            # leave a marker.
             self._topic.log_of(partition).sync.flush()
             markers = Markers(
                 transaction.producer_id,
@@ -170,19 +179,26 @@ class TransactionLoading:
     def _begun_behind(
         self, transaction: TransactionMetadata, ends: Iterable[AppendedMarker]
     ) -> tuple[set[TopicPartition], set[TopicPartition]]:
-        """Return where a producer's next transaction has begun, and where it may have.
+        """Find the partitions in which a producer's next transaction has begun.
 
-        It may have begun in partitions that are offline: they may come back, with
-        records that were acknowledged. If the partitions are open, shared memory is as
-        it was before and no power was cut; then no record is missing.
+        Returns:
+            The partitions with records of the next transaction, and the offline
+            partitions that may have such records. The second set is empty if there was
+            no power cut, which is certain if the partitions are still open in shared
+            memory: then no record of __transaction_state is missing.
         """
         begun, unseen = self._markers.begun_behind(ends, *transaction.next_identity())
         return begun, set() if self._shared.is_restored() else unseen
 
     def _begin_again(self, partition: int, begun: Begun) -> None:
-        """Go on with transactions whose records in this log a power cut has taken.
+        """Make transactions Ongoing again whose records a power cut has removed.
 
-        All acknowledged records are in their partitions, so clients notice nothing.
+        All acknowledged records of these transactions are in their partitions, so
+        clients notice nothing.
+
+        Args:
+            partition: the partition of __transaction_state.
+            begun: the transactions, and their partitions.
         """
         records: list[tuple[bytes, bytes | None]] = []
         now_ms = time.time_ns() // 1_000_000
@@ -200,14 +216,14 @@ class TransactionLoading:
     def _write(
         self, partition: int, records: list[tuple[bytes, bytes | None]], now_ms: int
     ) -> None:
-        """Write records, and sync them before a producer may write anywhere."""
+        """Append records to a partition of __transaction_state and sync it, if any."""
         if records:
             log, _ = self._topic.append(partition, records, now_ms)
             log.sync.flush()
 
     def _replay_record(self, partition: int, record: LoadedRecord) -> None:
         if record.commit is not None:
-            return  # a marker: there are none in this log
+            return  # a marker, which this topic never has
         try:
             read = read_transaction(record.key, record.value)
             if read is not None:
@@ -221,7 +237,7 @@ class TransactionLoading:
             )
 
     def finish(self) -> None:
-        """Let producers write to the open transactions of the log, and to no others."""
+        """Let producers write again, only to the partitions of open transactions."""
         self._shared.keep_only(self._coordinator.open_partitions())
         self._shared.all_loaded()
 

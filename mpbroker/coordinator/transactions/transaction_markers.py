@@ -4,9 +4,10 @@
     killed after it                  The successor tries to append it. The append finds,
                                      under the partition's lock, that the transaction
                                      has ended there, and does nothing.
-    power cut before it is on disk   If the log of transactions ends with Prepare, this
-                                     is like the first case. If it goes on, its records
-                                     name the marker, and a load restores it.
+    power cut before it is on disk   If Prepare is the last record of the transactional
+                                     id, this is like the first case. Otherwise the
+                                     later records name the marker, and a load appends
+                                     it again.
 
 Source: Kafka's TransactionMarkerChannelManager; KafkaApis.handleWriteTxnMarkersRequest.
 """
@@ -17,7 +18,7 @@ import contextlib
 import errno
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from mpbroker.base.logger import get_logger
 from mpbroker.coordinator.durability import Awaited
@@ -52,27 +53,30 @@ from mpbroker.protocol.records.log_validator import ValidatedBatch
 from mpbroker.storage.log.own_appends import OwnAppends
 from mpbroker.storage.log.partition_log import PartitionLog
 
+if TYPE_CHECKING:
+    from mpbroker.coordinator.shard_transactions import ShardTransactions
+
 _LOG = get_logger(__name__)
 
 
-# Errors with which a log cannot be opened now, but perhaps a moment later.
+# Errors of a log that cannot be opened now, but perhaps a moment later.
 _PASSING: Final = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT}
 )
 
 
 class FindLog(Protocol):
-    """Returns the log of a partition."""
+    """A function that returns the log of a partition."""
 
     def __call__(self, topic: Topic, partition: int) -> PartitionLog: ...
 
 
 class _Place(NamedTuple):
-    """A marker that a power cut may have taken, and where it is now."""
+    """A transaction's marker that a power cut may have taken, and the log it was in."""
 
     marker: AppendedMarker
     log: PartitionLog | None  # None: the partition is offline
-    wanted: Awaited | None  # what to sync for it; None: nothing
+    wanted: Awaited[PartitionLog] | None  # what to sync for it; None: nothing
 
     def is_on_disk(self) -> bool:
         if self.log is None:
@@ -81,13 +85,14 @@ class _Place(NamedTuple):
         return self.log.row.durable_end_offset >= end
 
 
-def sync_logs(awaited: Iterable[Awaited]) -> None:
-    """Sync logs, each of them once and as far as is wanted at most.
+def sync_logs(awaited: Iterable[Awaited[PartitionLog]]) -> None:
+    """Sync each log once, up to the largest offset that is wanted of it.
 
     Raises:
-        ApiError: one could not be synced and is still online. All others were tried.
+        ApiError: a log could not be synced and is still online. The other logs were
+            synced if possible.
     """
-    ends: dict[int, Awaited] = {}
+    ends: dict[int, Awaited[PartitionLog]] = {}
     for each in awaited:
         known = ends.get(each.log.row.index)
         if known is None or known.end < each.end:
@@ -104,10 +109,12 @@ def sync_logs(awaited: Iterable[Awaited]) -> None:
 
 
 class MarkerWriter:
-    """Appends markers to partitions, and knows where they are.
+    """Appends transactions' markers to logs; finds those that a power cut has taken.
 
     Args:
         appended: called with each log after an append, so that waiting fetches go on.
+        shards: ends transactions in shards of groups, which a cluster has in place of
+            the partitions of __consumer_offsets; None: there is no cluster.
     """
 
     def __init__(
@@ -117,7 +124,9 @@ class MarkerWriter:
         groups: GroupCoordinator,
         appended: Callable[[PartitionLog], None],
         own_appends: OwnAppends,
+        shards: ShardTransactions | None = None,
     ) -> None:
+        self.shards = shards
         self._registry = registry
         self._log = log
         self._groups = groups
@@ -127,13 +136,15 @@ class MarkerWriter:
     def append(
         self, markers: Markers, now_ms: int
     ) -> tuple[
-        dict[TopicPartition, ErrorCode], list[Awaited], tuple[AppendedMarker, ...]
+        dict[TopicPartition, ErrorCode],
+        list[Awaited[PartitionLog]],
+        tuple[AppendedMarker, ...],
     ]:
-        """Append markers.
+        """Append a transaction's markers, one to each of its partitions.
 
         Returns:
-            The error code of each partition; the logs to sync, if the disk is waited
-            for; the markers that were appended.
+            The error code of each partition; the logs to sync if the caller waits for
+            the disk; the markers that were appended.
         """
         data = build_end_transaction_marker(
             markers.producer_id,
@@ -146,8 +157,17 @@ class MarkerWriter:
         appended = []
         for topic_partition in markers.partitions:
             name, partition = topic_partition
+            if self.shards is not None and name == OFFSETS_TOPIC:
+                results[topic_partition] = self._end(self.shards, markers, partition)
+                continue
             try:
                 topic = require_partition(self._registry.topic(name), name, partition)
+                if topic.config.diskless_enable:
+                    # A marker of WriteTxnMarkers would be in the local copy alone.
+                    raise ApiError(
+                        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                        "it is shared by a cluster, and in no transaction",
+                    )
                 log = self._log(topic, partition)
                 end = self._append(log, data, now_ms)
             except ApiError as error:
@@ -166,20 +186,45 @@ class MarkerWriter:
         awaited.extend(self._awaited(markers.earlier))
         return results, awaited, tuple(appended)
 
+    @staticmethod
+    def _end(shards: ShardTransactions, markers: Markers, shard: int) -> ErrorCode:
+        """Have a shard of groups write what the end of a transaction means.
+
+        Return an error until it has. Then the marker is tried again.
+        """
+        # Imported here: most brokers are in no cluster.
+        from mpbroker.cluster.groups.transaction_exchange import OffsetsEnd
+
+        if markers.is_by_hand:
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        end = OffsetsEnd(
+            shard, markers.producer_id, markers.producer_epoch, markers.commit
+        )
+        if shards.end(end):
+            return ErrorCode.NONE
+        return ErrorCode.COORDINATOR_NOT_AVAILABLE
+
     def _log_of(self, marker: AppendedMarker) -> PartitionLog | None:
-        """Return the log that a marker is in; None if it was deleted."""
+        """Return the log of a marker's partition; None if the topic was deleted."""
         topic = self._registry.topic(marker.topic)
         if topic is None or topic.topic_id != marker.topic_id:
             return None
         return self._log(topic, marker.partition)
 
     def is_on_disk(self, marker: AppendedMarker) -> bool:
-        """Return whether a marker is on disk, or its partition is gone."""
+        """Return whether a marker (the record that ends a transaction) is on disk.
+
+        Return True also if its partition was deleted, or has flush.acks.all=false.
+        """
         try:
             log = self._log_of(marker)
         except ApiError:
             return False
-        return log is None or log.row.durable_end_offset > marker.offset
+        return (
+            log is None
+            or log.row.durable_end_offset > marker.offset
+            or not log.view.config.flush_acks_all
+        )
 
     def topic_id(self, topic: str) -> bytes | None:
         """Return the id of a topic; None if there is no topic of that name."""
@@ -194,15 +239,17 @@ class MarkerWriter:
         *,
         commit: bool,
     ) -> tuple[AppendedMarker, ...]:
-        """Return the places that markers would get if they were appended now.
+        """Return a transaction's markers, each with the offset it would get now.
 
-        A partition that is offline has none.
+        Leave out partitions that are offline.
         """
         expected = []
         for name, partition in partitions:
             topic = self._registry.topic(name)
             if topic is None or not 0 <= partition < len(topic.partitions):
                 continue
+            if self.shards is not None and name == OFFSETS_TOPIC:
+                continue  # the topic is of before this broker was a node
             with contextlib.suppress(ApiError):
                 row = self._log(topic, partition).row
                 # Under the lock: an append that has looked into the table before is in
@@ -213,8 +260,10 @@ class MarkerWriter:
                 expected.append(AppendedMarker(producer_id, epoch, commit, *where))
         return tuple(expected)
 
-    def _awaited(self, markers: Iterable[AppendedMarker]) -> list[Awaited]:
-        """Return the logs to sync so that markers appended before are on disk."""
+    def _awaited(
+        self, markers: Iterable[AppendedMarker]
+    ) -> list[Awaited[PartitionLog]]:
+        """Return the logs of markers that are online, and how far to sync each."""
         awaited = []
         for marker in markers:
             with contextlib.suppress(ApiError):  # do not wait for one that is offline
@@ -228,16 +277,17 @@ class MarkerWriter:
     ) -> tuple[set[TopicPartition], set[TopicPartition]]:
         """Find the partitions in which a producer has begun its next transaction.
 
-        The record of that transaction need not have been on disk, so a power cut may
-        have taken it. It began in partitions that the record before it names.
+        A transaction may begin before its record is on disk, so a power cut may have
+        taken the record. It began in partitions that the record before it names.
 
         Args:
             ends: the markers that the last record names, in their order.
-            producer_id: the one that the next transaction has.
-            epoch: the one that the next transaction has.
+            producer_id: the producer id of the next transaction.
+            epoch: the producer epoch of the next transaction.
 
         Returns:
-            These partitions, and those that are offline and could not be looked at.
+            The partitions in which it has begun, and the partitions that could not be
+            searched because they are offline.
 
         Raises:
             ApiError: a partition cannot be read now, but perhaps a moment later.
@@ -257,8 +307,8 @@ class MarkerWriter:
                 unseen.add((marker.topic, marker.partition))
                 continue
             where = marker.topic, marker.partition
-            # What was found behind an earlier marker of this partition may be the
-            # transaction that this one ends.
+            # A transaction that was found behind an earlier marker of this partition
+            # may be the one that this marker ends.
             begun.discard(where)
             if (
                 entry is not None
@@ -269,9 +319,9 @@ class MarkerWriter:
         return begun, unseen
 
     def require_ended(self, results: Mapping[TopicPartition, ErrorCode]) -> None:
-        """Raise if a partition that is online lacks its marker.
+        """Raise an error if a partition of an ended transaction lacks the end marker.
 
-        If it is offline, no process writes to it.
+        An offline partition may lack it, because no process writes there.
 
         Raises:
             ApiError: KAFKA_STORAGE_ERROR: the disk is full, for example.
@@ -292,7 +342,7 @@ class MarkerWriter:
 
     @staticmethod
     def _may_pass(log: PartitionLog | None, error: ApiError) -> bool:
-        """Return whether a refused append may succeed if it is retried."""
+        """Return whether a marker's append, which failed, may succeed if repeated."""
         if log is None:
             return not _is_for_good(error)
         return log.row.status == RowStatus.ONLINE
@@ -303,18 +353,18 @@ class MarkerWriter:
         """Append the markers again that a power cut has taken, and sync them.
 
         A power cut takes only the end of a log. So if a transaction is open in a log,
-        and began below the offset of the marker that ended it, that marker is lost;
-        what the producer began later was behind the marker, and is lost with it. Until
-        this returns the producer cannot append: the power cut that took a marker also
-        emptied the table of open transactions.
+        and began below the offset of the marker that ended it, that marker is lost. The
+        producer's later records were behind the marker, and are lost with it. Until
+        this method returns the producer cannot append: the power cut that took a marker
+        also emptied the table of open transactions.
 
         Args:
-            ends: the markers of several producers, so that each log is synced once.
+            ends: the markers of several producers; each log is synced once for all.
 
         Returns:
-            For each producer the markers that may still not be on disk, and whether one
-            was appended at a new offset. Its old offset can be taken by a record of
-            another transaction, so the caller writes a record that does not name it.
+            For each producer, the markers that may still not be on disk, and whether a
+            marker was appended at a new offset. A record of another transaction can
+            take its old offset, so the caller writes a record that does not name it.
 
         Raises:
             ApiError: a log cannot be read or written now, but perhaps later.
@@ -339,17 +389,18 @@ class MarkerWriter:
                 state = log.view.state()
                 entry = log.producers.at(state).entries.get(marker.producer_id)
                 first = -1 if entry is None else entry.txn_first_offset
-                # The first condition: the transaction is still open there. The second:
-                # it wrote nothing there, but the log is shorter than the marker's
-                # offset. A consumer that has read behind the marker would miss what is
-                # written in its place.
+                # The first condition: the transaction is still open in this log. The
+                # second: it wrote nothing to it, but the log ends before the marker's
+                # offset. A consumer that has read behind the marker would miss a record
+                # that is written in the marker's place.
                 if 0 <= first < marker.offset or state.log_end_offset <= marker.offset:
                     moved = True
                     end = self._append_again(log, marker, now_ms)
                     found.append(_Place(marker, log, Awaited(marker, log, end)))
                 elif not _is_there(log, marker):
-                    # A coordinator has appended it again, at a later offset, and died
-                    # before the sync. The old offset is on disk, and means nothing.
+                    # An earlier coordinator has appended the marker again, at a later
+                    # offset, and died before the sync. So sync the whole log: that the
+                    # old offset is on disk says nothing about the marker.
                     end = state.log_end_offset
                     found.append(_Place(marker, log, Awaited(marker, log, end)))
                 else:
@@ -359,9 +410,12 @@ class MarkerWriter:
                     _LOG.error("%s-%d: %s", marker.topic, marker.partition, error)
                 elif log is None or log.row.status == RowStatus.ONLINE:
                     if error.error_code is ErrorCode.INVALID_PRODUCER_EPOCH:
-                        continue  # the producer has a later epoch there: it has ended
+                        # The producer has a later epoch there, so the transaction has
+                        # ended.
+                        continue
                     raise
-                # Offline: it is neither written nor read. Keep the marker.
+                # The partition is offline: it is neither written nor read. Keep the
+                # marker for a later load.
                 found.append(_Place(marker, None, None))
         return found, moved
 
@@ -382,13 +436,16 @@ class MarkerWriter:
         return behind
 
     def _tell_groups(self, marker: AppendedMarker) -> None:
-        """Tell groups of a marker in __consumer_offsets: it ends pending offsets.
+        """Commit or drop a transaction's offsets, if a marker is in __consumer_offsets.
 
-        Not while that partition is loaded: the load reads on to this marker. Offsets
-        read so far may be those of an earlier transaction, with a marker of its own.
+        Do nothing while that partition is being loaded: the load will read this marker.
+        The offsets loaded so far may be those of an earlier transaction, which has a
+        marker of its own.
         """
-        if marker.topic == OFFSETS_TOPIC and not self._groups.is_loading(
-            marker.partition
+        if (
+            marker.topic == OFFSETS_TOPIC
+            and self.shards is None
+            and not self._groups.is_loading(marker.partition)
         ):
             self._groups.replay_end_of_transaction(
                 marker.partition, marker.producer_id, commit=marker.commit
@@ -416,17 +473,19 @@ class MarkerWriter:
 
 
 def _is_for_good(error: ApiError) -> bool:
-    """Return whether a log that could not be opened counts as offline.
+    """Return whether an error that kept a log from being opened will not pass.
 
-    A partition with a damaged directory counts as offline. Otherwise each log of
-    transactions with a record that names this partition could not be loaded.
+    The log then counts as offline.
+
+    A partition with a damaged directory counts as offline. If it did not, no partition
+    of __transaction_state with a record that names it could be loaded.
     """
     cause = error.__cause__
     return isinstance(cause, OSError) and cause.errno not in _PASSING
 
 
 def _is_there(log: PartitionLog, marker: AppendedMarker) -> bool:
-    """Return whether a marker is at the offset where it was first appended."""
+    """Return whether a transaction's marker is still at the offset of its append."""
     try:
         found = log.reader.read(marker.offset, 1, min_one_batch=True)
     except ApiError:
@@ -443,7 +502,7 @@ def _is_there(log: PartitionLog, marker: AppendedMarker) -> bool:
 
 
 class MarkerRequests:
-    """WriteTxnMarkers: an administrator ends transactions by hand."""
+    """Serves WriteTxnMarkers, by which an administrator ends transactions by hand."""
 
     def __init__(self, outbox: Outbox) -> None:
         self._out = outbox
@@ -486,6 +545,7 @@ class MarkerRequests:
                     marker.coordinator_epoch,
                     partitions,
                     done(index),
+                    is_by_hand=True,
                 )
             )
         answer_if_all_done()

@@ -5,9 +5,9 @@
       │          └▶ PrepareEpochFence ─▶ PrepareAbort       │
       └──────────────── InitProducerId ─────────────────────┘  and on to Ongoing
 
-A change is written to the log before anything rests on it. Prepare is final: a
+A change is written to the log before it has an effect outside. Prepare is final: a
 coordinator that finds PrepareCommit in the log appends the commit markers that are
-missing, for any later request of the producer.
+missing, whatever the producer requests later.
 
 Source: Kafka's TransactionMetadata and TransactionState; KIP-98, KIP-360, KIP-890.
 """
@@ -40,7 +40,7 @@ EPOCH_BUMPS_SINCE: Final = 2
 
 
 class TransactionState(IntEnum):
-    """Kafka's numbers, which are in the log."""
+    """The states of a transaction, with Kafka's numbers, which are in the log."""
 
     EMPTY = 0  # no transaction yet, or a new producer since the last one
     ONGOING = 1  # partitions have been added
@@ -53,7 +53,7 @@ class TransactionState(IntEnum):
 
     @property
     def label(self) -> str:
-        """The name that clients filter by and tools show, "PrepareCommit" for one."""
+        """The state's name in Kafka's APIs, for example "PrepareCommit"."""
         return "".join(word.title() for word in self.name.split("_"))
 
 
@@ -84,11 +84,14 @@ COMPLETE: Final = frozenset({S.COMPLETE_COMMIT, S.COMPLETE_ABORT})
 
 
 class IllegalTransitionError(MpbrokerError):
-    """A transaction cannot go from this state to that one: a bug of ours."""
+    """A transaction was put into a state that cannot follow its last: a bug of ours."""
 
 
 def is_exhausted(epoch: int) -> bool:
-    """Return whether this is a client's last epoch: the next one is for fencing."""
+    """Return whether a producer epoch is the last that a client can have.
+
+    The highest epoch is reserved for fencing.
+    """
     return epoch >= MAX_EPOCH - 1
 
 
@@ -134,10 +137,11 @@ class TransactionMetadata:
         self.client_version = 0
         # Markers of earlier transactions that may not be on disk, in their order.
         self.unsynced: tuple[AppendedMarker, ...] = ()
-        # In Prepare: where its own markers will be, or at later offsets.
+        # In a Prepare state: its own markers, each with the lowest offset that it can
+        # get.
         self.expected: tuple[AppendedMarker, ...] = ()
-        # In Complete: the partitions that both it and Prepare name, with the ids of
-        # their topics. See may_begin_unsynced.
+        # In a Complete state: the partitions that both this record and the record of
+        # Prepare name, with the ids of their topics. See may_begin_unsynced.
         self.foreseen: dict[TopicPartition, bytes] = {}
         # Requests that go on when the markers are written.
         self.waiting: list[Callable[[int], None]] = []
@@ -147,10 +151,10 @@ class TransactionMetadata:
         return self.client_version >= EPOCH_BUMPS_SINCE
 
     def transition_to(self, state: TransactionState, now_ms: int) -> None:
-        """Change the state.
+        """Change the transaction's state.
 
         Raises:
-            IllegalTransitionError: PREVIOUS does not allow it; nothing has changed.
+            IllegalTransitionError: PREVIOUS does not allow the change; the state stays.
         """
         if self.state not in PREVIOUS[state]:
             raise IllegalTransitionError(
@@ -162,7 +166,11 @@ class TransactionMetadata:
     # -- a new producer ------------------------------------------------------------
 
     def knows(self, producer_id: int, epoch: int) -> bool:
-        """Return whether a producer with this id and epoch may get its next epoch."""
+        """Return whether a producer that sends InitProducerId is known by this id.
+
+        The current producer id is known, and the previous one if its epochs were used
+        up.
+        """
         return (
             self.producer_epoch == NO_EPOCH
             or producer_id == self.producer_id
@@ -176,13 +184,23 @@ class TransactionMetadata:
         new_producer_id: Callable[[], int],
         now_ms: int,
     ) -> bool:
-        """Give the transactional id to a new producer, or its producer the next epoch.
+        """Raise the producer epoch, as InitProducerId asks.
+
+        A new producer takes the transactional id over, and so fences the producer
+        before it. If the epochs of the producer id are used up, a new id begins with
+        epoch 0.
+
+        Args:
+            expected_epoch: the epoch that the producer believes it has; None: the
+                producer is new.
 
         Returns:
-            False if nothing has changed: the producer has missed the answer before.
+            False if nothing has changed: the request repeats an earlier one, which
+            raised the epoch, and whose answer the producer did not receive.
 
         Raises:
-            ApiError: PRODUCER_FENCED.
+            ApiError: PRODUCER_FENCED: the epoch is neither the current one nor the one
+                before it.
         """
         current = self.producer_epoch
         if is_exhausted(current) and expected_epoch in (None, current):
@@ -218,12 +236,12 @@ class TransactionMetadata:
         partitions: Iterable[TopicPartition],
         topic_id: Callable[[str], bytes | None],
     ) -> bool:
-        """Return whether to begin a transaction before its record is on disk.
+        """Return whether a transaction may begin before its record is on disk.
 
-        It may begin so in partitions that both Prepare and Complete of the last one
-        name. If a power cut takes the new record, one of these two is the last one in
-        the log, and a load looks in the partitions that it names for records of the new
-        transaction (MarkerWriter.begun_behind).
+        It may if Prepare and Complete of the last transaction both name all of its
+        partitions. If a power cut takes the new record, one of these two is the last
+        record in the log, and a load looks in the partitions that it names for records
+        of the new transaction (MarkerWriter.begun_behind).
         """
         foreseen = self.foreseen
         return bool(foreseen) and all(
@@ -244,7 +262,7 @@ class TransactionMetadata:
         self.client_version = client_version
 
     def fence(self, now_ms: int) -> None:
-        """Take the next epoch, so that the producer of the transaction is fenced."""
+        """Raise the producer epoch, so that the transaction's producer is fenced."""
         if self.producer_epoch < MAX_EPOCH:
             self.producer_epoch += 1
         self.last_producer_epoch = NO_EPOCH
@@ -258,7 +276,7 @@ class TransactionMetadata:
         new_producer_id: Callable[[], int],
         now_ms: int,
     ) -> None:
-        """Decide how the transaction ends. Once it is in the log, this is final."""
+        """Enter PrepareCommit or PrepareAbort, which is final once it is in the log."""
         if self.state is not S.ONGOING and self.state is not S.PREPARE_EPOCH_FENCE:
             self.start_ms = now_ms
             self.partitions = set()
@@ -273,13 +291,13 @@ class TransactionMetadata:
         self.producer_epoch = min(self.producer_epoch + 1, MAX_EPOCH)
 
     def next_identity(self) -> tuple[int, int]:
-        """Return the producer id and epoch that the next transaction will have."""
+        """Return the producer id and epoch that the id's next transaction will have."""
         if self.next_producer_id != NO_PRODUCER_ID:
             return self.next_producer_id, 0
         return self.producer_id, self.producer_epoch
 
     def complete(self, now_ms: int) -> None:
-        """End the transaction: all its markers are appended."""
+        """End the transaction, after all its markers were appended."""
         committed = self.state is S.PREPARE_COMMIT
         self.transition_to(S.COMPLETE_COMMIT if committed else S.COMPLETE_ABORT, now_ms)
         self.partitions = set()
@@ -298,13 +316,16 @@ class TransactionMetadata:
             self.next_producer_id = NO_PRODUCER_ID
 
     def forget_synced(self, is_on_disk: Callable[[AppendedMarker], bool]) -> None:
-        """Forget the markers that are on disk."""
+        """Forget the markers that are on disk: the next records need not name them."""
         left = tuple(marker for marker in self.unsynced if not is_on_disk(marker))
         if len(left) < len(self.unsynced):
             self.unsynced = left
 
     def is_retry(self, producer_id: int, epoch: int) -> bool:
-        """Return whether an EndTxn repeats one whose answer its producer has missed."""
+        """Return whether an EndTxn has the producer epoch before the last end.
+
+        If so, the producer repeats a request whose answer it did not receive.
+        """
         if producer_id == self.producer_id:
             return epoch == self.producer_epoch - 1
         return (
@@ -317,14 +338,14 @@ class TransactionMetadata:
 
     @property
     def key(self) -> bytes:
-        """The key of its records."""
+        """The key of the transactional id's records."""
         key = self._key
         if key is None:
             key = self._key = transaction_key(self.transactional_id)
         return key
 
     def value(self) -> bytes:
-        """Return the value of a record of its state now."""
+        """Return the value of a record with the transaction's current state."""
         return state_value(
             TransactionSnapshot(
                 self.producer_id,
@@ -352,9 +373,9 @@ class TransactionMetadata:
         """Make the transaction that a record of the log describes.
 
         Args:
-            before: the transaction of the record before this one. A record has only its
-                own epoch, but a producer that missed an answer repeats its request with
-                the epoch before, which is taken from there.
+            before: the transaction that the record before this one described. It has
+                the epoch before this one, which the record itself does not have. A
+                producer that missed an answer repeats its request with that epoch.
         """
         found = cls(
             transactional_id,

@@ -1,16 +1,16 @@
 """Add partitions to transactions: AddPartitionsToTxn, AddOffsetsToTxn and Produce.
 
-A handler that gets a transactional Produce for a partition that is not open to its
-producer forwards the request to the coordinator. From version 12 on the request itself
-adds the partition to the transaction; in older versions the client must have done so.
-Then the request goes back to the handlers.
+If a handler gets a transactional Produce for a partition that is not open to its
+producer, it forwards the request to the coordinator. From version 12 on the request
+itself adds the partition to the transaction; in older versions the client must have
+added it before. Then the request goes back to the handlers.
 
 Source: Kafka protocol guide; KIP-890; Kafka's AddPartitionsToTxnManager.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from mpbroker.coordinator.context import CoordinatorContext
@@ -65,11 +65,16 @@ _TRY_AGAIN: Final = frozenset(
 
 
 class TransactionPartitions:
-    """Adds partitions to transactions, and verifies that they are in one.
+    """Adds partitions to transactions, and verifies that partitions are in one.
 
     Args:
-        group_partition: returns the partition of __consumer_offsets of a group.
-        put_back: gives a Produce back to the handlers.
+        group_partition: returns the partition of __consumer_offsets that has the
+            records of a group.
+        put_back: returns a Produce to the handlers, which then execute it.
+
+    Attributes:
+        is_ending: returns whether a shard of groups, in a cluster, has still to write
+            the end of a producer's transaction.
     """
 
     def __init__(
@@ -79,6 +84,7 @@ class TransactionPartitions:
         group_partition: Callable[[str], int],
         put_back: Callable[[Call], None],
     ) -> None:
+        self.is_ending: Callable[[int, int], bool] = lambda shard, producer_id: False
         self._coordinator = coordinator
         self._out = context.outbox
         self._topics = context.topics
@@ -124,7 +130,10 @@ class TransactionPartitions:
         request: AddPartitionsToTxnRequest,
         now_ms: int,
     ) -> bool:
-        """Make a request wait if the last transaction is ending; say if it waits."""
+        """Park a request while markers of the producer's last transaction are written.
+
+        Return False if no markers are being written, so that the request goes on.
+        """
         try:
             transaction = self._find(row)
         except ApiError:
@@ -151,21 +160,27 @@ class TransactionPartitions:
             for topic in row.topics
             for partition in topic.partitions
         ]
-        unknown = {
-            (topic, partition)
+        refused = {
+            (topic, partition): ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             for topic, partition in wanted
             if not 0 <= partition < self._topics.partition_count(topic)
         }
+        for topic, partition in wanted:
+            if not self._topics.has_transactions(topic):
+                # This node cannot append the topic's markers: the nodes of a cluster
+                # share the topic, or another node has it.
+                refused[topic, partition] = ErrorCode.POLICY_VIOLATION
         try:
-            if unknown:
-                # All or none are added; the answer names those that do not exist.
+            if refused:
+                # All partitions are added or none; the answer names those that cannot
+                # be added.
                 raise ApiError(ErrorCode.OPERATION_NOT_ATTEMPTED)
             transaction = self._find(row)
             if row.verify_only:
                 self._coordinator.verify(transaction, wanted)
-                return _results(row.topics, ErrorCode.NONE, unknown), NOW
+                return _results(row.topics, ErrorCode.NONE, refused), NOW
             logs = self._coordinator.add(transaction, wanted, 0, now_ms)
-            return _results(row.topics, ErrorCode.NONE, unknown), logs
+            return _results(row.topics, ErrorCode.NONE, refused), logs
         except ApiError as error:
             code = fenced_as_of(error.error_code, call.version, _FENCED_SINCE)
             if (
@@ -173,7 +188,7 @@ class TransactionPartitions:
                 and call.version >= _ABORTABLE_IN_ADD_SINCE
             ):
                 code = ErrorCode.TRANSACTION_ABORTABLE
-            return _results(row.topics, code, unknown), NOW
+            return _results(row.topics, code, refused), NOW
 
     # -- AddOffsetsToTxn -----------------------------------------------------------
 
@@ -200,7 +215,10 @@ class TransactionPartitions:
                 now_ms,
             ):
                 return
-            partition = (OFFSETS_TOPIC, self._group_partition(request.group_id))
+            number = self._group_partition(request.group_id)
+            if self.is_ending(number, request.producer_id):
+                raise ApiError(ErrorCode.CONCURRENT_TRANSACTIONS)
+            partition = (OFFSETS_TOPIC, number)
             after = self._coordinator.add(transaction, [partition], 0, now_ms)
             self._out.answer(call, AddOffsetsToTxnResponse(), after)
         except ApiError as error:
@@ -217,7 +235,12 @@ class TransactionPartitions:
         *,
         patient: bool = True,
     ) -> None:
-        """Open the partitions of a Produce and give it back, or refuse it."""
+        """Add the partitions of a Produce to its producer's transaction.
+
+        Then return the request to the handlers, which append its batches.
+
+        If a partition cannot be opened, answer the Produce with an error.
+        """
         after: tuple[int, ...] = NOW
         try:
             transactional_id = request.transactional_id or ""
@@ -259,7 +282,9 @@ class TransactionPartitions:
     def _wanted(
         self, call: Call, request: ProduceRequest
     ) -> dict[tuple[int, int], Sequence[TopicPartition]]:
-        """Return the existing partitions that each producer in a request writes to.
+        """Return the existing partitions that a request writes to, by producer.
+
+        A producer is a pair of producer id and epoch.
 
         Raises:
             ApiError: CORRUPT_MESSAGE.
@@ -270,6 +295,8 @@ class TransactionPartitions:
             if call.version >= _TOPIC_IDS_SINCE:
                 name = self._topics.topic_name(row.topic_id)
             count = self._topics.partition_count(name) if name else 0
+            if name is not None and not self._topics.has_transactions(name):
+                continue  # the handler refuses it
             for partition in row.partition_data:
                 if name is None or not 0 <= partition.index < count:
                     continue  # the handler answers with the error
@@ -310,7 +337,7 @@ class TransactionPartitions:
 
 
 def _single(request: AddPartitionsToTxnRequest) -> AddPartitionsToTxnTransaction:
-    """Return a request of version 0 to 3 as one transaction of later versions."""
+    """Convert a request of version 0 to 3, for one transaction, to the later form."""
     return AddPartitionsToTxnTransaction(
         transactional_id=request.v3_and_below_transactional_id,
         producer_id=request.v3_and_below_producer_id,
@@ -323,7 +350,7 @@ def _single(request: AddPartitionsToTxnRequest) -> AddPartitionsToTxnTransaction
 def _results(
     topics: Sequence[AddPartitionsToTxnTopic],
     code: ErrorCode,
-    unknown: set[TopicPartition],
+    refused: Mapping[TopicPartition, ErrorCode],
 ) -> list[AddPartitionsToTxnTopicResult]:
     return [
         AddPartitionsToTxnTopicResult(
@@ -331,9 +358,7 @@ def _results(
             results_by_partition=[
                 AddPartitionsToTxnPartitionResult(
                     partition_index=partition,
-                    partition_error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-                    if (topic.name, partition) in unknown
-                    else code,
+                    partition_error_code=refused.get((topic.name, partition), code),
                 )
                 for partition in topic.partitions
             ],

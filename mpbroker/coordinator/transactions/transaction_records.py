@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 # Message needs an API key. Records belong to no API, and nothing reads it.
 _NO_API: Final = ApiKey.INIT_PRODUCER_ID
 _VERSION: Final = Packing(">h")
-# Tags of our own, far from those that Kafka may come to use: it ignores unknown ones.
+# Tags of our own, far from those that Kafka may use one day. It ignores unknown tags.
 UNSYNCED_TAG: Final = 28_016
 EXPECTED_TAG: Final = 28_017
 _KEY_VERSION: Final = 0
@@ -80,7 +80,10 @@ class MarkedTopic(Struct):
 
 
 class UnsyncedMarkers(Struct):
-    """Markers that end one transaction. Only mpbroker has this; Kafka ignores it."""
+    """The markers that end one transaction, as a field of a record.
+
+    Only mpbroker has this field; Kafka ignores it.
+    """
 
     producer_id: int = field(INT64)
     producer_epoch: int = field(INT16)
@@ -105,7 +108,8 @@ class TransactionLogValue(Message, api_key=_NO_API, versions=(0, 1), flexible_fr
     unsynced_markers: list[UnsyncedMarkers] = array(
         UnsyncedMarkers, "1+", tag=UNSYNCED_TAG, ignorable=True
     )
-    # In Prepare: where the transaction's own markers will be, or at later offsets.
+    # In a Prepare state: the transaction's own markers, each with the lowest offset
+    # that it can get.
     expected_markers: list[UnsyncedMarkers] = array(
         UnsyncedMarkers, "1+", tag=EXPECTED_TAG, ignorable=True
     )
@@ -123,7 +127,7 @@ def transaction_value(
 
 
 class TransactionSnapshot(NamedTuple):
-    """The state of a transaction, as a record has it.
+    """Holds the values of one record of __transaction_state.
 
     ``partitions`` is None if the record has no list of them. ``unsynced`` are markers
     of earlier transactions that may not be on disk. ``expected`` are this transaction's
@@ -145,7 +149,10 @@ class TransactionSnapshot(NamedTuple):
 
 
 def state_value(state: TransactionSnapshot) -> bytes:
-    """Encode a value as ``transaction_value`` does, by hand: three a transaction."""
+    """Encode the value of a record like ``transaction_value``, but faster.
+
+    Each transaction writes three records.
+    """
     tags = b""
     count = 0
     if state.previous_producer_id != _NO_ID:
@@ -225,7 +232,7 @@ def _marked_topic(topic: str, topic_id: bytes) -> bytes:
 
 
 def read_markers(rows: Iterable[UnsyncedMarkers]) -> tuple[AppendedMarker, ...]:
-    """Return the markers that a record names, unsynced or expected ones."""
+    """Decode the markers in a record: those not yet on disk, or those expected."""
     return tuple(
         AppendedMarker(
             row.producer_id,
@@ -243,10 +250,10 @@ def read_markers(rows: Iterable[UnsyncedMarkers]) -> tuple[AppendedMarker, ...]:
 
 
 def what_counts(records: Sequence[LoadedRecord]) -> Sequence[LoadedRecord]:
-    """Leave out records that a later one of the same id replaces.
+    """Leave out records that later records of the same transactional id replace.
 
-    For each id two records stay: the newest, and the last one before it with another
-    epoch, which the newest does not name (TransactionMetadata.of_record).
+    For each id two records stay: the newest, and the last record before it with another
+    producer epoch, which the newest does not have (TransactionMetadata.of_record).
     """
     by_key: dict[bytes, tuple[LoadedRecord | None, LoadedRecord]] = {}
     for record in records:
@@ -267,7 +274,9 @@ def what_counts(records: Sequence[LoadedRecord]) -> Sequence[LoadedRecord]:
 def read_transaction(
     key: Buffer, value: Buffer | None
 ) -> tuple[str, TransactionLogValue | None] | None:
-    """Read a record of the log; None if its kind is not known here.
+    """Decode a record of __transaction_state; its value is None if it deletes the id.
+
+    Return None if the kind of the record is unknown here.
 
     Raises:
         ProtocolError: the bytes do not match their versions.

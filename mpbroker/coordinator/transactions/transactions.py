@@ -1,4 +1,4 @@
-"""Put the parts of transactions together, for the coordinator's process."""
+"""Make the objects that serve transactions, for the coordinator's process."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from mpbroker.coordinator.transactions.transaction_partitions import (
 
 
 class Transactions:
-    """The transaction coordinator with its log, its markers and its APIs.
+    """Makes the transaction coordinator, the parts for its log, markers and APIs.
 
     Attributes:
-        parts: have a method for each API.
+        parts: the objects that have the methods for the APIs of transactions.
 
     Args:
         topic: __transaction_state.
         new_producer_id: returns an id that no producer has had.
-        put_back: gives a Produce back to the handlers.
+        put_back: returns a Produce to the handlers, which then execute it.
     """
 
     def __init__(
@@ -58,7 +58,11 @@ class Transactions:
         partitions = TransactionPartitions(
             self.coordinator, context, groups.partition_for, put_back
         )
-        offsets = TransactionOffsets(groups, self.coordinator, context)
+        shards = markers.shards
+        if shards is not None:
+            partitions.is_ending = shards.is_ending
+            shards.on_ended = self.coordinator.look_again
+        offsets = TransactionOffsets(groups, self.coordinator, context, shards)
         self.parts: Final = (
             self.coordinator,
             partitions,

@@ -51,7 +51,7 @@ assert len(AuthenticationResult) <= _LATENCY_SUM < _LATENCY_MAX < AUTHENTICATION
 
 
 class ReauthenticationLatency(NamedTuple):
-    """The number of re-authentications, and the time that they took."""
+    """The number of re-authentications; their total time and the longest one, in ns."""
 
     times: int
     sum_ns: int
@@ -59,7 +59,7 @@ class ReauthenticationLatency(NamedTuple):
 
 
 class AuthenticationCounts:
-    """One processor's counts."""
+    """One processor's counts of the results of authentications."""
 
     def __init__(self, processor: int, words: memoryview) -> None:
         self._words: Final = words
@@ -69,7 +69,7 @@ class AuthenticationCounts:
         self._words[self._first + result] += 1
 
     def count_again(self, took_ns: int) -> None:
-        """Count a re-authentication, and the time that it took."""
+        """Count a re-authentication, and the time that it took in ns."""
         words, first = self._words, self._first
         words[first + AuthenticationResult.REAUTHENTICATED] += 1
         words[first + _LATENCY_SUM] += took_ns
@@ -79,7 +79,7 @@ class AuthenticationCounts:
 def read_authentications(
     words: memoryview, processors: Iterable[int] = range(MAX_PROCESSORS)
 ) -> dict[AuthenticationResult, int]:
-    """Add up the counts of some processors, for all results, even if 0."""
+    """Return how often each result occurred in some processors together, even if 0."""
     firsts = [
         AUTHENTICATION_TABLES + each * AUTHENTICATION_WORDS for each in processors
     ]
@@ -92,7 +92,7 @@ def read_authentications(
 def read_reauthentication(
     words: memoryview, processors: Iterable[int] = range(MAX_PROCESSORS)
 ) -> ReauthenticationLatency:
-    """Return the re-authentications of some processors together."""
+    """Return number and times of the re-authentications of some processors together."""
     times = total = longest = 0
     for each in processors:
         first = AUTHENTICATION_TABLES + each * AUTHENTICATION_WORDS

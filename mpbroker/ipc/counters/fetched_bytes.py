@@ -28,17 +28,19 @@ WORDS: Final = HANDLER_IDS * MAX_PARTITIONS
 
 
 def first_word(handler: int) -> int:
-    """Return the index of a handler's first word, that of row 0."""
+    """Return the index of a handler's first word, which counts for partition row 0."""
     return FIRST + handler * MAX_PARTITIONS
 
 
 def read_fetched_bytes(
     words: memoryview, rows: int, handlers: Iterable[int]
 ) -> list[int]:
-    """Add up, for each row, the bytes fetched through these handlers.
+    """Return the bytes fetched from each partition through some handlers.
+
+    The result is in the order of the partitions' rows.
 
     Args:
-        words: the partition segment.
+        words: the partition segment, which has a row for each partition.
         rows: the number of rows in use; to read beyond them would allocate pages.
         handlers: ids; predecessors of the handlers are included.
     """

@@ -12,7 +12,7 @@ A request is one unit, and one more for each 64 KiB of the request and of its an
 Measured for Produce requests that come one by one: 45 us of CPU for a small one, 170 us
 for 256 KiB, 350 us for 900 KiB.
 
-The twin of ``network_ns`` is in native/server/quotas.c.
+The C code that does the same as ``network_ns`` is in native/server/quotas.c.
 
 Source: KIP-124; Kafka's KafkaChannel.getAndResetNetworkThreadTimeNanos.
 """
@@ -41,11 +41,13 @@ _MOST_NS: Final = 1_000_000
 
 
 def network_ns(words: memoryview, slot: int, length: int) -> int:
-    """Return the cost of a slot's request for its processor, in ns.
+    """Return how much of its processor's CPU time a request has cost, in ns.
+
+    It is the processor's present cost of a unit, times the units of the request.
 
     Args:
-        words: the control segment.
-        slot: the slot of the request.
+        words: the words of the control segment.
+        slot: the request's slot; it also says which processor has the request.
         length: bytes of the request and of its answer.
     """
     row = processor_row(slot // SLOTS_PER_PROCESSOR)
@@ -54,7 +56,9 @@ def network_ns(words: memoryview, slot: int, length: int) -> int:
 
 
 class NetworkCosts:
-    """The unit cost of one processor. Only this processor writes it.
+    """The CPU time that one processor needs for a unit of work, measured each second.
+
+    A unit is a request, or 64 KiB of bytes. Only this processor writes the cost.
 
     Args:
         processor: its id.
@@ -74,7 +78,11 @@ class NetworkCosts:
         self._before = cpu_ns(), self._units()
 
     def beat(self, now_ns: int) -> None:
-        """Store that the processor is alive, and the unit cost since the last beat."""
+        """Store that the processor is alive, and what a unit of its work cost lately.
+
+        The time is that since the last call. If there were too few units in it, the
+        cost that was stored before stays.
+        """
         words, row = self._words, self._row
         words[row + PROCESSOR_BEAT] = now_ns
         before_ns, before_units = self._before

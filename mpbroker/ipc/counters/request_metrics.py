@@ -1,10 +1,10 @@
 """Request metrics: times and sizes by API, in words that outlive the counting process.
 
 When a processor has sent the last byte of an answer, all time stamps of the request are
-in its slot. The processor adds the times between them to histograms of its own, and its
-successors continue with these; a reader adds up the histograms of all processors. So
-no counter decreases when a process dies, retires or is replaced. A request whose answer
-was not sent completely is not counted.
+in its slot, its entry in shared memory. The processor adds the times between them to
+histograms of its own, and its successors continue with these; a reader adds up the
+histograms of all processors. So no counter decreases when a process dies, retires or is
+replaced. A request whose answer was not sent completely is not counted.
 
     received  dequeued    parked     completed       taken     sent
        |--queue--|--local--|--remote--|--response--queue--|--send--|
@@ -15,17 +15,19 @@ each bucket, and one for the sum. Bucket n has the times below 2**(HISTOGRAM_SHI
 ns; the last bucket has no upper bound. The sum is the last store: if the processor is
 killed before it, counts and sum differ by one request.
 
-The twin of ``record`` is in native/ipc/request_metrics.c.
+The C code that does the same as ``record`` is in native/ipc/request_metrics.c.
 
 Source: Kafka's RequestChannel.Request.updateRequestMetrics.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final
 
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.ipc.layout import (
     API_HISTOGRAMS,
     API_REQUEST_BYTES,
@@ -35,6 +37,9 @@ from mpbroker.ipc.layout import (
     API_STAGES,
     API_TABLES,
     API_VERSIONS,
+    CONNECTION_LISTENER,
+    CONNECTION_MUTED_UNTIL,
+    CONNECTION_PRINCIPAL,
     HISTOGRAM_BUCKETS,
     HISTOGRAM_SHIFT,
     HISTOGRAM_WORDS,
@@ -49,6 +54,8 @@ from mpbroker.ipc.layout import (
     SLOT_COMPLETED,
     SLOT_CONNECTION,
     SLOT_DEQUEUED,
+    SLOT_ERROR,
+    SLOT_ERROR_OF,
     SLOT_PARKED,
     SLOT_RECEIVED,
     SLOT_REQUEST_OFFSET,
@@ -56,11 +63,18 @@ from mpbroker.ipc.layout import (
     SLOT_TAKEN,
     SLOT_WORDS,
     SLOTS,
+    connection_row,
 )
 from mpbroker.ipc.segment import Segment
 
 _SIZE_BYTES: Final = 4
 _SHORTEST_HEADER: Final = 8
+_NS_PER_MS: Final = 1_000_000
+# Enough for a header, a transactional id and a topic's name, all of usual lengths.
+_HEAD_BYTES: Final = 1024
+_PRODUCE: Final = 0
+_FLEXIBLE_SINCE: Final = {_PRODUCE: 9, 1: 12}
+_TOPIC_IDS_SINCE: Final = 13  # of both
 _NO_API: Final = API_ROWS - 1
 _LAST_VERSION: Final = API_VERSIONS - 1
 _LAST_BUCKET: Final = HISTOGRAM_BUCKETS - 1
@@ -72,7 +86,7 @@ _BUCKETS: Final = tuple(
 
 
 class Stage(IntEnum):
-    """The histograms of an API, in this order."""
+    """The stages of a request, in the order in which an API has histograms of them."""
 
     QUEUE = 0
     LOCAL = 1
@@ -83,7 +97,10 @@ class Stage(IntEnum):
 
 
 class LoggedRequest(NamedTuple):
-    """One request of a request log: the words of an entry, in this order."""
+    """A request that a processor has noted for the request log.
+
+    The fields are the words of an entry, in this order.
+    """
 
     number: int  # running number among the processor's logged requests, from 1 on
     api_key: int
@@ -98,27 +115,118 @@ class LoggedRequest(NamedTuple):
     sent_ns: int
     request_bytes: int
     response_bytes: int
+    principal: int  # its number in the table of principals
+    notes: (
+        int  # bits 0-15 error code + 2, 16-31 listener, from 32 on throttle time (ms)
+    )
+    topic: int  # topic_hash() of a Produce's or Fetch's first topic; 0: none
+
+    @property
+    def error_code(self) -> int | None:
+        """The code of an error in the answer; None: there was none."""
+        return (self.notes & 0xFFFF) - 2 if self.notes & 0xFFFF else None
+
+    @property
+    def listener(self) -> int:
+        return self.notes >> 16 & 0xFFFF
+
+    @property
+    def throttle_ms(self) -> int:
+        return self.notes >> 32
 
 
 class Histogram(NamedTuple):
-    """Counts by bucket, and the sum in ns."""
+    """A histogram of times: the count of each bucket, and the sum of times in ns."""
 
     counts: list[int]
     sum_ns: int
 
 
+def topic_hash(name_or_id: bytes) -> int:
+    """Return a 63-bit hash (FNV-1a) of a topic's name or id, for the request log."""
+    found = 0xCBF29CE484222325
+    for byte in name_or_id:
+        found = (found ^ byte) * 0x100000001B3 & 0xFFFFFFFFFFFFFFFF
+    return found >> 1
+
+
+def first_topic(request: bytes | memoryview, length: int) -> int:
+    """Return ``topic_hash`` of the first topic of a Produce or a Fetch; 0: none.
+
+    Args:
+        request: the first bytes of a request, without its size.
+        length: the length of the whole request without its size, in bytes.
+    """
+    request = bytes(request[:length])
+    key, version = int.from_bytes(request[:2], "big"), request[3] if request[3:] else 0
+    if key not in _FLEXIBLE_SINCE or request[2:3] != b"\0":
+        return 0
+    is_flexible = version >= _FLEXIBLE_SINCE[key]
+    try:
+        at = 10 + max(0, int.from_bytes(request[8:10], "big", signed=True))
+        if is_flexible:
+            if request[at]:
+                return 0  # tagged fields
+            at += 1
+        if key == _PRODUCE:
+            size, at = _text_length(request, at, is_flexible=is_flexible)
+            at += max(0, size) + 6
+        else:
+            at += (0 if version >= 15 else 4) + 8
+            at += (4 if version >= 3 else 0) + (1 if version >= 4 else 0)
+            at += 8 if version >= 7 else 0
+        if is_flexible:
+            count, at = _unsigned_varint(request, at)
+            count -= 1
+        else:
+            count = int.from_bytes(request[at : at + 4], "big", signed=True)
+            at += 4
+        if count < 1:
+            return 0
+        size = 16
+        if version < _TOPIC_IDS_SINCE:
+            size, at = _text_length(request, at, is_flexible=is_flexible)
+    except IndexError:
+        return 0
+    if size < 1 or at + size > len(request):
+        return 0
+    return topic_hash(request[at : at + size])
+
+
+def _text_length(request: bytes, at: int, *, is_flexible: bool) -> tuple[int, int]:
+    if is_flexible:
+        size, at = _unsigned_varint(request, at)
+        return size - 1, at
+    return int.from_bytes(request[at : at + 2], "big", signed=True), at + 2
+
+
+def _unsigned_varint(request: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while shift < 35:
+        byte = request[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            return value, at
+    raise IndexError
+
+
 def bucket_of(ns: int) -> int:
-    """Return the bucket of a time."""
+    """Return the number of the histogram bucket for a time in ns."""
     return _BUCKETS[ns.bit_length()]
 
 
 def bounds_s() -> list[float]:
-    """Return the upper bound of each bucket except the last, in seconds."""
+    """Return the upper bound of each histogram bucket except the last, in seconds."""
     return [(1 << (HISTOGRAM_SHIFT + n)) / 1e9 for n in range(_LAST_BUCKET)]
 
 
 class RequestMetrics:
-    """One processor's histograms and log. Only this processor writes them."""
+    """One processor's histograms of request times, and its notes for the request log.
+
+    Only this processor writes them.
+    """
 
     def __init__(self, processor: int, control: Segment, arena: Segment) -> None:
         self._words = control.words
@@ -128,11 +236,11 @@ class RequestMetrics:
         self._log = REQUEST_LOGS + processor * LOG_WORDS
 
     def taken(self, slot: int, now_ns: int) -> None:
-        """Note when the processor took the answer; it may take a while to send it."""
+        """Store when the processor took a request's answer, before it sends it."""
         self._words[SLOTS + slot * SLOT_WORDS + SLOT_TAKEN] = now_ns
 
     def record(self, slot: int, sent: int) -> None:
-        """Count a slot's request, after its answer was sent completely at ``sent`` ns.
+        """Count the request of a slot, whose answer was sent to its end at ``sent`` ns.
 
         To be called before the connection is unmuted, because this reads the first
         bytes of the request.
@@ -187,7 +295,20 @@ class RequestMetrics:
                 row[SLOT_CONNECTION],
                 (received, dequeued, parked, completed, taken, sent),
                 (length + _SIZE_BYTES, row[SLOT_RESPONSE_LENGTH]),
+                (
+                    words[connection_row(row[SLOT_CONNECTION]) + CONNECTION_PRINCIPAL],
+                    self._notes(row, completed),
+                    first_topic(arena[offset : offset + _HEAD_BYTES], length),
+                ),
             )
+
+    def _notes(self, row: tuple[int, ...], completed: int) -> int:
+        words, at = self._words, connection_row(row[SLOT_CONNECTION])
+        error = row[SLOT_ERROR] if row[SLOT_ERROR_OF] == row[SLOT_RECEIVED] else 0
+        muted_ns = words[at + CONNECTION_MUTED_UNTIL] - completed
+        throttle_ms = -(-muted_ns // _NS_PER_MS) if muted_ns > 0 else 0
+        listener = words[at + CONNECTION_LISTENER]
+        return throttle_ms << 32 | (listener & 0xFFFF) << 16 | error & 0xFFFF
 
     def _log_request(
         self,
@@ -196,6 +317,7 @@ class RequestMetrics:
         connection: int,
         times: tuple[int, ...],
         sizes: tuple[int, int],
+        notes: tuple[int, int, int],
     ) -> None:
         words = self._words
         noted = words[self._log + LOG_NOTED]
@@ -203,7 +325,7 @@ class RequestMetrics:
         version = int.from_bytes(head[2:4], "big", signed=True)
         correlation_id = int.from_bytes(head[4:8], "big", signed=True)
         words[at] = 0  # the entry is incomplete from here on
-        fields = (key, version, correlation_id, connection, *times, *sizes)
+        fields = (key, version, correlation_id, connection, *times, *sizes, *notes)
         for number, value in enumerate(fields, 1):
             words[at + number] = value
         words[at] = noted + 1
@@ -213,11 +335,11 @@ class RequestMetrics:
 def read_logged(
     words: memoryview, processor: int, first: int
 ) -> tuple[list[LoggedRequest], int, int]:
-    """Read a processor's log from entry ``first`` on.
+    """Read a processor's notes for the request log, from entry ``first`` on.
 
     Returns:
-        The requests; how many were overwritten before we read them; the entry to
-        continue from.
+        The requests; the number of requests that were overwritten before they could be
+        read; the entry to continue from.
     """
     log = REQUEST_LOGS + processor * LOG_WORDS
     noted = words[log + LOG_NOTED]
@@ -232,12 +354,12 @@ def read_logged(
 
 
 def log_above(words: memoryview, ns: int | None) -> None:
-    """Set the total time from which requests are logged; None: log no requests."""
+    """Set the total time in ns from which requests are logged; None: log none."""
     words[METRICS + METRICS_LOG_ABOVE] = 0 if ns is None else ns + 1
 
 
 class ApiMetrics(NamedTuple):
-    """The counts of all processors for one API."""
+    """The counts of one API, added up over all processors."""
 
     request_bytes: int
     response_bytes: int
@@ -249,7 +371,7 @@ class ApiMetrics(NamedTuple):
         return sum(self.stages[Stage.TOTAL].counts)
 
 
-def read_apis(words: memoryview, processors: range) -> dict[int, ApiMetrics]:
+def read_apis(words: memoryview, processors: Sequence[int]) -> dict[int, ApiMetrics]:
     """Add up, by API key, the counts of these processors and of their predecessors."""
     found = {}
     for key in range(API_ROWS):

@@ -61,11 +61,11 @@ _ID: Final = Struct("=qq")
 
 
 class ClientInstance:
-    """One client's state, valid as long as the table's mutex is held.
+    """The state of a client that pushes metrics, valid while the mutex is held.
 
     Attributes:
         asked_ns: when it was last told its subscription; 0: never.
-        pushed_ns: when a push of it was last accepted; 0: never.
+        pushed_ns: when a push of the client was last accepted; 0: never.
         refusal: the error code of its last push; 0: none.
         is_terminating: whether its last push said that the client terminates.
     """
@@ -86,7 +86,7 @@ class ClientInstance:
 
 
 class ClientInstances:
-    """The table, as one process sees it."""
+    """The table of clients that push metrics, as one process sees it."""
 
     def __init__(self, segment: Segment, is_open: Callable[[int, int], bool]) -> None:
         """Attach the table.
@@ -108,14 +108,17 @@ class ClientInstances:
 
     @property
     def evicted(self) -> int:
-        """The number of clients with open connections that others have evicted."""
+        """How many connected clients have lost their row to other clients.
+
+        A row has the times of a client's last requests.
+        """
         return self._words[_EVICTED]
 
     @contextmanager
     def held(
         self, instance_id: bytes, connection: int, cookie: int, now_ns: int
     ) -> Iterator[ClientInstance]:
-        """Hold the mutex, give the client's state, and store the state at the end.
+        """Hold the table's mutex, yield a client's state, and store changes at the end.
 
         Args:
             instance_id: 16 bytes, not all of them 0.
@@ -164,7 +167,11 @@ class ClientInstances:
         return None
 
     def _take(self, first: int) -> int:
-        """Return a row for a client without one: the row unused for longest."""
+        """Empty, among a client's rows, the one unused for longest; return its index.
+
+        Args:
+            first: the first 8 bytes of the id of the client that gets the row.
+        """
         words = self._words
         oldest = min(_probed(first), key=lambda at: words[at + _SEEN])
         if self._is_open(words[oldest + _CONNECTION] - 1, words[oldest + _COOKIE]):

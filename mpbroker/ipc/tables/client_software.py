@@ -31,7 +31,7 @@ OTHER: Final = ("other", "")
 
 
 class ClientSoftware:
-    """Notes the software of the clients that one handler serves.
+    """Notes the client software of the connections that one handler serves.
 
     Each name and version has an entry in the handler's table; the word of a connection
     has the number of its entry.
@@ -47,7 +47,13 @@ class ClientSoftware:
                 self._entries.setdefault(text, entry)
 
     def note(self, connection: int, name: str, version: str) -> None:
-        """Store the name and version that a client has sent; "", "": it sent none."""
+        """Store the software name and version that a client has sent.
+
+        Args:
+            connection: the number of the client's connection.
+            name: the name; "": the client sent none.
+            version: the version; "": the client sent none.
+        """
         words = self._words
         cookie = words[connection_row(connection) + CONNECTION_COOKIE]
         entry = self._entry((name, version))
@@ -74,7 +80,7 @@ class ClientSoftware:
 
 
 def software_of(words: memoryview, connection: int) -> tuple[str, str]:
-    """Return the name and version of a connection's client; UNKNOWN if it sent none."""
+    """Return name and version of a connection's client software; UNKNOWN: none sent."""
     word = words[CONNECTION_SOFTWARE + connection]
     cookie = words[connection_row(connection) + CONNECTION_COOKIE]
     number = (word & _ENTRY_MASK) - 1

@@ -29,10 +29,10 @@ MEMBER_SESSION_WORDS: Final = _MEMBERS + _MASK + 1
 
 
 class MemberSessions:
-    """The table, as one coordinator sees it.
+    """The table of times at which members of groups were last heard of.
 
     Args:
-        words: the table.
+        words: the words of the table, in shared memory.
     """
 
     def __init__(self, words: memoryview | MutableSequence[int]) -> None:
@@ -44,13 +44,23 @@ class MemberSessions:
         return Segment.create("mpbroker-member-sessions", MEMBER_SESSION_WORDS * 8)
 
     def heard(self, member_id: str, at_ms: int) -> None:
-        """Note that a request of a member has come."""
+        """Store the time at which a member's request has come."""
         self._words[_LATEST] = self._words[_at(member_id)] = at_ms
 
-    def take_over(self, member_id: str, now_ms: int) -> int:
-        """Return for how many ms a member was silent when the predecessor ended.
+    def heard_while_loading(self, member_id: str, at_ms: int) -> None:
+        """Store the time at which a request came for a group that is not loaded yet.
 
-        Its silence goes on from there, for the next successor as well.
+        ``take_over`` then finds that the member was not silent. The latest time stays:
+        if this coordinator dies before it has loaded the groups, its successor would
+        otherwise count the time since then as a silence of all other members.
+        """
+        self._words[_at(member_id)] = at_ms
+
+    def take_over(self, member_id: str, now_ms: int) -> int:
+        """Return for how many ms a member was silent when the last coordinator ended.
+
+        The table is changed so that the silence goes on from there, also for the next
+        successor.
         """
         at = _at(member_id)
         heard_ms = self._words[at]
@@ -60,7 +70,7 @@ class MemberSessions:
         return silence_ms
 
     def forget(self, member_id: str) -> None:
-        """Note that a member's session does not run now: its request is parked."""
+        """Delete the time of a member whose request is parked: it is not silent."""
         self._words[_at(member_id)] = 0
 
 

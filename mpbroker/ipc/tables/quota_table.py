@@ -18,7 +18,7 @@ mutex, so a process that remembers the row for the old client notices. If other 
 use all of a client's rows, the client is not counted, and the header counts this:
 thousands of clients a second with quotas of their own are too many.
 
-The twin of ``charge`` is native/ipc/quota_table.c.
+The C code that does the same as ``charge`` is native/ipc/quota_table.c.
 
 Source: Kafka's SampledStat, Rate, TokenBucket, QuotaUtils.throttleTime.
 """
@@ -28,8 +28,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import IntEnum
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final
 
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.ipc.quota_layout import (
     MAX_QUOTA_ROWS,
     MAX_QUOTA_SAMPLES,
@@ -81,7 +82,10 @@ class QuotaKind(IntEnum):
 
 
 class QuotaRow:
-    """One row, as long as the same client uses it."""
+    """A client's row of the quota table: its rate for one kind of quota.
+
+    It may be used until another client gets the row; see `QuotaTable.is_current`.
+    """
 
     __slots__ = (
         "_at",
@@ -105,11 +109,11 @@ class QuotaRow:
         self.generation = generation
 
     def charge(self, amount: int, bound: float, now_ns: int) -> int:
-        """Charge an amount, or refund it if it is negative.
+        """Charge an amount to a client's quota, or refund it if it is negative.
 
         Args:
-            amount: in the unit of the row's kind.
-            bound: the quota, a second.
+            amount: in the unit of the row's QuotaKind.
+            bound: the quota, in the same unit a second.
             now_ns: monotonic.
 
         Returns:
@@ -147,6 +151,8 @@ class QuotaRow:
             if start:
                 current = (current + 1) % (self._samples + 1)
                 sample = at + QUOTA_SAMPLES + current * QUOTA_SAMPLE_WORDS
+            # A start of 0 says that the sample is empty: a process that is killed in
+            # between leaves no sample with words of two windows.
             words[sample + _START] = 0
             words[sample + _VALUE] = 0
             words[sample + _LAST] = now_ns
@@ -158,7 +164,10 @@ class QuotaRow:
         words[at + QUOTA_CHARGED] += amount
 
     def _total(self, now_ns: int) -> tuple[int, int]:
-        """Return the sum of the counted samples, and the start of the oldest."""
+        """Return the charges in the counted windows, and when the oldest began.
+
+        The charges are added up; the time is in ns.
+        """
         first = self._at + QUOTA_SAMPLES
         end = first + (self._samples + 1) * QUOTA_SAMPLE_WORDS
         samples = self._words[first:end].tolist()
@@ -191,8 +200,8 @@ class QuotaRow:
             strict: take none while there is a debt; otherwise the debt grows.
 
         Returns:
-            Whether they were taken, and the ms until the debt is paid; (True, GONE) if
-            another client has the row, and nothing was counted.
+            Whether the permits were taken, and the ms until the debt is paid; (True,
+            GONE) if another client has the row, and nothing was counted.
         """
         words, at = self._words, self._at
         self._mutex.acquire()
@@ -224,11 +233,12 @@ class QuotaRow:
 
 
 class QuotaTable:
-    """The table, as one process sees it.
+    """The quota table, as one process sees it.
 
     Args:
+        segment: the table.
         samples: quota.window.num.
-        window_ns: quota.window.size.seconds.
+        window_ns: quota.window.size.seconds, in ns.
     """
 
     def __init__(self, segment: Segment, samples: int, window_ns: int) -> None:
@@ -247,13 +257,17 @@ class QuotaTable:
 
     @property
     def view(self) -> memoryview:
-        """The bytes of the whole table, for the compiled core."""
+        """The bytes of the whole table, for the C code."""
         return self._segment.view
 
     def find(
         self, kind: QuotaKind, user: str, client_id: str, now_ns: int
     ) -> QuotaRow | None:
-        """Return a client's row; give it one if it has none. None: there is no room."""
+        """Return a client's row for a kind of quota; give it a row if it has none.
+
+        Returns:
+            None if there is no room for the client.
+        """
         place = (int(kind), user, client_id)
         row = self._known.get(place)
         if row is not None and self.is_current(row):
@@ -268,7 +282,7 @@ class QuotaTable:
         return row
 
     def is_current(self, row: QuotaRow) -> bool:
-        """Return whether a row still belongs to the client that it was found for."""
+        """Return whether a row still belongs to the client for which it was found."""
         word = quota_row(row.row) + QUOTA_GENERATION
         current: bool = self._words[word] == row.generation
         return current
@@ -301,7 +315,10 @@ class QuotaTable:
     def _give(
         self, row: int, key: tuple[int, int], place: tuple[int, str, str], now_ns: int
     ) -> QuotaRow:
-        """Give a row to a client, under the table's mutex and then the row's."""
+        """Give a row to a client, under the mutex of the row.
+
+        The caller holds the mutex of the table.
+        """
         words, at = self._words, quota_row(row)
         if not words[at + QUOTA_GENERATION]:
             RobustMutex.initialise(self._segment, at + QUOTA_ROW_MUTEX)
@@ -322,7 +339,10 @@ class QuotaTable:
 
 
 def elapsed_ns(since_oldest_ns: int, samples: int, window_ns: int) -> int:
-    """Return the time to divide a sum by: at least ``samples`` - 1 windows."""
+    """Return the ns by which to divide a sum of samples to get a rate.
+
+    It is the time since the oldest sample began, but at least ``samples`` - 1 windows.
+    """
     missing = samples - 1 - since_oldest_ns // window_ns
     return max(since_oldest_ns + max(missing, 0) * window_ns, _NS_PER_MS)
 
@@ -338,7 +358,7 @@ def _key(place: tuple[int, str, str]) -> tuple[int, int]:
 
 
 class QuotaReading(NamedTuple):
-    """The values of a row, for metrics."""
+    """A client's values for one kind of quota, for metrics."""
 
     kind: int
     user: str
@@ -352,7 +372,7 @@ class QuotaReading(NamedTuple):
 def read_quotas(
     segment: Segment, samples: int, window_ns: int, now_ns: int, idle_ns: int
 ) -> Iterator[QuotaReading]:
-    """Yield the rows that were used within ``idle_ns``."""
+    """Yield the values of all clients that were charged within the last ``idle_ns``."""
     words = segment.words
     for row in range(MAX_QUOTA_ROWS):
         at = quota_row(row)

@@ -13,7 +13,7 @@ from mpbroker.ipc.segment import Segment
 
 
 class SharedLogCell:
-    """One cell of the control segment."""
+    """The mutex and the committed length of a log, in the control segment."""
 
     def __init__(self, control: Segment, number: int) -> None:
         self._words = control.words
@@ -25,7 +25,10 @@ class SharedLogCell:
         RobustMutex.initialise(control, cell(number) + CELL_MUTEX)
 
     def lock(self) -> None:
-        """Take the writers' lock. A dead owner has committed everything or nothing."""
+        """Take the lock of the log's writers.
+
+        A dead owner needs no repair: it has committed all of its append, or nothing.
+        """
         self._mutex.acquire()
 
     def unlock(self) -> None:
@@ -46,5 +49,5 @@ class SharedLogCell:
 
     @end.setter
     def end(self, value: int) -> None:
-        # One aligned store: the commit. Under the lock.
+        # One aligned store, which commits an append. The caller holds the lock.
         self._words[self._base + CELL_END] = value

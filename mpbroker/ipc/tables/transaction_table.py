@@ -25,10 +25,11 @@ Source: KIP-890; this table takes the place of its verification guard.
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final
 
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.ipc.segment import Segment
 
 CAPACITY: Final = 1 << 17
@@ -52,10 +53,15 @@ def _start(producer_id: int, row: int) -> int:
 
 
 class Closed(NamedTuple):
-    """All partitions are closed: none is read or written. Its text says why."""
+    """Says for how long all partitions have been closed for reads and writes, and why.
+
+    Attributes:
+        for_s: the time for which they have been closed, in seconds.
+        coordinators: the number of coordinators that have begun to restore them.
+    """
 
     for_s: float
-    coordinators: int  # how many coordinators have begun to restore them
+    coordinators: int
 
     def __str__(self) -> str:
         return (
@@ -67,7 +73,7 @@ class Closed(NamedTuple):
 
 
 class TransactionTable:
-    """The table, as one process sees it."""
+    """The table of open transactions, as one process sees it."""
 
     def __init__(self, segment: Segment) -> None:
         self._words = segment.words
@@ -84,7 +90,13 @@ class TransactionTable:
         return self._words[0]
 
     def contains(self, producer_id: int, epoch: int, row: int) -> bool:
-        """Return whether a producer's transaction is open in a partition."""
+        """Return whether a producer's transaction is open in a partition.
+
+        Args:
+            producer_id: the producer.
+            epoch: the producer's epoch.
+            row: the index of the partition's row.
+        """
         words, key = self._words, producer_id + 1
         value = row << _EPOCH_BITS | epoch
         at = _start(producer_id, row)
@@ -101,14 +113,15 @@ class TransactionTable:
 
     def await_restoring(self) -> None:
         """Close all partitions, for reads and writes, until ``restored`` is called."""
+        # The time first: a reader that sees the partitions closed also reads the time.
         self._words[_SINCE] = time.monotonic_ns()
         self._words[_AWAITS] = 1
 
     def inherit(self, fd: int) -> None:
-        """Close all partitions if they are closed in an older generation's table.
+        """Close all partitions if they were closed in the table before an upgrade.
 
         Args:
-            fd: the segment of that table.
+            fd: the memory segment of that table.
         """
         found = os.pread(fd, _INHERITED.size, 8 * _AWAITS)
         awaits, _, since = _INHERITED.unpack(found)
@@ -117,20 +130,27 @@ class TransactionTable:
             self._words[_AWAITS] = 1
 
     def closed(self) -> Closed | None:
-        """Return how long all partitions are closed already; None: they are open."""
+        """Return for how long all partitions have been closed; None: they are open."""
         words = self._words
         if not words[_AWAITS]:
             return None
         return Closed((time.monotonic_ns() - words[_SINCE]) / 1e9, words[_TRIES])
 
     def is_restored(self) -> bool:
-        """Return whether partitions are open: their logs lack no markers."""
+        """Return whether all partitions are open for reads and writes."""
         return not self._words[_AWAITS]
 
     def begin_restoring(self) -> bool:
-        """Note that a coordinator begins to load; False if too many died while loading.
+        """Count a coordinator's try to load transactions after an unclean stop.
 
-        Then the partitions are opened without it. Only for the coordinator.
+        Until they are loaded, all partitions are closed: they take no records.
+
+        If three coordinators have died while loading, this opens all partitions, though
+        the ends of some transactions (markers) may be missing in their logs. Only the
+        coordinator calls it.
+
+        Returns:
+            Whether to load; False: too many coordinators have tried.
         """
         words = self._words
         if not words[_AWAITS]:
@@ -142,7 +162,7 @@ class TransactionTable:
         return False
 
     def forget_try(self) -> None:
-        """Do not count the last try: the coordinator was replaced on purpose."""
+        """Take back `begin_restoring`, as the coordinator was replaced on purpose."""
         self._words[_TRIES] = max(0, self._words[_TRIES] - 1)
 
     def restored(self) -> None:
@@ -150,13 +170,19 @@ class TransactionTable:
         self._words[_AWAITS] = 0
 
     def has_room(self, count: int) -> bool:
-        """Return whether ``count`` more entries fit."""
+        """Return whether ``count`` more entries fit into the table.
+
+        An entry lets the transaction of one producer write to one partition.
+        """
         return self._words[0] + count <= MAX_ENTRIES
 
     def open(self, producer_id: int, epoch: int, row: int) -> bool:
-        """Let a producer write to a partition; False: the table is full.
+        """Add an entry: let a producer's transaction write to a partition.
 
-        An entry at another epoch is replaced. Only for the coordinator.
+        An entry with another epoch is replaced. Only for the coordinator.
+
+        Returns:
+            False if the table is full.
         """
         words, key = self._words, producer_id + 1
         value = row << _EPOCH_BITS | epoch
@@ -176,11 +202,14 @@ class TransactionTable:
             return False
         words[0] += 1  # first: a death in between makes the count too large
         words[free + 1] = value
-        words[free] = key
+        words[free] = key  # last: only now do handlers find the entry
         return True
 
     def close(self, producer_id: int, row: int) -> None:
-        """End a producer's right to write to a partition. Only for the coordinator."""
+        """Remove an entry: the producer may not write to the partition any more.
+
+        Only for the coordinator.
+        """
         words, key = self._words, producer_id + 1
         at = _start(producer_id, row)
         for _ in range(CAPACITY):
@@ -195,6 +224,7 @@ class TransactionTable:
 
     def _give_back(self, at: int) -> None:
         words = self._words
+        # The key first: a death in between makes the count too large, never too small.
         words[_ENTRIES + 2 * at] = _GIVEN_BACK
         words[0] -= 1
         # Removed entries at the end of a chain count as never used: no search has to
@@ -205,10 +235,27 @@ class TransactionTable:
             words[_ENTRIES + 2 * at] = _NEVER_USED
             at = (at - 1) & _MASK
 
-    def keep_only(self, entries: Iterable[tuple[int, int, int]]) -> None:
-        """Make the table equal to these entries: (producer id, epoch, row).
+    def close_rows(self, is_gone: Callable[[int], bool]) -> None:
+        """Remove the entries of deleted partitions, by their rows in shared memory.
 
-        Only for a coordinator that has just read the log.
+        Only for the coordinator, before other partitions get these rows.
+        """
+        words = self._words
+        # The count is never too small, so with 0 there are no entries to read.
+        if not words[0]:
+            return
+        keys = words[_ENTRIES : _ENTRIES + 2 * CAPACITY : 2].tolist()
+        for at, key in enumerate(keys):
+            if key > 0 and is_gone(words[_ENTRIES + 2 * at + 1] >> _EPOCH_BITS):
+                self._give_back(at)
+
+    def keep_only(self, entries: Iterable[tuple[int, int, int]]) -> None:
+        """Replace the open transactions in the table by those found in the log.
+
+        Only for a coordinator that has just read the log of transactions.
+
+        Args:
+            entries: producer id, producer epoch and partition row of each.
         """
         words = self._words
         wanted = {(producer, row): epoch for producer, epoch, row in entries}
@@ -223,7 +270,7 @@ class TransactionTable:
                 if wanted.get((key - 1, row)) == epoch:
                     used += 1
                 else:
-                    words[word] = _GIVEN_BACK
+                    self._give_back(at)
         words[0] = used
         for (producer, row), epoch in wanted.items():
             self.open(producer, epoch, row)

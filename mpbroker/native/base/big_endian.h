@@ -7,7 +7,8 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Read a signed one. `bytes` is a constant: what is left is a load and a swap. */
+/* Read a signed integer of `bytes` bytes. `bytes` is a constant, so the compiler leaves
+ * a load and a swap of this. */
 static inline int64_t
 read_big(const uint8_t *at, int bytes)
 {
@@ -29,7 +30,7 @@ read_big(const uint8_t *at, int bytes)
     }
 }
 
-/* Write one; return where the next byte goes. */
+/* Write an integer of `bytes` bytes; return where the next byte goes. */
 static inline uint8_t *
 write_big(uint8_t *at, int64_t value, int bytes)
 {

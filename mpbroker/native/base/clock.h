@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <time.h>
 
-/* Monotonic, the same in all processes: as Python's time.monotonic_ns(). */
+/* Return the monotonic time, the same in all processes, as time.monotonic_ns(). */
 static inline int64_t
 monotonic_ns(void)
 {
@@ -15,7 +15,7 @@ monotonic_ns(void)
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-/* The wall clock, for what is compared with timestamps of records. */
+/* Return the wall clock's time, which is compared with timestamps of records. */
 static inline int64_t
 wall_clock_ms(void)
 {

@@ -2,8 +2,7 @@
  * at their offsets, without an attribute's lookup.
  *
  * The offsets are found once, by field_offset(), from the classes that Python hands
- * over. So a class may add or move fields; it may not stop declaring those that are
- * named here.
+ * over. So a class may add or move fields, but must keep those that the C code names.
  */
 
 #ifndef MPBROKER_PYTHON_OBJECTS_H
@@ -24,7 +23,8 @@
 /* A METH_FASTCALL function, as a PyMethodDef holds it. */
 #define FASTCALL(function) ((PyCFunction)(void (*)(void))(function))
 
-/* Find a field by its name; 0 and an exception if the class has no such slot. */
+/* Find a field's offset by its name; 0 and an exception if the class has no such
+ * slot. */
 int field_offset(PyTypeObject *type, const char *name, Py_ssize_t *offset);
 
 /* Return a field's object, borrowed; NULL if it was never assigned. */
@@ -41,7 +41,7 @@ set_field(PyObject *object, Py_ssize_t offset, PyObject *value)
     PyObject **place = (PyObject **)((char *)object + offset);
     PyObject *old = *place;
     *place = value;
-    /* Last: this may run a destructor, which may look at the field. */
+    /* Last, because it may run a destructor, which may read the field. */
     Py_XDECREF(old);
 }
 
@@ -58,7 +58,7 @@ read_int_field(PyObject *object, Py_ssize_t offset, int64_t *value)
     return !overflow;
 }
 
-/* Assign an int; 0 and an exception if there is no memory. */
+/* Assign an int to a field; 0 and an exception if there is no memory. */
 static inline int
 set_int_field(PyObject *object, Py_ssize_t offset, int64_t value)
 {

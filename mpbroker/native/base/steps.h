@@ -1,9 +1,10 @@
 /* Steps: the places at which tests kill a process.
  *
- * A STEP() stands behind each store that another process can see, so that a test can
- * kill a child between any two of them and check what the others, or a successor, make
- * of what is left (`kill_at_step` in tests/support/children.py). In production a step
- * is one load and a branch that is never taken.
+ * A STEP() stands behind each store that another process can see. So a test can kill a
+ * child between any two such stores, and check that other processes, or a successor,
+ * can continue from the words that are left (`kill_at_step` in
+ * tests/support/children.py). In production a step is one load and a branch that is
+ * never taken.
  */
 
 #ifndef MPBROKER_STEPS_H
@@ -12,7 +13,7 @@
 #include "base/python_objects.h"
 
 extern int64_t steps_done, step_to_die_at;
-extern int counts_steps; /* 0 until a test asks: then no step counts anything */
+extern int counts_steps; /* 0: steps are not counted, until a test asks for it */
 
 /* Kill this process by SIGKILL; does not return. */
 void die_here(void);

@@ -17,18 +17,19 @@
 #include <stddef.h>
 #include <string.h>
 
-/* A larger batch is rare: that of a group with very many members. */
+/* Larger batches are rare: they are those of groups with very many members. */
 #define MAX_BATCH_BYTES (16 * 1024)
 #define MAX_RECORDS 256
-/* A record's bytes beside its key and value: five varints of its size and theirs. */
+/* The bytes of a record beside its key and value: its attributes, time delta, number of
+ * headers, and varints. */
 #define MAX_RECORD_OVERHEAD 24
 #define MAGIC 2
 
 typedef struct {
     PyObject_HEAD
-    PyObject *keep; /* the arguments: what keeps the mapping and the types alive */
+    PyObject *keep; /* the arguments, which keep the mapping and the types alive */
     log_access logs;
-    long long row; /* whose lock is left held */
+    long long row; /* the row whose lock was left held */
     uint8_t batch[MAX_BATCH_BYTES];
 } coordinator_end;
 
@@ -69,11 +70,11 @@ coordinator_end_dealloc(PyObject *object)
 
 /* -- the append -------------------------------------------------------------------- */
 
-/* Append a batch, which has all but its place in the log.
+/* Append a batch that is complete except for its base offset and leader epoch.
  *
- * `effect`: of a marker; NULL for records, which are of no producer. LEFT_TO_PYTHON:
- * nothing is committed; if `*is_held`, the lock of self->row is held, as its last owner
- * died: Python settles the row's intent, and releases it.
+ * `effect`: the effect of a marker; NULL for records, which have no producer.
+ * LEFT_TO_PYTHON: nothing is committed; if `*is_held`, the lock of self->row is held,
+ * because its last owner died: Python settles the row's intent, and releases the lock.
  */
 static enum outcome
 append_batch(coordinator_end *self, const append_plan *a, uint8_t *batch, int64_t size,
@@ -89,7 +90,8 @@ append_batch(coordinator_end *self, const append_plan *a, uint8_t *batch, int64_
         return *is_held ? LEFT_TO_PYTHON : FAILED;
     }
     const int64_t end_offset = r.state[END_OFFSET], position = r.state[ACTIVE_SIZE];
-    /* Another process's batch since we looked may be of this producer. */
+    /* If another process has appended since the check, its batch may be of this
+     * producer. */
     if ((effect != NULL && a->producers_end != end_offset)
         || !fits(a, &r, batch, size)) {
         unlock_row(&r);
@@ -106,14 +108,14 @@ append_batch(coordinator_end *self, const append_plan *a, uint8_t *batch, int64_
     const int is_written = write_batch(a, &r, batch, size);
     unlock_row(&r);
     if (!is_written)
-        return LEFT_TO_PYTHON; /* which tries it again, and says what is wrong */
+        return LEFT_TO_PYTHON; /* Python tries again, and reports the error */
     done->next_offset = r.state[END_OFFSET];
     done->next_position = r.state[ACTIVE_SIZE];
     return DONE;
 }
 
-/* Make what append() and append_marker() return: the offset behind the batch, None or
- * ROW_IS_HELD; NULL if there is an exception. */
+/* Return the result of append() and append_marker(): the offset behind the batch, None
+ * or ROW_IS_HELD; NULL if there is an exception. */
 static PyObject *
 result_of(enum outcome outcome, const appended *done, int is_held)
 {
@@ -139,8 +141,8 @@ write_bytes(uint8_t *at, PyObject *bytes)
     return at + size;
 }
 
-/* Write a record without headers, of the batch's time; NULL: it is left to Python, or
- * has no room. */
+/* Write a record without headers, with the batch's timestamp; NULL: left to Python, or
+ * there is no room for the record. */
 static uint8_t *
 write_record(uint8_t *at, const uint8_t *end, int64_t number, PyObject *pair)
 {
@@ -154,7 +156,7 @@ write_record(uint8_t *at, const uint8_t *end, int64_t number, PyObject *pair)
     if (key_size > MAX_BATCH_BYTES || value_size > MAX_BATCH_BYTES
         || key_size + value_size + MAX_RECORD_OVERHEAD > end - at)
         return NULL;
-    /* attributes and the time's delta, and behind the value: no headers */
+    /* 3: the bytes of the attributes, the time delta, and the number of headers */
     const int64_t size = 3 + varint_size(number) + varint_size(key_size) + key_size
                          + varint_size(value_size) + (value_size > 0 ? value_size : 0);
     at = write_varint(at, size);
@@ -167,8 +169,8 @@ write_record(uint8_t *at, const uint8_t *end, int64_t number, PyObject *pair)
     return at;
 }
 
-/* Write the header of a batch of no producer, whose records are there; all but its
- * place. */
+/* Write the header of a batch without a producer, whose records are already there. The
+ * base offset and leader epoch are written later, by place_batch(). */
 static void
 write_header(uint8_t *batch, int64_t size, int64_t count, int64_t now_ms)
 {
@@ -187,7 +189,7 @@ write_header(uint8_t *batch, int64_t size, int64_t count, int64_t now_ms)
     write_big(batch + BATCH_CRC, crc32c(covered, batch + size - covered), 4);
 }
 
-/* Make a batch of (key, value) pairs; return its size, or 0: it is left to Python. */
+/* Make a batch of (key, value) pairs; return its size in bytes; 0: left to Python. */
 static int64_t
 build_batch(uint8_t *batch, PyObject *records, int64_t now_ms)
 {
@@ -248,7 +250,8 @@ append_marker(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
         return NULL;
     uint8_t *marker = self->batch;
     memcpy(marker, PyBytes_AS_STRING(args[1]), MARKER_SIZE);
-    /* The plan is read after the check, which catches up, and moves the plan on. */
+    /* The plan is read after the check, because the check reads the batches of other
+     * processes, and updates the plan. */
     if (marker[BATCH_ATTRIBUTES] != 0
         || batch_attributes(marker) != (TRANSACTIONAL_FLAG | CONTROL_FLAG)
         || !check_marker(&self->logs, plan, marker, now_ms, &effect)
@@ -258,8 +261,8 @@ append_marker(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
         append_batch(self, &a, marker, MARKER_SIZE, &effect, &done, &is_held);
     if (outcome == DONE && !effect.has_ended
         && apply_marker(&self->logs, plan, marker, &done, now_ms))
-        /* If it cannot be applied, without an exception, this process's copy is odd,
-         * and Python reads it once more. */
+        /* If the marker cannot be applied, and there is no exception, this process's
+         * copy is not as expected, and Python reads the log once more. */
         remember_append(&self->logs.plan, plan, &done);
     return result_of(outcome, &done, is_held);
 }

@@ -1,9 +1,10 @@
-/* The coordinator's end of its partitions: appends of records that it has made itself,
- * and of the markers that end transactions.
+/* The coordinator's appends: of its own records to its log, and of the markers that end
+ * transactions to other partitions.
  *
- * As with produces, what the core does not support is left to Python before anything of
- * it was written. No request's slot remembers what was appended: a successor of the
- * coordinator reads its log, and looks for its predecessor's markers in the partitions.
+ * As with Produce requests, an append that the core does not support is left to Python
+ * before anything was written. An append is not noted in the slot of any request: a
+ * successor of the coordinator reads the coordinator's log, and looks for its
+ * predecessor's markers in the partitions.
  */
 
 #ifndef MPBROKER_COORDINATOR_END_H

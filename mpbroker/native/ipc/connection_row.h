@@ -1,10 +1,11 @@
-/* Connection rows: a row of words a client connection, in the control segment.
+/* Connection rows: in the control segment, a row of words for each client connection.
  *
- * A row is its owner's to write: the processor that has the socket (network/
- * processor_end.c). Handlers only read: who a request's sender is. By then the client
- * may have gone, and the row may be another connection's: a handler reads what it needs
- * first, and then whether the row still names the slot (is_row_of_slot). The processor
- * clears that word when a connection ends, before the row can be another's.
+ * Only its owner writes a row: the processor that has the socket
+ * (network/processor_end.c). Handlers read there who sent a request. By then the client
+ * may be gone, and another connection may have the row. So a handler reads the words
+ * that it needs first, and then whether the row still names the slot (is_row_of_slot).
+ * The processor clears that word when a connection ends, before another connection can
+ * get the row.
  */
 
 #ifndef MPBROKER_CONNECTION_ROW_H
@@ -12,8 +13,8 @@
 
 #include "ipc/request_slot.h"
 
-/* Find the connection that a slot's request came by: its number and its row; 0 if what
- * the slot says cannot be. */
+/* Find the number and the row of the connection by which a slot's request came; 0 if
+ * the number in the slot is out of range. */
 static inline int
 find_connection(const memory *control, int64_t slot, int64_t *connection, int64_t *row)
 {

@@ -31,14 +31,16 @@ layout_names(PyObject *module, PyObject *unused)
     return list;
 }
 
-/* Whether the values fit each other, as far as the core relies on it without a
- * check. */
+/* Return whether the values fit each other, as far as the core relies on this without
+ * further checks. */
 static int
 fit_each_other(void)
 {
     return L.SLOTS >= 0 && L.MAX_SLOTS > 0 && L.SLOT_WORDS > L.SLOT_RESPONSE_LENGTH
            && L.SLOTS + L.MAX_SLOTS * L.SLOT_WORDS <= L.CONTROL_WORDS
            && L.SLOTS_PER_PROCESSOR * L.MAX_PROCESSORS == L.MAX_SLOTS
+           && 0 < L.MASK_BITS && L.MASK_BITS < 63 && L.MASK_WORDS == 2
+           && L.HANDLER_IDS <= L.MASK_BITS * L.MASK_WORDS
            && L.ROW_COPIES + 2 * L.ROW_COPY_WORDS <= L.ROW_WORDS
            && L.ANSWER_AT + L.ANSWER_BYTES <= L.BLOCK_BYTES
            && L.REQUEST_PART_BYTES <= L.ANSWER_AT;

@@ -1,12 +1,12 @@
-/* Where things are in shared memory.
+/* The layout of shared memory: the offsets of its words.
  *
- * The core knows no offset of its own: it is handed the values of ipc/layout.py and of
- * the few other Python files that hold some, once, at import (ipc/compiled.py). So a
- * core that was built for another layout asks for a name that is not there, or is given
- * numbers that do not fit each other, and is not used.
+ * The core has no offsets of its own. At import it gets the values of ipc/layout.py,
+ * and of the few other Python files with offsets, from ipc/compiled.py. A core that was
+ * built for another layout asks for a name that does not exist, or gets numbers that do
+ * not fit each other; then it is not used.
  *
  * Unless said otherwise an offset counts 8-byte words; L.RING_TAIL is the value of
- * RING_TAIL. What each word means, and who writes it, is drawn in ipc/layout.py.
+ * RING_TAIL. ipc/layout.py says what each word means, and which process writes it.
  */
 
 #ifndef MPBROKER_LAYOUT_H
@@ -18,6 +18,9 @@
 #define LAYOUT_FIELDS(X)                                                              \
     /* the control segment: its size and header */                                    \
     X(CONTROL_WORDS, "layout.CONTROL_WORDS")                                          \
+    X(MASK_BITS, "layout.MASK_BITS")                                                  \
+    X(MASK_WORDS, "layout.MASK_WORDS")                                                \
+    X(HANDLER_IDS, "layout.HANDLER_IDS")                                              \
     X(HEADER_PHASE, "layout.HEADER_PHASE")                                            \
     X(HEADER_ACTIVE_HANDLERS, "layout.HEADER_ACTIVE_HANDLERS")                        \
     X(PHASE_STOPPED, "layout.Phase.STOPPED")                                          \
@@ -36,6 +39,8 @@
     X(SLOT_REQUEST_OFFSET, "layout.SLOT_REQUEST_OFFSET")                              \
     X(SLOT_REQUEST_LENGTH, "layout.SLOT_REQUEST_LENGTH")                              \
     X(SLOT_RECEIVED, "layout.SLOT_RECEIVED")                                          \
+    X(SLOT_ERROR, "layout.SLOT_ERROR")                                                \
+    X(SLOT_ERROR_OF, "layout.SLOT_ERROR_OF")                                          \
     X(SLOT_INTENT, "layout.SLOT_INTENT")                                              \
     X(SLOT_INTENT_BASE, "layout.SLOT_INTENT_BASE")                                    \
     X(SLOT_PROGRESS, "layout.SLOT_PROGRESS")                                          \
@@ -149,7 +154,7 @@ struct layout {
 
 extern struct layout L;
 
-/* Refuse to work before there is a layout; 0 and an exception. */
+/* Return whether the core has got its layout; 0 and an exception if not. */
 int is_configured(void);
 
 /* The module's functions layout_names() and configure(). */

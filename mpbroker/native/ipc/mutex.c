@@ -4,9 +4,15 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <time.h>
 
 #define SPINS 40
 #define RELAXATIONS 16
+#define LOOK_AGAIN_NS 100000000
+#define NS_PER_S 1000000000
+/* glibc has the futex of a robust mutex in front, and the kernel wants the owner's
+ * thread id in its lower bits: see FUTEX_TID_MASK in linux/futex.h. */
+#define OWNER_MASK 0x3fffffff
 
 static inline void
 relax(void)
@@ -18,10 +24,57 @@ relax(void)
 #endif
 }
 
+static int64_t *awaits_at; /* the word of this process that names the lock's owner */
+static PyObject *wait_hook;
+
+static void
+call_wait_hook(uint32_t owner)
+{
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyObject *result = PyObject_CallFunction(wait_hook, "I", owner);
+    if (result == NULL)
+        PyErr_WriteUnraisable(wait_hook);
+    Py_XDECREF(result);
+    PyErr_Restore(type, value, trace);
+}
+
+static void
+note_awaited(int64_t owner)
+{
+    if (awaits_at != NULL)
+        __atomic_store_n(awaits_at, owner, __ATOMIC_RELAXED);
+}
+
+/* Sleep until this process gets a mutex, and show meanwhile which thread holds it, so
+ * that the supervisor does not kill this process: the owner may wait for a disk. */
+static int
+sleep_for(void *mutex)
+{
+    int result;
+    do {
+        struct timespec until;
+        uint32_t owner = __atomic_load_n((uint32_t *)mutex, __ATOMIC_RELAXED);
+        note_awaited(owner & OWNER_MASK);
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_nsec += LOOK_AGAIN_NS;
+        if (until.tv_nsec >= NS_PER_S) {
+            until.tv_nsec -= NS_PER_S;
+            until.tv_sec++;
+        }
+        result = pthread_mutex_timedlock(mutex, &until);
+        if (result == ETIMEDOUT && wait_hook != NULL)
+            call_wait_hook(owner & OWNER_MASK);
+    } while (result == ETIMEDOUT);
+    note_awaited(0);
+    return result;
+}
+
 int
 lock_spinning(void *mutex)
 {
-    /* An append holds its partition for some 10 us; being woken costs more. */
+    /* An append holds a partition's mutex for about 10 us; a sleep and a wake-up cost
+     * more. */
     for (int tries = 0; tries <= SPINS; tries++) {
         int result = pthread_mutex_trylock(mutex);
         if (result != EBUSY)
@@ -29,11 +82,11 @@ lock_spinning(void *mutex)
         for (int i = 0; i < RELAXATIONS; i++)
             relax();
     }
-    return pthread_mutex_lock(mutex);
+    return sleep_for(mutex);
 }
 
 static PyObject *repair_hook;
-static int repairs; /* that the hook was not called for yet */
+static int repairs; /* the number of repairs for which the hook was not called yet */
 
 int
 lock_mutex(void *mutex, int *owner_died)
@@ -41,7 +94,8 @@ lock_mutex(void *mutex, int *owner_died)
     int result = lock_spinning(mutex);
     *owner_died = result == EOWNERDEAD;
     if (*owner_died) {
-        /* Killed before this, we are the dead owner, and the next one does the same. */
+        /* If this process is killed before this call, it is the dead owner itself, and
+         * the next owner makes the same repair. */
         result = pthread_mutex_consistent(mutex);
         repairs++;
     }
@@ -60,7 +114,7 @@ report_repairs(void)
     int count = repairs;
     if (count == 0)
         return;
-    repairs = 0; /* first: the hook may take locks, too */
+    repairs = 0; /* before the calls: the hook may take locks, and count repairs, too */
     for (; count > 0 && repair_hook != NULL; count--) {
         PyObject *result = PyObject_CallNoArgs(repair_hook);
         if (result == NULL)
@@ -134,5 +188,21 @@ PyObject *
 on_repair(PyObject *module, PyObject *hook)
 {
     Py_XSETREF(repair_hook, Py_NewRef(hook));
+    Py_RETURN_NONE;
+}
+
+PyObject *
+show_waits_at(PyObject *module, PyObject *address)
+{
+    awaits_at = PyLong_AsVoidPtr(address);
+    if (awaits_at == NULL && PyErr_Occurred())
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+PyObject *
+on_wait(PyObject *module, PyObject *hook)
+{
+    Py_XSETREF(wait_hook, hook == Py_None ? NULL : Py_NewRef(hook));
     Py_RETURN_NONE;
 }

@@ -7,7 +7,7 @@
 
 #define READ_TRIES 100
 
-/* Return where the copy is that counts at a version. */
+/* Return the first word of the copy that is valid at a version. */
 static int64_t
 copy_at(int64_t row, int64_t version)
 {
@@ -23,7 +23,7 @@ read_state(const memory *rows, int64_t row, int64_t *state)
         int64_t copy = copy_at(row, version);
         for (int i = 0; i < STATE_WORDS; i++)
             state[i] = load(rows, copy + i);
-        /* The version has not moved: no writer was at this copy while we read it. */
+        /* The same version: no process has written to this copy while we read it. */
         if (load(rows, at + L.ROW_VERSION) == version)
             return 1;
     }
@@ -55,13 +55,14 @@ void
 commit_row(locked_row *r)
 {
     const int64_t copy = copy_at(r->row, r->version + 1);
-    /* The copy that does not count: readers without the lock read the other one. */
+    /* The copy that is not valid: readers without the lock read the other one. */
     for (int i = 0; i < STATE_WORDS; i++) {
         store(r->rows, copy + i, r->state[i]);
         STEP();
     }
-    /* The commit: one aligned store. Killed before it, nothing has happened, and the
-     * next writer writes the same copy again; killed after it, everything has. */
+    /* The commit: one aligned store. If this process is killed before it, nothing has
+     * happened, and the next writer overwrites the same copy; if it is killed after it,
+     * everything has happened. */
     store(r->rows, row_at(r->row) + L.ROW_VERSION, r->version + 1);
     STEP();
 }

@@ -4,15 +4,15 @@
  *     words           written by
  *     mutex           its owner
  *     copies          an append, a roll or a truncation, under the mutex: the copy that
- *                     does not count
- *     version         the same, under the mutex: the commit; says which copy counts
+ *                     is not valid
+ *     version         the same, under the mutex: the commit; says which copy is valid
  *     intent          the append of a request, under the mutex: slot + 1
  *     status, log start offset, structure     Python, under the mutex
  *     waiters         handlers, which add their bits under the mutex; an append, which
- *                     takes them all without it
+ *                     takes all bits without the mutex
  *
- * Python twin: ipc/tables/partition_table.py, which also settles the intent of an owner that
- * has died. A row is named by its number; row_at() is its first word.
+ * Python twin: ipc/tables/partition_table.py, which also settles the intent of an owner
+ * that has died. A row is named by its number; row_at() is its first word.
  */
 
 #ifndef MPBROKER_PARTITION_ROW_H
@@ -50,10 +50,11 @@ has_row(const memory *rows, int64_t row)
            && has_words(rows, row_at(row), L.ROW_WORDS);
 }
 
-/* Read the committed state without the lock; 0 if it never stands still. */
+/* Read the committed state without the lock; 0 if it changed during each of 100
+ * tries. */
 int read_state(const memory *rows, int64_t row, int64_t *state);
 
-/* A row whose lock this process holds, and its state as it was committed last. */
+/* A row whose lock this process holds, with the state that was committed last. */
 typedef struct {
     const memory *rows;
     void *mutex;
@@ -69,8 +70,9 @@ enum lock_result {
     LOCKED = 1,
 };
 
-/* What functions of the module return to Python in place of a result: the lock of the
- * object's `row` is held, and to be settled. */
+/* Functions of the module return this to Python in place of a result, if they leave the
+ * lock of the row `row` (a field of their object) held. Python has to settle the intent
+ * of that row, and to release the lock. */
 #define ROW_IS_HELD (-1)
 
 /* Take a row's lock, and read its state. */

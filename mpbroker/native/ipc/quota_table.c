@@ -39,19 +39,20 @@ sample_at(int64_t row, int64_t sample)
     return row + L.QUOTA_SAMPLES + sample * L.QUOTA_SAMPLE_WORDS;
 }
 
-/* Return the sample that an amount goes to; `*is_new` if it has to be begun. */
+/* Return the number of the sample to which an amount is added; `*is_new`: the sample
+ * has to be begun. */
 static int64_t
 current_sample(const quota_table *q, int64_t row, int64_t now, int *is_new)
 {
     int64_t current = load_relaxed(&q->segment, row + L.QUOTA_CURRENT);
     if (current < 0 || current > q->samples)
-        current = 0; /* of a broker with other settings */
+        current = 0; /* the word was written with other settings */
     int64_t start = load_relaxed(&q->segment, sample_at(row, current) + SAMPLE_START);
     *is_new = start == 0 || now - start >= q->window_ns;
     return start != 0 && *is_new ? (current + 1) % (q->samples + 1) : current;
 }
 
-/* Return whether a row is within a bound with so much more. */
+/* Return whether a row's rate is within a bound if an amount is added. */
 static int
 is_within(const quota_table *q, int64_t row, double bound, int64_t amount, int64_t now)
 {
@@ -69,7 +70,7 @@ is_within(const quota_table *q, int64_t row, double bound, int64_t amount, int64
         if (start < oldest)
             oldest = start;
     }
-    /* elapsed_ns(): as if all windows but one were there. */
+    /* The twin of elapsed_ns(): at least all windows but one. */
     int64_t elapsed = now - oldest, missing = q->samples - 1 - elapsed / q->window_ns;
     if (missing > 0)
         elapsed += missing * q->window_ns;
@@ -87,8 +88,9 @@ record_amount(const quota_table *q, int64_t row, int64_t amount, int64_t now)
     int64_t current = current_sample(q, row, now, &is_new);
     int64_t sample = sample_at(row, current);
     if (is_new) {
-        /* Empty while its other words change: killed here, an empty sample is left, and
-         * none that counts an old window's value as a new one's. */
+        /* Start 0 says that the sample is empty while its other words change. So a
+         * process that is killed here leaves an empty sample, and never one that counts
+         * an old window's value in a new window. */
         store(m, sample + SAMPLE_START, 0);
         STEP();
         store(m, sample + SAMPLE_VALUE, 0);
@@ -115,7 +117,7 @@ charge(const quota_table *q, const quota_limit *limit, int64_t amount, int64_t n
     void *mutex = mutex_at(&q->segment, row + L.QUOTA_ROW_MUTEX);
     int owner_died = 0;
     if (lock_mutex(mutex, &owner_died))
-        return 0; /* damaged: Python meets it, too, and says so */
+        return 0; /* the mutex is damaged: Python finds that, too, and reports it */
     STEP();
     int is_charged =
         load_relaxed(&q->segment, row + L.QUOTA_GENERATION) == limit->generation

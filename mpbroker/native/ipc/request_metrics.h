@@ -1,8 +1,9 @@
 /* Request metrics: histograms of times, bytes and the request log, in the control
  * segment.
  *
- * A processor writes its own, its successors go on with them, and the exporter reads at
- * any time. The exporter writes one word: from which total time on requests are logged.
+ * Each processor writes its own metrics, and its successors continue with them. The
+ * exporter reads all metrics at any time, and writes one word: the total time from
+ * which requests are logged.
  */
 
 #ifndef MPBROKER_REQUEST_METRICS_H
@@ -10,10 +11,11 @@
 
 #include "ipc/shared_memory.h"
 
-/* Count a slot's request as one of a processor's, once its answer is out.
+/* Count a slot's request for a processor, after all of its answer was sent.
  *
- * Before its connection is read from again: the request's first bytes are looked at.
- * `taken_ns`: when the processor had the answer; `sent_ns`: when all of it was out.
+ * To be called before the connection is read again, because this reads the first bytes
+ * of the request. `taken_ns`: when the processor took the answer from its ring;
+ * `sent_ns`: when all of the answer was sent.
  */
 void record_request(const memory *control, const memory *arena, int64_t processor,
                     int64_t slot, int64_t taken_ns, int64_t sent_ns);

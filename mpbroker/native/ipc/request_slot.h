@@ -1,10 +1,10 @@
-/* Request slots: a row of words a request, in the control segment.
+/* Request slots: in the control segment, a row of words for each request.
  *
  * Line 1 of a row (connection, where the request is) is written by the processor that
- * the slot belongs to. Only its state is written by each owner of the request in turn:
- * ipc/layout.py draws the transitions. Line 2 (intent, progress, the answer, time
+ * the slot belongs to. The state in line 1 is written by each owner of the request in
+ * turn: ipc/layout.py lists the transitions. Line 2 (intent, progress, the answer, time
  * stamps) is cleared by the processor, and then written by the handler that has claimed
- * the request; after a death, by the process that repairs what was left.
+ * the request; after a death, by the process that repairs the slot.
  */
 
 #ifndef MPBROKER_REQUEST_SLOT_H
@@ -25,14 +25,14 @@ is_slot(int64_t slot)
     return slot >= 0 && slot < L.MAX_SLOTS;
 }
 
-/* Return a slot's state word without its state and its handler. */
+/* Return the generation in a slot's state word: the word without state and handler. */
 static inline int64_t
 generation_of(int64_t state)
 {
     return state & ~(((int64_t)1 << L.GENERATION_SHIFT) - 1);
 }
 
-/* Change a slot's state, with the handler that it names, within its generation. */
+/* Change a slot's state and the handler that the state names; keep the generation. */
 static inline void
 set_slot_state(const memory *control, int64_t slot, int64_t state)
 {
@@ -40,7 +40,7 @@ set_slot_state(const memory *control, int64_t slot, int64_t state)
     store(control, at, generation_of(load(control, at)) | state);
 }
 
-/* Return a state together with the handler that it is in the care of. */
+/* Return a state together with the handler that is responsible for the slot. */
 static inline int64_t
 state_of_handler(int64_t handler, int64_t state)
 {

@@ -1,11 +1,12 @@
 /* Python twin: ipc/ring.py, with the same stores in the same order under the same
  * mutexes.
  *
- * Each operation commits by one store: put and push by that to the tail, take and pop
- * by that to the head. A process that is killed before its commit has done nothing that
- * counts, and the supervisor puts right what it marked: retract() after a put,
- * reclaim() after a take. Killed between its commit and the bell, it leaves a sleeper
- * that no bell wakes; so after each death the supervisor rings them all.
+ * Each operation commits by one store: put and push by the store to the tail, take and
+ * pop by the store to the head. A process that is killed before its commit has done
+ * nothing that counts, and the supervisor resets the states that it has changed:
+ * retract() after a put, reclaim() after a take. A process that is killed between its
+ * commit and the doorbell leaves a sleeper that is not woken; so after each death the
+ * supervisor rings all doorbells.
  */
 
 #include "ipc/ring.h"
@@ -17,7 +18,6 @@
 #include <unistd.h>
 
 #define MAX_BATCH 256
-#define MAX_HANDLER 61 /* a bit each of the sleepers' word, which stays positive */
 
 typedef struct {
     PyObject_HEAD
@@ -90,7 +90,7 @@ ring_dealloc(PyObject *object)
 
 /* -- what the operations share ----------------------------------------------------- */
 
-/* Return the word of the entry at a position, which never wraps: the ring does. */
+/* Return the word of the entry at a position. Positions never wrap; entries do. */
 static inline int64_t
 entry(const ring *r, int64_t position)
 {
@@ -99,7 +99,7 @@ entry(const ring *r, int64_t position)
 
 /* Take the ring's mutex; 0 and an exception.
  *
- * A dead owner leaves nothing to be settled here: what it did not commit does not
+ * After a dead owner nothing has to be settled here: what it did not commit does not
  * count.
  */
 static int
@@ -121,22 +121,38 @@ unlock_ring(void *mutex)
     report_repairs();
 }
 
-/* Wake the lowest of the sleepers. Outside the mutex, which the woken one wants at
- * once. */
+/* Wake a sleeper; a negative id: wake none. To be called without the mutex, which the
+ * woken process takes at once. */
 static void
-wake_lowest(const ring *r, int64_t sleepers)
+wake(const ring *r, int64_t id)
 {
     const uint64_t one = 1;
-    int lowest = __builtin_ctzll((unsigned long long)sleepers);
-    if (lowest >= r->bell_count)
+    if (id < 0 || id >= r->bell_count)
         return;
-    /* An eventfd fails only when it is full, and then it wakes as well. */
-    ssize_t written = write(r->bells[lowest], &one, sizeof one);
+    /* A write to an eventfd fails only if it is full, and then it wakes as well. */
+    ssize_t written = write(r->bells[id], &one, sizeof one);
     (void)written;
 }
 
-/* Read a sequence of slots, all in range; NULL and an exception. `few` is used if they
- * fit, else memory that the caller frees. */
+/* Clear the flag of the sleeper with the lowest id, and return its id; -1: none sleeps.
+ * Under the mutex. */
+static int64_t
+take_sleeper(const ring *r)
+{
+    for (int64_t i = 0; i < L.MASK_WORDS; i++) {
+        const int64_t at = r->base + L.RING_SLEEPERS + i;
+        const int64_t sleepers = load(&r->control, at);
+        if (sleepers) {
+            store(&r->control, at, sleepers & (sleepers - 1));
+            STEP();
+            return i * L.MASK_BITS + __builtin_ctzll((unsigned long long)sleepers);
+        }
+    }
+    return -1;
+}
+
+/* Read a sequence of slots, and check that all are in range; NULL and an exception. The
+ * result is `few` if they fit in there, else memory that the caller frees. */
 static int64_t *
 slots_of(PyObject *sequence, int64_t *few, Py_ssize_t *count)
 {
@@ -188,8 +204,8 @@ read_arm(PyObject *const *args, Py_ssize_t nargs, PyObject *names)
 
 /* -- the request ring -------------------------------------------------------------- */
 
-/* Put `count` slots behind the tail, for which there is room, under the mutex; return
- * the sleepers, the lowest of which is to be woken. */
+/* Put `count` slots, for which there is room, behind the tail. Under the mutex. Return
+ * the id of the sleeper that is to be woken, or -1. */
 static inline int64_t
 put_locked(const ring *r, int64_t tail, const int64_t *slots, Py_ssize_t count)
 {
@@ -198,19 +214,15 @@ put_locked(const ring *r, int64_t tail, const int64_t *slots, Py_ssize_t count)
         store(control, entry(r, tail + i), slots[i]);
         STEP();
         /* Before the tail: a handler that takes the slot stores CLAIMED, which must not
-         * be overwritten. Killed in between, READY names a slot that is not on the
-         * ring, and retract() makes it HELD again. */
+         * be overwritten. If this process is killed in between, the slot is READY
+         * without being on the ring, and retract() makes it HELD again. */
         set_slot_state(control, slots[i], L.STATE_READY);
         STEP();
     }
-    /* The commit, as one aligned store: until here no handler sees anything. */
+    /* The commit, as one aligned store: before it no handler sees the entries. */
     store(control, r->base + L.RING_TAIL, tail + count);
     STEP();
-    const int64_t sleepers = load(control, r->base + L.RING_SLEEPERS);
-    if (sleepers)
-        store(control, r->base + L.RING_SLEEPERS, sleepers & (sleepers - 1));
-    STEP();
-    return sleepers;
+    return take_sleeper(r);
 }
 
 Py_ssize_t
@@ -229,10 +241,9 @@ ring_put(PyObject *object, PyObject *sequence)
         const int64_t room = r->limit - (tail - load(control, r->base + L.RING_HEAD));
         if (room < count)
             count = room > 0 ? room : 0;
-        const int64_t sleepers = room > 0 ? put_locked(r, tail, slots, count) : 0;
+        const int64_t sleeper = room > 0 ? put_locked(r, tail, slots, count) : -1;
         unlock_ring(mutex);
-        if (sleepers)
-            wake_lowest(r, sleepers);
+        wake(r, sleeper);
     }
     else
         count = -1;
@@ -248,7 +259,8 @@ put(PyObject *object, PyObject *sequence)
     return count < 0 ? NULL : PyLong_FromSsize_t(count);
 }
 
-/* Mark the slots from `head` on as the handler's, under the mutex; 0: one cannot be. */
+/* Mark the slots from `head` on as claimed by the handler. Under the mutex. 0: an entry
+ * is no slot's number. */
 static int
 claim(const ring *r, int64_t head, int64_t count, int64_t handler, int64_t *taken)
 {
@@ -258,31 +270,42 @@ claim(const ring *r, int64_t head, int64_t count, int64_t handler, int64_t *take
         taken[i] = load(control, entry(r, head + i));
         if (!is_slot(taken[i]))
             return 0;
-        /* Before the head moves: from then on no ring names the slot, and its state
-         * alone says who answers for it. Killed in between, reclaim() undoes this. */
+        /* Before the head moves: from then on the slot is on no ring, and only its
+         * state says which process is responsible for it. If this process is killed in
+         * between, reclaim() undoes this store. */
         set_slot_state(control, taken[i], claimed);
         STEP();
     }
     return 1;
 }
 
-/* After a take, under the mutex: the handler sleeps no more; and if slots are left,
- * another one is to be woken. Return that one's bit, or 0. */
+/* Return the word that has a handler's bit in the mask of sleepers. */
+static int64_t
+sleepers_word(const ring *r, int64_t handler)
+{
+    return r->base + L.RING_SLEEPERS + handler / L.MASK_BITS;
+}
+
+static int64_t
+sleeper_bit(int64_t handler)
+{
+    return (int64_t)1 << handler % L.MASK_BITS;
+}
+
+/* Clear the handler's sleep flag after a take; if slots are left, choose another
+ * handler to be woken. Under the mutex. Return the id of the other one, or -1. */
 static int64_t
 update_sleepers(const ring *r, int64_t handler, int are_left)
 {
-    const int64_t at = r->base + L.RING_SLEEPERS;
-    int64_t sleepers = load(&r->control, at), woken = 0;
-    if (sleepers) {
-        /* Something else may have woken the caller, and the next put must not choose
-         * it. */
-        sleepers &= ~((int64_t)1 << handler);
-        if (are_left)
-            woken = sleepers & -sleepers;
-        store(&r->control, at, sleepers ^ woken);
+    const int64_t at = sleepers_word(r, handler);
+    const int64_t sleepers = load(&r->control, at), bit = sleeper_bit(handler);
+    if (sleepers & bit) {
+        /* Another event may have woken the caller. The next put must not wake it in
+         * place of a handler that sleeps. */
+        store(&r->control, at, sleepers & ~bit);
         STEP();
     }
-    return woken;
+    return are_left ? take_sleeper(r) : -1;
 }
 
 PyObject *
@@ -290,21 +313,23 @@ ring_take(PyObject *object, int64_t limit, int64_t handler, int64_t handlers, in
 {
     ring *r = (ring *)object;
     const memory *control = &r->control;
-    const int64_t HEAD = r->base + L.RING_HEAD, TAIL = r->base + L.RING_TAIL,
-                  SLEEPERS = r->base + L.RING_SLEEPERS;
-    if (handler < 0 || handler > MAX_HANDLER || handlers < 1)
+    const int64_t HEAD = r->base + L.RING_HEAD, TAIL = r->base + L.RING_TAIL;
+    if (handler < 0 || handler >= L.HANDLER_IDS || handlers < 1)
         return PyErr_Format(PyExc_ValueError, "no such handler");
     if (!arm && load(control, TAIL) == load(control, HEAD))
-        return PyList_New(0); /* a stale look is harmless: the caller asks again, armed */
+        return PyList_New(0); /* a stale value is harmless: see ipc/ring.py */
     void *mutex;
     int64_t taken[MAX_BATCH];
     if (!lock_ring(r, &mutex))
         return NULL;
     const int64_t head = load(control, HEAD), queued = load(control, TAIL) - head;
     if (queued <= 0) {
-        /* Under the mutex, as the put that comes next looks: no wake-up is lost. */
-        if (arm)
-            store(control, SLEEPERS, load(control, SLEEPERS) | (int64_t)1 << handler);
+        /* Under the mutex, under which the next put reads the flag: so no wake-up is
+         * lost. */
+        if (arm) {
+            const int64_t at = sleepers_word(r, handler);
+            store(control, at, load(control, at) | sleeper_bit(handler));
+        }
         STEP();
         unlock_ring(mutex);
         return PyList_New(0);
@@ -322,8 +347,7 @@ ring_take(PyObject *object, int64_t limit, int64_t handler, int64_t handlers, in
     STEP();
     const int64_t woken = update_sleepers(r, handler, queued > count);
     unlock_ring(mutex);
-    if (woken)
-        wake_lowest(r, woken);
+    wake(r, woken);
     return list_of(taken, count);
 }
 
@@ -355,8 +379,8 @@ ring_push(PyObject *object, const int64_t *slots, Py_ssize_t count)
         store(control, entry(r, tail + i), slots[i]);
         STEP();
     }
-    /* The commit. Killed before it, the slots are still the handler's by their states:
-     * their requests are executed again. */
+    /* The commit. If this process is killed before it, the states of the slots still
+     * name this handler, and their requests are executed again. */
     store(control, r->base + L.RING_TAIL, tail + count);
     STEP();
     int64_t asleep = load(control, r->base + L.RING_SLEEPERS);
@@ -365,7 +389,7 @@ ring_push(PyObject *object, const int64_t *slots, Py_ssize_t count)
     STEP();
     unlock_ring(mutex);
     if (asleep)
-        wake_lowest(r, 1);
+        wake(r, 0);
     return 1;
 }
 
@@ -383,8 +407,8 @@ push(PyObject *object, PyObject *sequence)
     return pushed ? Py_NewRef(Py_None) : NULL;
 }
 
-/* Wait for the tail to be beyond `head`: look again under the mutex and, if it is not,
- * mark the processor as asleep. 0 and an exception. */
+/* Read the tail again, under the mutex; if the ring is still empty, mark the processor
+ * as asleep. 0 and an exception. */
 static int
 arm_bell(ring *r, int64_t head, int64_t *tail)
 {
@@ -411,7 +435,8 @@ ring_pop(PyObject *object, int arm)
     if (tail < head || tail - head > r->mask + 1)
         return raise_damaged("a response ring of %lld to %lld", (long long)head,
                              (long long)tail);
-    /* The list first: what is marked as popped must not be lost to a lack of memory. */
+    /* The list is made first: slots that are marked as popped must not be lost if there
+     * is no memory for it. */
     PyObject *taken = PyList_New(tail - head);
     for (int64_t position = head; taken != NULL && position < tail; position++) {
         int64_t slot = load(control, entry(r, position));
@@ -442,7 +467,7 @@ pop(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *names)
     return ring_pop(object, read_arm(args, nargs, names));
 }
 
-/* Without the mutex: a handler that has just read the flag rings once for nothing. */
+/* This takes no mutex: a handler that has just read the flag rings once for nothing. */
 void
 ring_forget_sleeper(PyObject *object)
 {

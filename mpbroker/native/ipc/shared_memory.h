@@ -1,12 +1,12 @@
 /* Words and bytes of a segment that other processes have mapped too.
  *
- * Any of these processes may be killed between any two instructions, and each other one
- * goes on with what it finds. So:
- *   - a number that was read from shared memory is checked against the mapping before it
- *     is used as an offset or a length;
- *   - a word is stored by one aligned store, so that a reader sees the old number or the
- *     new one; what commits is a release store, and is read by acquire: a reader that
- *     sees it sees all stores before it;
+ * Any of these processes may be killed between any two instructions, and the others
+ * continue with the words that it leaves. So:
+ *   - a number that was read from shared memory is checked against the mapping before
+ *     it is used as an offset or a length;
+ *   - a word is stored by one aligned store, so that a reader sees the old number or
+ *     the new one. A commit is a release store, and is read by an acquire load: a
+ *     reader that sees the commit sees all stores before it, too;
  *   - between taking and releasing a lock nothing allocates, raises or calls Python.
  */
 
@@ -17,7 +17,7 @@
 
 #include <stdatomic.h>
 
-/* A mapping; kept alive by the object that keeps the Python view it came from. */
+/* A mapping. It exists as long as the Python view from which it was taken. */
 typedef struct {
     uint8_t *base;
     int64_t size;
@@ -25,7 +25,7 @@ typedef struct {
 
 typedef _Atomic int64_t word;
 
-/* Read `view` (a Segment's bytes) as a mapping; 0 and an exception if it is none. */
+/* Take the mapping of `view` (a Segment's bytes); 0 and an exception if it has none. */
 int get_memory(PyObject *view, memory *m);
 
 static inline word *
@@ -40,14 +40,15 @@ load(const memory *m, int64_t index)
     return atomic_load_explicit(word_at(m, index), memory_order_acquire);
 }
 
-/* For words of which this process is the only writer, or holds the lock. */
+/* Read a word of which this process is the only writer, or whose lock it holds. */
 static inline int64_t
 load_relaxed(const memory *m, int64_t index)
 {
     return atomic_load_explicit(word_at(m, index), memory_order_relaxed);
 }
 
-/* By release even where a lock orders the stores: on x86-64 it costs nothing. */
+/* Store a word. This is a release store even where a lock orders the stores: on x86-64
+ * that costs nothing. */
 static inline void
 store(const memory *m, int64_t index, int64_t value)
 {

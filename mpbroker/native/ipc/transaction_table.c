@@ -24,8 +24,8 @@ is_transaction_open(const transaction_table *t, int64_t producer_id, int64_t epo
         int64_t found = load(&t->segment, word);
         if (found == 0)
             return 0;
-        /* The key a second time, after the value: the coordinator may have taken the
-         * entry back and given it to another producer in between. */
+        /* The key is read a second time, after the value: in between the coordinator
+         * may have removed the entry, and used its place for another producer. */
         if (found == key && load(&t->segment, word + 1) == value
             && load(&t->segment, word) == key)
             return 1;

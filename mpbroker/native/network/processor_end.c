@@ -1,6 +1,6 @@
-/* Python twins: network/processor.py, request_reader.py and connection_rows.py, whose
- * order of stores this is. What a successor makes of each state that is left by a kill
- * is in the table of network/moves/succession.py.
+/* Python twins: network/processor.py, request_reader.py and connection_rows.py, with
+ * the same order of stores. The table in network/moves/succession.py says how a
+ * successor continues from each state that a killed process may leave.
  */
 
 #include "network/processor_end.h"
@@ -17,8 +17,8 @@
 #include <sys/socket.h>
 
 #define SIZE_BYTES 4
-#define CLEARED_WORDS 16 /* of a slot: all of line 2 */
-#define HANG_UP (EPOLLRDHUP | EPOLLHUP | EPOLLERR)
+#define CLEARED_WORDS 16 /* all words of line 2 of a slot */
+#define HANG_UP (EPOLLRDHUP | EPOLLHUP | EPOLLERR | EPOLLPRI)
 
 /* -- making and unmaking ----------------------------------------------------------- */
 
@@ -41,7 +41,8 @@ find_channel_fields(channel_fields *at, PyTypeObject *type)
            && field_offset(type, "active_ns", &at->active_ns);
 }
 
-/* Check that all that the end reaches by numbers is in its segments. */
+/* Return whether all words and bytes that this object reaches by numbers are in its
+ * segments. */
 static int
 is_within_segments(const processor_end *self)
 {
@@ -133,8 +134,8 @@ typedef struct {
     int64_t fd, row, slot, block, base, start, end, frame_end, extent, sent;
 } channel_numbers;
 
-/* Read the numbers of a channel that has a slot and a frame in the slot's block; 0: it
- * is left to Python. */
+/* Read the numbers of a channel that has a slot, and a frame in the slot's block; 0:
+ * the channel is left to Python. */
 static int
 read_numbers(const processor_end *self, PyObject *channel, channel_numbers *n)
 {
@@ -164,8 +165,8 @@ set_object(PyObject *channel, Py_ssize_t offset, PyObject *value)
 
 /* -- requests ---------------------------------------------------------------------- */
 
-/* Return the length of the whole frame at `start`, its size field included. 0: it is
- * not whole. -1: it is none, or will not fit the block. */
+/* Return the length of the frame at `start`, its size field included. 0: the frame is
+ * not whole yet. -1: its length is negative, or it does not fit the block. */
 static int64_t
 whole_frame(const processor_end *self, const channel_numbers *n)
 {
@@ -177,7 +178,7 @@ whole_frame(const processor_end *self, const channel_numbers *n)
     return size + SIZE_BYTES <= n->end - n->start ? size + SIZE_BYTES : 0;
 }
 
-/* Receive once; 0 if no byte came, for whatever reason. */
+/* Receive bytes from the socket once; 0 if no byte came, for whatever reason. */
 static int
 receive_bytes(processor_end *self, PyObject *channel, channel_numbers *n)
 {
@@ -189,20 +190,21 @@ receive_bytes(processor_end *self, PyObject *channel, channel_numbers *n)
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
         set_object(channel, self->at.readable, Py_False);
     if (got <= 0)
-        return 0; /* an end, or an error: Python meets it again */
+        return 0; /* the end, or an error: Python gets the same when it receives */
     n->end += got;
-    /* A short read has drained the socket; but not after a hang-up, whose end is still
-     * to be read: see request_reader.py. */
+    /* A short read has drained the socket, except after a hang-up: then the end of the
+     * stream is still to be read. See request_reader.py. */
     if (got < room && get_field(channel, self->at.closing) == Py_False)
         set_object(channel, self->at.readable, Py_False);
     return 1;
 }
 
-/* Fill a slot in, for the flush to publish: ProcessorEnd.send_request. 0 and an
+/* Fill in a slot, which the next flush publishes: ProcessorEnd.send_request. 0 and an
  * exception.
  *
- * The state last: by its new generation the slot is another request's. It stays HELD:
- * until the flush stores READY, a successor reads the same bytes as a request again.
+ * The state is stored last: its new generation says that the slot has another request.
+ * The state stays HELD: until the flush stores READY, a successor reads the same bytes
+ * as a request again.
  */
 static int
 send_request(processor_end *self, const channel_numbers *n, int64_t frame_bytes,
@@ -232,9 +234,9 @@ send_request(processor_end *self, const channel_numbers *n, int64_t frame_bytes,
 
 /* Mute a connection and send its request: Processor._publish. 0 and an exception.
  *
- * Mute first: a handler may answer before the flush returns. Killed in between, the row
- * is IN_FLIGHT and the slot HELD, from which a successor sees that nothing was
- * published.
+ * The connection is muted first, because a handler may answer before the flush returns.
+ * If this process is killed in between, the row is IN_FLIGHT and the slot HELD; from
+ * that a successor knows that nothing was published.
  */
 static int
 publish(processor_end *self, PyObject *channel, const channel_numbers *n,
@@ -257,12 +259,15 @@ publish(processor_end *self, PyObject *channel, const channel_numbers *n,
     return 1;
 }
 
-/* Get one whole frame, which may be there already, and publish it. */
+/* Get one whole frame, which may have been received before, and publish it. After a
+ * hang-up this is left to Python: the request must not wait then, see
+ * network/waits.py. */
 static enum outcome
 receive_request(processor_end *self, PyObject *channel, int64_t now)
 {
     channel_numbers n;
-    if (!read_numbers(self, channel, &n)
+    if (get_field(channel, self->at.closing) != Py_False
+        || !read_numbers(self, channel, &n)
         || load_relaxed(&self->control, n.row + L.CONNECTION_MUTED_UNTIL))
         return LEFT_TO_PYTHON;
     int64_t frame_bytes = whole_frame(self, &n);
@@ -289,7 +294,7 @@ process_event(processor_end *self, PyObject *channel, long event, int64_t now)
     if (event & HANG_UP || (state != self->reading && state != self->in_flight_state))
         return LEFT_TO_PYTHON;
     if (!(event & EPOLLIN))
-        return DONE; /* it can be written to, and nothing waits for that */
+        return DONE; /* the socket can be written to, but nothing waits for that */
     set_object(channel, self->at.readable, Py_True);
     if (state != self->reading || get_field(channel, self->at.waiting) != Py_False)
         return DONE;
@@ -298,12 +303,13 @@ process_event(processor_end *self, PyObject *channel, long event, int64_t now)
 
 /* -- answers ----------------------------------------------------------------------- */
 
-/* Move a connection on in both of its streams: ConnectionRows.finish.
+/* Move a connection's row behind a finished request and its answer:
+ * ConnectionRows.finish.
  *
- * Position and sent move together: written to the copy that does not count, they count
- * from the store to the state on. Killed before it, the row is IN_FLIGHT and the slot
- * RESPONDING: the successor asks the kernel how much of the answer is out, which is
- * all.
+ * Position and sent change together: they are written to the copy that is not valid,
+ * and the store to the state makes this copy valid. If this process is killed before
+ * that store, the row is IN_FLIGHT and the slot RESPONDING: the successor asks the
+ * kernel how much of the answer was sent, and finds that all was sent.
  */
 static void
 finish_row(const memory *control, const channel_numbers *n, int64_t now)
@@ -322,8 +328,8 @@ finish_row(const memory *control, const channel_numbers *n, int64_t now)
     STEP();
 }
 
-/* Finish a request in the slot's block: RequestReader.finish_request. 0 and an
- * exception. */
+/* Finish the request in the slot's block after its answer was sent:
+ * RequestReader.finish_request. 0 and an exception. */
 static int
 finish_request(processor_end *self, PyObject *channel, channel_numbers *n, int64_t now)
 {
@@ -339,16 +345,16 @@ finish_request(processor_end *self, PyObject *channel, channel_numbers *n, int64
         || !set_int_field(channel, self->at.sent, n->sent))
         return 0;
     finish_row(&self->control, n, now);
-    /* Not before the row: IN_FLIGHT and HELD would say that nothing was published, and
-     * the request would be sent to the handlers a second time. */
+    /* After the row: IN_FLIGHT and HELD together would mean that nothing was published,
+     * and a successor would send the request to the handlers a second time. */
     set_slot_state(&self->control, n->slot, L.STATE_HELD);
     STEP();
     set_object(channel, self->at.state, self->reading);
     return 1;
 }
 
-/* Find the channel of a slot's request, which is in flight in the slot's block. NULL:
- * left to Python. Borrowed. */
+/* Return the channel of a slot's request, which is in flight in the slot's block. NULL:
+ * left to Python. The reference is borrowed. */
 static PyObject *
 find_in_flight(const processor_end *self, int64_t slot, channel_numbers *n)
 {
@@ -363,8 +369,8 @@ find_in_flight(const processor_end *self, int64_t slot, channel_numbers *n)
                : NULL;
 }
 
-/* Send a slot's bytes, if it has any: its length in `*length`. 0: left to Python, after
- * `*sent` of them went out. */
+/* Send the answer of a slot, if it has one. `*length`: the answer's bytes. 0: left to
+ * Python, after `*sent` bytes were sent. */
 static int
 send_bytes(const processor_end *self, int64_t slot, int64_t fd, int64_t *length,
            int64_t *sent)
@@ -385,12 +391,12 @@ send_bytes(const processor_end *self, int64_t slot, int64_t fd, int64_t *length,
     STEP();
     if (out == *length)
         return 1;
-    *sent = out < 0 ? 0 : out; /* an error comes again, to Python */
+    *sent = out < 0 ? 0 : out; /* Python gets the same error when it sends */
     return 0;
 }
 
-/* Send one slot's answer. LEFT_TO_PYTHON: `*sent` of it went out; -1: all did, and the
- * channel wants to be read from. */
+/* Send one slot's answer. LEFT_TO_PYTHON: `*sent` bytes of it were sent; -1: all were
+ * sent, and the channel has to be read. */
 static enum outcome
 send_answer(processor_end *self, int64_t slot, int64_t now, int may_receive,
             int64_t *sent)
@@ -420,8 +426,8 @@ send_answer(processor_end *self, int64_t slot, int64_t now, int may_receive,
     return outcome;
 }
 
-/* Add a slot's answer to what is left to Python, with the channel that it is or was
- * for; 0 and an exception. */
+/* Add a slot's answer and its channel to the list of answers that are left to Python; 0
+ * and an exception. */
 static int
 leave_answer(PyObject *left, PyObject *channel, PyObject *slot, int64_t sent)
 {
@@ -439,8 +445,8 @@ answer_slots(processor_end *self, PyObject *slots, int64_t now, int may_receive)
         PyObject *number = PyList_GET_ITEM(slots, i);
         int64_t slot = PyLong_AsLongLong(number), sent = 0;
         const int64_t index = slot - self->first_slot;
-        /* Which channel it is, before the answer is out: then the slot may be
-         * another's. */
+        /* The channel is read before the answer is sent: afterwards another channel may
+         * have the slot. */
         PyObject *channel = Py_None;
         if (index >= 0 && index < PyList_GET_SIZE(self->in_flight))
             channel = PyList_GET_ITEM(self->in_flight, index);

@@ -1,12 +1,13 @@
-/* A processor's end of the request channel: the requests and answers of its
- * connections, as far as they are the same for nearly all: a whole frame in the slot's
- * block, and an answer that is one run of bytes and goes out at once. The rest is left
- * to Python, in a state from which that goes on: frames in extents, partial frames and
- * answers, hang-ups.
+/* A processor's end of the request channel: it receives the requests of connections,
+ * and sends their answers.
+ *
+ * It does the usual case: a whole frame in the slot's block, and an answer that is one
+ * run of bytes and is sent at once. The rest is left to Python, in a state from which
+ * Python can continue: frames in extents, partial frames and answers, hang-ups.
  *
  * It works on the Channel objects of network/channel.py, and on words of the control
  * segment that only this processor writes: its connections' rows, its counters and
- * metrics, and line 1 of its slots. Line 2 of a slot it clears before it publishes the
+ * metrics, and line 1 of its slots. It clears line 2 of a slot before it publishes the
  * request.
  */
 
@@ -17,7 +18,7 @@
 #include "ipc/layout.h"
 #include "ipc/shared_memory.h"
 
-/* Where the fields of Channel are. */
+/* The offsets of Channel's fields. */
 typedef struct {
     Py_ssize_t fd, row, state, readable, closing, waiting, slot, block, base, start, end,
         frame_end, extent, sent, active_ns;
@@ -27,7 +28,7 @@ typedef struct {
 
 typedef struct {
     PyObject_HEAD
-    PyObject *keep; /* what keeps the mappings and the type alive */
+    PyObject *keep; /* objects that keep the mappings and the type alive */
     memory control, arena;
     int64_t counters, first_slot, processor;
     PyObject *reading, *in_flight_state; /* members of ConnectionState */
@@ -38,25 +39,26 @@ typedef struct {
     PyObject *requests, *responses; /* the rings; NULL before set_turn() */
     PyObject *channels;             /* dict: channel by descriptor */
     int epoll_fd, doorbell_fd;
-    /* What a doorbell may be about but answers: the words, and what Python was told. */
+    /* The words that may have changed when the doorbell rings for another reason than
+     * answers, and their values when Python last looked. */
     int64_t news_words[NEWS_WORDS], news[NEWS_WORDS];
 } processor_end;
 
-/* Add to a counter of this processor's (ProcessorCounter). */
+/* Add to one of this processor's counters (ProcessorCounter). */
 static inline void
 count(const processor_end *self, int64_t counter, int64_t amount)
 {
     add_to_word(&self->control, self->counters + counter, amount);
 }
 
-/* See to one event of a channel's socket. */
+/* Handle one event of a channel's socket. */
 enum outcome process_event(processor_end *self, PyObject *channel, long event,
                            int64_t now);
 
 /* Send the answers of a list of slots, and receive the next requests of their
- * connections if `may_receive`. Return what is left to Python: a list of (channel,
- * slot, bytes sent); -1 bytes: all is sent, and the channel wants to be read from. NULL
- * and an exception. */
+ * connections if `may_receive`. Return the answers that are left to Python, as a list
+ * of (channel, slot, bytes sent); -1 bytes: the answer was sent, and the channel has to
+ * be read. NULL and an exception. */
 PyObject *answer_slots(processor_end *self, PyObject *slots, int64_t now,
                        int may_receive);
 

@@ -12,8 +12,9 @@
 #define MAX_EVENTS 256
 #define NS_PER_MS 1000000
 
-/* Return whether there may be news since Python was last told. A process that has any
- * stores it and then rings; Python looks later than this, and finds what came since. */
+/* Return whether one of the news words has changed since Python last looked. A process
+ * that has news stores a word first and rings the doorbell afterwards. Python looks
+ * after this, so it also finds news that come after this. */
 static int
 has_news(processor_end *self)
 {
@@ -38,7 +39,7 @@ take_news_words(processor_end *self, PyObject *words)
             return 0;
         }
         self->news_words[i] = word;
-        self->news[i] = -1; /* the first bell is news */
+        self->news[i] = -1; /* so the first ring counts as news */
     }
     return 1;
 }
@@ -68,7 +69,7 @@ processor_set_turn(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
     Py_RETURN_NONE;
 }
 
-/* Return how many events there are; -1 and an exception. */
+/* Wait for events, and return their number; -1 and an exception. */
 static int
 wait_for_events(const processor_end *self, struct epoll_event *events, int timeout_ms)
 {
@@ -89,7 +90,7 @@ wait_for_events(const processor_end *self, struct epoll_event *events, int timeo
     return PyErr_CheckSignals() ? -1 : 0;
 }
 
-/* See to events; return those that are left to Python, as (fd, bits); NULL and an
+/* Handle events; return those that are left to Python, as (fd, bits); NULL and an
  * exception. */
 static PyObject *
 process_events(processor_end *self, const struct epoll_event *events, int count,
@@ -99,7 +100,7 @@ process_events(processor_end *self, const struct epoll_event *events, int count,
     for (int i = 0; left != NULL && i < count; i++) {
         long bits = events[i].events;
         if (events[i].data.fd == self->doorbell_fd && !has_news(self))
-            continue; /* about answers, which are looked for anyway */
+            continue; /* it rang for answers, which are looked for anyway */
         PyObject *fd = PyLong_FromLong(events[i].data.fd);
         PyObject *channel = NULL;
         enum outcome outcome = FAILED;
@@ -121,7 +122,7 @@ process_events(processor_end *self, const struct epoll_event *events, int count,
     return left;
 }
 
-/* Publish the requests that there is room for; 0 and an exception. */
+/* Publish as many requests as the ring has room for; 0 and an exception. */
 static int
 publish_all(processor_end *self)
 {
@@ -131,10 +132,10 @@ publish_all(processor_end *self)
     return count >= 0 && PyList_SetSlice(self->unpublished, 0, count, NULL) == 0;
 }
 
-/* One call of turn(), so far. */
+/* The state of one call of turn(). */
 typedef struct {
-    PyObject *events, *answers; /* what is left to Python, of the last wake-up */
-    int64_t now, waited;
+    PyObject *events, *answers; /* those of the last wake-up that are left to Python */
+    int64_t now, waited; /* ns */
     int found; /* whether the last wake-up had anything to do */
 } turn_state;
 
@@ -145,8 +146,9 @@ release_lists(turn_state *t)
     Py_CLEAR(t->answers);
 }
 
-/* Send these answers, and publish what their connections had sent meanwhile; 0 and an
- * exception. While the request ring is full nothing more is received. */
+/* Send these answers, and publish the requests that their connections had sent
+ * meanwhile; 0 and an exception. While the request ring is full nothing more is
+ * received. */
 static int
 answer_and_publish(processor_end *self, PyObject *slots, turn_state *t)
 {
@@ -156,7 +158,7 @@ answer_and_publish(processor_end *self, PyObject *slots, turn_state *t)
     return t->answers != NULL && (is_blocked || publish_all(self));
 }
 
-/* Wait, and do all that is there then; 0 and an exception. */
+/* Wait for events, and then do all that there is to do; 0 and an exception. */
 static int
 wake_up(processor_end *self, int timeout_ms, turn_state *t)
 {
@@ -173,7 +175,7 @@ wake_up(processor_end *self, int timeout_ms, turn_state *t)
     count(self, L.COUNT_POLLS, 1);
     if (timeout_ms && !found && waited < timeout_ms * (int64_t)NS_PER_MS / 2)
         count(self, L.COUNT_EMPTY_POLLS, 1); /* see network/polls.py */
-    /* We are awake, and look at the ring before we sleep again. */
+    /* This process is awake, and reads the ring before it sleeps again. */
     ring_forget_sleeper(self->responses);
     if (t->events == NULL || !publish_all(self))
         return 0;
@@ -183,7 +185,7 @@ wake_up(processor_end *self, int timeout_ms, turn_state *t)
     return result;
 }
 
-/* Return whether Python would do nothing now but come here again, to wait. */
+/* Return whether Python has nothing to do but to call this again, to wait. */
 static int
 may_continue(const processor_end *self, const turn_state *t, int64_t until)
 {
@@ -192,7 +194,8 @@ may_continue(const processor_end *self, const turn_state *t, int64_t until)
            && PyList_GET_SIZE(self->unpublished) == 0 && t->now < until;
 }
 
-/* Answer what is there, or wait for more as Processor.turn does; 0 and an exception. */
+/* Send the answers that are there, or wait for more events as Processor.turn does; 0
+ * and an exception. */
 static int
 continue_turn(processor_end *self, int64_t until, turn_state *t)
 {
@@ -218,9 +221,10 @@ continue_turn(processor_end *self, int64_t until, turn_state *t)
 
 /* turn(timeout_ms, may_stay) -> (events, answers, now_ns, waited_ns, is_busy)
  *
- * The lists are left to Python: events as (fd, bits), answers as answer() has them.
- * Requests for which the ring has no room stay in the list of the unpublished. With
- * `may_stay` the call returns when there is something for Python, or the time is over.
+ * The lists have the events that are left to Python, as (fd, bits), and the answers
+ * that are left to Python, as answer() returns them. Requests for which the ring has no
+ * room stay in the list of unpublished slots. With `may_stay` the call returns when
+ * there is something for Python to do, or when the time is over.
  */
 PyObject *
 processor_turn(PyObject *object, PyObject *const *args, Py_ssize_t nargs)

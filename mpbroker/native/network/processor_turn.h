@@ -1,12 +1,12 @@
-/* A processor's wake-ups: wait for events, receive and publish what is whole, send the
- * answers that are there, publish what their connections had sent meanwhile; in one
- * call.
+/* A processor's wake-ups, in one call: wait for events, receive and publish the
+ * requests that are whole, send the answers that are there, and publish the requests
+ * that their connections had sent meanwhile.
  *
- * After a few milliseconds of sleep all that a process touches has to come from memory
- * again, and Python touches much: in one call the next process is woken, and the answer
- * goes out, before Python gets to see what else there is. And if there is nothing else,
- * the call goes back to sleep: where two processes share a core, the woken one runs
- * only then.
+ * After a few milliseconds of sleep all memory that a process uses has to be loaded
+ * into the processor's caches again, and Python uses much of it. In one call the next
+ * process is woken, and the answer is sent, before Python code runs. If there is
+ * nothing else to do, the call sleeps again: where two processes share a core, the
+ * woken one runs only then.
  */
 
 #ifndef MPBROKER_PROCESSOR_TURN_H

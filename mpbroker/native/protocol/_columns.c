@@ -2,8 +2,9 @@
  * for each field.
  *
  * Python twin, which is the specification: read_columns_in_python() in
- * protocol/records/record_columns.py (tests/protocol/test_record_columns.py). Two walks: the
- * first judges every length and counts what is to be kept, the second only copies.
+ * protocol/records/record_columns.py (tests/protocol/test_record_columns.py). There are
+ * two walks over the records: the first checks every length and adds up the sizes of
+ * the columns, the second only copies.
  *
  * Source: Arrow columnar format, "Variable-size Binary Layout": n + 1 int32 offsets,
  * the bytes, and a validity bitmap, least significant bit first.
@@ -80,8 +81,8 @@ typedef struct {
     int64_t key_size, value_size, header_key_size, header_value_size;
 } totals;
 
-/* Judge every record, and add up what those from offset delta `first_delta` on need;
- * `*index`: the record at fault. */
+/* Check every record, and add up the sizes of those with an offset delta of at least
+ * `first_delta`; `*index`: the record with the fault. */
 static enum record_fault
 measure(cursor batch, long long count, int64_t first_delta, totals *t, long long *index)
 {
@@ -132,7 +133,7 @@ fill(cursor batch, long long count, int64_t first_delta, const totals *t,
     *end++ = 0;
     for (long long index = 0; index < count; index++) {
         record r;
-        (void)read_record(&batch, 1, 0, &r); /* judged before */
+        (void)read_record(&batch, 1, 0, &r); /* measure() has checked it */
         if (r.offset_delta < first_delta)
             continue;
         *offset++ = (int64_t)((uint64_t)base_offset + (uint64_t)r.offset_delta);

@@ -1,11 +1,11 @@
-/* mpbroker.native._records: the two loops over a batch's records, the walk on their way
- * into the log and their encoding in a producer.
+/* mpbroker.native._records: the two loops over a batch's records: the walk over records
+ * that are appended to a log, and the encoding of records by a producer.
  *
  * Python twins, which are the specification: walk_records_in_python() in
- * protocol/records/record_walk.py, with the same faults in the same order for the same bytes
- * (tests/protocol/test_record_walk.py); encode_records_in_python() in
+ * protocol/records/record_walk.py, with the same faults in the same order for the same
+ * bytes (tests/protocol/test_record_walk.py); encode_records_in_python() in
  * protocol/records/record_encode.py, with the same bytes for the same records
- * (tests/protocol/test_record_encode.py). Nothing is allocated but the answer.
+ * (tests/protocol/test_record_encode.py). Only the result is allocated.
  */
 
 #include "base/python_objects.h"
@@ -18,13 +18,13 @@
 /* -- the walk ---------------------------------------------------------------------- */
 
 typedef struct {
-    int64_t max_delta;       /* of the timestamps that there are */
-    long long max_index;     /* the first record that has it; -1: none has a timestamp */
+    int64_t max_delta;       /* of the records that have timestamps */
+    long long max_index;     /* the first record with max_delta; -1: no timestamps */
     int64_t min_delta;
     long long first_keyless; /* -1: all have keys */
 } walk;
 
-/* Add what a record says to what the walk has found. */
+/* Update the result of a walk by one more record. */
 static inline void
 add_record(walk *w, long long index, const record *r, int64_t no_timestamp_delta)
 {
@@ -93,8 +93,8 @@ walk_records(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 
 /* -- encoding ---------------------------------------------------------------------- */
 
-/* Return the size of a field with its length; -1 and TypeError unless it is bytes or,
- * where that is allowed, None. */
+/* Return the size of a field with its length; -1 and TypeError unless the field is
+ * bytes or, if it is nullable, None. */
 static inline Py_ssize_t
 field_size(PyObject *field, int nullable)
 {
@@ -124,8 +124,8 @@ write_field(uint8_t *at, PyObject *field)
 
 /* Return the size of a record's headers with their count; -1 and TypeError.
  *
- * They are a tuple of pairs, checked here and only read afterwards: tuples, bytes and
- * ints cannot change between the two passes, and no other code runs. */
+ * Headers are a tuple of pairs. They are checked here, and only read in the second
+ * pass: tuples, bytes and ints cannot change between the two passes. */
 static Py_ssize_t
 headers_size(PyObject *headers)
 {
@@ -152,7 +152,8 @@ headers_size(PyObject *headers)
     return total;
 }
 
-/* Return the size of a record behind its length; -1 and an exception if it is none. */
+/* Return the size of a record without its length field; -1 and an exception if the
+ * object is no record. */
 static Py_ssize_t
 body_size(PyObject *record, Py_ssize_t index, int64_t base, int64_t *timestamp)
 {
@@ -207,7 +208,7 @@ measure_records(PyObject *rows, measured *m)
     return 1;
 }
 
-/* Write a record that was measured; return where the next one goes. */
+/* Write a record that measure_records() has checked; return where the next one goes. */
 static uint8_t *
 write_record(uint8_t *at, PyObject *record, Py_ssize_t index, int64_t base)
 {
@@ -229,8 +230,8 @@ write_record(uint8_t *at, PyObject *record, Py_ssize_t index, int64_t base)
     return at;
 }
 
-/* Encode a tuple of records into new bytes or, if `room` is above 0, behind as many
- * zeros in a new bytearray. */
+/* Encode a tuple of records into new bytes or, if `room` is above 0, into a new
+ * bytearray behind `room` zeros. */
 static PyObject *
 encode_rows(PyObject *rows, Py_ssize_t room)
 {
@@ -260,7 +261,7 @@ encode_list(PyObject *records, Py_ssize_t room)
         PyErr_SetString(PyExc_TypeError, "records are given in a list");
         return NULL;
     }
-    /* A tuple cannot shrink under us, as the list might. */
+    /* A tuple cannot shrink while it is read, as the list might. */
     PyObject *rows = PyList_AsTuple(records);
     if (rows == NULL)
         return NULL;

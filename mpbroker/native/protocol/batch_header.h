@@ -1,4 +1,5 @@
-/* The header of a record batch of format version 2 (magic 2): where its fields are.
+/* The header of a record batch of format version 2 (magic 2): the offsets of its
+ * fields.
  *
  * Python twin: protocol/records/batch_header.py, which draws the layout.
  * Source: Kafka documentation, "Message Format"; KIP-98.
@@ -11,11 +12,11 @@
 
 enum batch_field {
     BATCH_BASE_OFFSET = 0,        /* int64 */
-    BATCH_LENGTH = 8,             /* int32: of what follows it */
+    BATCH_LENGTH = 8,             /* int32: the bytes that follow this field */
     BATCH_LEADER_EPOCH = 12,      /* int32 */
     BATCH_MAGIC = 16,             /* int8 */
-    BATCH_CRC = 17,               /* uint32: CRC-32C of all that follows it */
-    BATCH_ATTRIBUTES = 21,        /* int16; all that is defined is in its second byte */
+    BATCH_CRC = 17,               /* uint32: CRC-32C of the bytes that follow */
+    BATCH_ATTRIBUTES = 21,        /* int16; all defined bits are in the second byte */
     BATCH_LAST_OFFSET_DELTA = 23, /* int32 */
     BATCH_BASE_TIMESTAMP = 27,    /* int64, ms */
     BATCH_MAX_TIMESTAMP = 35,     /* int64, ms */
@@ -24,7 +25,7 @@ enum batch_field {
     BATCH_BASE_SEQUENCE = 53,     /* int32 */
     BATCH_RECORD_COUNT = 57,      /* int32 */
     BATCH_HEADER_SIZE = 61,
-    LOG_OVERHEAD = 12, /* what BATCH_LENGTH leaves out: base offset, and itself */
+    LOG_OVERHEAD = 12, /* base offset and BATCH_LENGTH, which this does not count */
 };
 
 /* Bits of the second byte of the attributes. */
@@ -41,7 +42,7 @@ batch_attributes(const uint8_t *batch)
     return batch[BATCH_ATTRIBUTES + 1];
 }
 
-/* Return the size of the whole batch, as it says itself. */
+/* Return the size of the whole batch, according to its header. */
 static inline int64_t
 batch_size(const uint8_t *batch)
 {
@@ -60,7 +61,8 @@ max_timestamp(const uint8_t *batch)
     return read_big(batch + BATCH_MAX_TIMESTAMP, 8);
 }
 
-/* Write what a broker gives a batch in its log; neither is under the checksum. */
+/* Write the base offset and leader epoch that a batch gets in a log. The checksum
+ * covers neither of them. */
 static inline void
 place_batch(uint8_t *batch, int64_t base_offset, int64_t leader_epoch)
 {

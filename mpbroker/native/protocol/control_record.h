@@ -1,8 +1,8 @@
-/* Markers: the control batches that end a producer's transaction in a partition, of the
- * one shape in which every broker writes them.
+/* Markers: the control batches that end a producer's transaction in a partition, in the
+ * shape in which all brokers write them.
  *
- *     61  length 16      66  key version    70  value's length 6   73  coordinator epoch
- *     65  key's length 4 68  type           71  value version      77  no headers
+ *     61  length 16      66  key version    70  value's length 6   73  coordinator
+ *     epoch 65  key's length 4 68  type           71  value version      77  no headers
  *
  * Python twins: protocol/records/control_record.py; parse_marker in
  * storage/producers/producer_replay.py.
@@ -33,8 +33,8 @@ coordinator_epoch(const uint8_t *marker)
     return read_big(marker + MARKER_COORDINATOR_EPOCH, 4);
 }
 
-/* Return whether a control batch of MARKER_SIZE bytes is of that shape: not compressed,
- * one record, its lengths, no headers. */
+/* Return whether a control batch of MARKER_SIZE bytes has the usual shape: not
+ * compressed, one record with the lengths above, no headers. */
 static inline int
 is_usual_marker(const uint8_t *marker)
 {

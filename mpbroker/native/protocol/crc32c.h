@@ -1,4 +1,4 @@
-/* CRC-32C of small batches; the crc32c package is faster from some 256 KiB on. */
+/* CRC-32C of small batches; the crc32c package is faster from about 256 KiB on. */
 
 #ifndef MPBROKER_CRC32C_H
 #define MPBROKER_CRC32C_H

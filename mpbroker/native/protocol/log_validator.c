@@ -7,7 +7,8 @@
 #include "protocol/record_walk.h"
 
 #define MAGIC 2
-/* Larger ones cost their bytes, and the crc32c package reads those faster. */
+/* For larger batches most of the cost is the checksum, and the crc32c package computes
+ * it faster. */
 #define MAX_BATCH_BYTES (256 * 1024)
 /* Far beyond any time, and far from where a sum could overflow. */
 #define MAX_TIME ((int64_t)1 << 60)
@@ -55,7 +56,8 @@ has_valid_records(const uint8_t *batch, int64_t size, const validation_limits *l
         || !walk_records((cursor){batch + BATCH_HEADER_SIZE, end}, count, &newest,
                          &oldest))
         return 0;
-    /* A record before the epoch has no timestamp, perhaps: for Python to say. */
+    /* A record with a negative timestamp may be one without a timestamp: Python decides
+     * that. */
     if (base < 0 || base > MAX_TIME || newest > MAX_TIME || oldest < -MAX_TIME
         || base + oldest < 0)
         return 0;

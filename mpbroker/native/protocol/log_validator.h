@@ -1,8 +1,8 @@
-/* Whether a producer's batch may be appended as it is.
+/* The checks of a producer's batch: may it be appended as it is?
  *
- * The core refuses no batch: what it does not find valid, or does not support (codecs,
- * flags, more than 256 KiB, no timestamps), Python judges:
- * protocol/records/log_validator.py.
+ * The core refuses no batch. Batches that it does not find valid, or does not support
+ * (codecs, flags, more than 256 KiB, no timestamps), are left to Python, which may
+ * refuse them: protocol/records/log_validator.py.
  */
 
 #ifndef MPBROKER_LOG_VALIDATOR_H
@@ -10,14 +10,14 @@
 
 #include <stdint.h>
 
-/* What a topic accepts; of ValidationPolicy. */
+/* The limits of a topic for its batches, from ValidationPolicy. */
 typedef struct {
     int64_t max_message_bytes;
     int64_t before_max_ms, after_max_ms; /* how far timestamps may be from now */
 } validation_limits;
 
 /* Return whether `size` bytes are one batch with a header that is supported and valid.
- * Cheap: what the records are is not looked at. */
+ * This is cheap, because it does not read the records. */
 int is_valid_header(const uint8_t *batch, int64_t size, const validation_limits *limits,
                     int *is_transactional);
 

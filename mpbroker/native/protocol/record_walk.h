@@ -1,11 +1,13 @@
 /* The walk over the records of an uncompressed batch: the only one in C.
  *
- * Producers' batches (server), readers' columns and the validation of batches all go by
- * read_record(): a static function with constants for arguments, so each use is
- * compiled to what it needs. No byte is read before it is known to be there.
+ * The validation of producers' batches, the columns for readers and the log cleaner all
+ * use read_record(). It is a static function with constants for arguments, so the
+ * compiler makes a version for each use, with only the code that this use needs. No
+ * byte is read before it is known to be in the buffer.
  *
- * The specification is walk_records_in_python() in protocol/records/record_walk.py: the same
- * faults, in the same order, for the same bytes (tests/protocol/test_record_walk.py).
+ * The specification is walk_records_in_python() in protocol/records/record_walk.py: the
+ * same faults, in the same order, for the same bytes
+ * (tests/protocol/test_record_walk.py).
  *
  * Source: Kafka protocol guide, "Record".
  */
@@ -46,10 +48,10 @@ typedef struct {
     record_field key;
     record_field value;
     int64_t header_count;
-    cursor headers; /* to be read by read_record_header(), as often as there are some */
+    cursor headers; /* for header_count calls of read_record_header() */
 } record;
 
-/* Read a length and as many bytes. */
+/* Read a length, and as many bytes as it says. */
 static inline enum record_fault
 read_record_field(cursor *c, enum record_fault bad_length, record_field *field)
 {
@@ -66,7 +68,7 @@ read_record_field(cursor *c, enum record_fault bad_length, record_field *field)
     return NO_FAULT;
 }
 
-/* Read a header; its value may be null, its name may not. */
+/* Read a header. Its value may be null, but not its name. */
 static inline enum record_fault
 read_record_header(cursor *c, record_field *name, record_field *value)
 {
@@ -83,7 +85,7 @@ read_headers(cursor *c, record *r)
     r->header_count = 0;
     r->headers = *c;
     if (c->at < c->end && *c->at == 0) {
-        c->at++; /* none: nearly always */
+        c->at++; /* no headers, as in nearly all records */
         return NO_FAULT;
     }
     if (!read_varint(c, 32, &r->header_count))
@@ -100,8 +102,8 @@ read_headers(cursor *c, record *r)
     return NO_FAULT;
 }
 
-/* Read the next record of a batch. `has_gaps`: its offset delta need not be its index,
- * as in batches that were compacted; a constant. */
+/* Read the next record of a batch. `has_gaps`, a constant: the record's offset delta
+ * may differ from its index, as in batches that were compacted. */
 static inline enum record_fault
 read_record(cursor *batch, int has_gaps, int64_t index, record *r)
 {

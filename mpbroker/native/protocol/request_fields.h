@@ -1,5 +1,5 @@
-/* Reading a request's fields and writing an answer's: of versions before compact
- * lengths and tagged fields, and of the flexible ones since (KIP-482).
+/* Readers of a request's fields and writers of an answer's fields, for versions with
+ * and without compact lengths and tagged fields ("flexible" versions, KIP-482).
  */
 
 #ifndef MPBROKER_REQUEST_FIELDS_H
@@ -11,8 +11,9 @@
 
 #include <string.h>
 
-/* Bytes that a client has sent. What is cut off, or of a kind that the core does not
- * read, sets `is_bad`; from then on fields are 0 and Python reads the request. */
+/* A reader of bytes that a client has sent. If a field is cut off, or is of a kind that
+ * the core does not read, `is_bad` is set; all fields read later are 0, and the request
+ * is left to Python. */
 typedef struct {
     cursor bytes;
     int is_flexible, is_bad;
@@ -35,7 +36,7 @@ get_int(field_reader *r, int bytes)
     return read_big(r->bytes.at - bytes, bytes);
 }
 
-/* Read a length or count, which a flexible version sends plus 1; -1: null. */
+/* Read a length or count (in a flexible version it is sent plus 1); -1: null. */
 static inline int64_t
 get_length(field_reader *r, int bytes)
 {
@@ -75,7 +76,7 @@ get_string(field_reader *r, int *length)
     return get_bytes(r, size);
 }
 
-/* Read that there are no tagged fields; the core knows none. */
+/* Read an empty section of tagged fields; the core knows no tagged fields. */
 static inline void
 get_no_tagged_fields(field_reader *r)
 {
@@ -89,7 +90,8 @@ is_read_whole(const field_reader *r)
     return !r->is_bad && r->bytes.at == r->bytes.end;
 }
 
-/* Write a length or count of `bytes` bytes or, if flexible, a varint; -1: null. */
+/* Write a length or count as an integer of `bytes` bytes or, in a flexible version, as
+ * a varint; -1: null. */
 static inline uint8_t *
 write_length(uint8_t *at, int64_t value, int is_flexible, int bytes)
 {
@@ -97,7 +99,7 @@ write_length(uint8_t *at, int64_t value, int is_flexible, int bytes)
                        : write_big(at, value, bytes);
 }
 
-/* Write that there are no tagged fields. */
+/* Write an empty section of tagged fields, if the version is flexible. */
 static inline uint8_t *
 write_no_tagged_fields(uint8_t *at, int is_flexible)
 {
@@ -108,12 +110,12 @@ write_no_tagged_fields(uint8_t *at, int is_flexible)
 
 /* -- topics ------------------------------------------------------------------------ */
 
-/* Since this version produces and fetches name topics by id. */
+/* From this version on Produce and Fetch requests name topics by id. */
 #define TOPIC_IDS_FROM 13
 #define TOPIC_ID_BYTES 16
 
-/* A topic of a request: its name, or its id, and which of the request's partitions are
- * of it: `count` of them, from `first` on. */
+/* A topic of a request: its name or its id, and its partitions: `count` of the
+ * request's partitions, from index `first` on. */
 typedef struct {
     const uint8_t *name;
     int name_bytes, first, count;
@@ -128,7 +130,8 @@ get_topic_name(field_reader *r, int version, request_topic *topic)
         topic->name = get_bytes(r, topic->name_bytes = TOPIC_ID_BYTES);
 }
 
-/* Write what an answer has of a topic before its partitions. */
+/* Write the fields of a topic that come before its partitions in an answer: its name or
+ * id, and the number of partitions. */
 static inline uint8_t *
 write_topic(uint8_t *at, int version, const request_topic *topic, int is_flexible)
 {
@@ -138,8 +141,8 @@ write_topic(uint8_t *at, int version, const request_topic *topic, int is_flexibl
     return write_length(at + topic->name_bytes, topic->count, is_flexible, 4);
 }
 
-/* Return the key by which tables know a topic: its name as a str, or its id as bytes.
- * NULL, without an exception, if it cannot be one. */
+/* Return the key of a topic in the tables: its name as a str, or its id as bytes. NULL,
+ * without an exception, if the name is not UTF-8. */
 static inline PyObject *
 topic_key(const request_topic *topic, int version)
 {

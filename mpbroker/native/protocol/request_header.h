@@ -1,11 +1,9 @@
-/* A request's header, from its API key on: what all requests begin with.
+/* The header of a request, with which all requests begin, from the API key on.
  *
- *     bytes  field                      Source: Kafka protocol guide, "Request Header v1"
- *     0-1    API key                    and "v2", which adds tagged fields
- *     2-3    API version
- *     4-7    correlation id
- *     8-9    client id's length; -1: null
- *     10-    client id
+ *     bytes  field                      Source: Kafka protocol guide, "Request Header
+ *     v1" 0-1    API key                    and "v2", which adds tagged fields 2-3
+ *     API version 4-7    correlation id 8-9    client id's length; -1: null 10-
+ *     client id
  */
 
 #ifndef MPBROKER_REQUEST_HEADER_H
@@ -39,9 +37,9 @@ request_api_version(const uint8_t *frame)
     return read_big(frame + 2, 2);
 }
 
-/* Return the size of a request's header; 0: Python has to read it, for it has tagged
- * fields or a client id that is not ASCII, or it is none. `size` is at least
- * MIN_REQUEST_HEADER; `is_flexible`: the header is of version 2. */
+/* Return the size of a request's header; 0: Python has to read the header, because it
+ * has tagged fields or a client id that is not ASCII, or is malformed. `size` is at
+ * least MIN_REQUEST_HEADER; `is_flexible`: the header is of version 2. */
 static inline int64_t
 request_header_size(const uint8_t *frame, int64_t size, int is_flexible)
 {

@@ -1,5 +1,6 @@
-/* Varints, and the cursor that they are read by: one reader and one writer for all of
- * the C. Seven bits a byte, the lowest first; of a signed one the bits are zig-zagged.
+/* Varints, and the cursor by which they are read: one reader and one writer for all C
+ * code. A byte has seven bits of the number, the lowest first; signed numbers are
+ * zig-zag encoded.
  *
  * Source: Kafka protocol guide, "VARINT", "VARLONG" and "UNSIGNED_VARINT".
  */
@@ -9,7 +10,7 @@
 
 #include <stdint.h>
 
-/* Bytes that are read from front to back, and never past their end. */
+/* A buffer that is read from front to back, and never past its end. */
 typedef struct {
     const uint8_t *at;
     const uint8_t *end;

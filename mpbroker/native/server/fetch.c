@@ -30,7 +30,7 @@ handler_set_fetches(PyObject *object, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* -- what there is ----------------------------------------------------------------- */
+/* -- finding records --------------------------------------------------------------- */
 
 /* Return a partition's ReadPlan, borrowed; NULL, perhaps with an exception, if there is
  * none. */
@@ -51,8 +51,8 @@ find_plan(const handler_end *self, const request_topic *topic, int version,
     return plan;
 }
 
-/* Find what all partitions give, within the limits of the request; 0: left to Python,
- * perhaps with an exception. */
+/* Find the records of all partitions, within the limits of the request; 0: left to
+ * Python, perhaps with an exception. */
 static int
 find_all(const handler_end *self, fetch_request *f, int64_t *found_bytes)
 {
@@ -99,8 +99,8 @@ read_fetch(handler_end *self, int64_t slot, const uint8_t *frame, int64_t size)
 
 /* -- the answer -------------------------------------------------------------------- */
 
-/* Write what was found as the answer's body, which begins at `body`; `*end`: where it
- * ends. LEFT_TO_PYTHON: it does not fit, or a file has changed meanwhile. */
+/* Write the records that were found as the answer's body, from `body` on; `*end`: the
+ * body's end. LEFT_TO_PYTHON: it does not fit, or a file has changed meanwhile. */
 static enum outcome
 write_body(const handler_end *self, fetch_request *f, uint8_t *body, int64_t room,
            uint8_t **end)
@@ -111,8 +111,8 @@ write_body(const handler_end *self, fetch_request *f, uint8_t *body, int64_t roo
     if (*end == NULL)
         return LEFT_TO_PYTHON;
     STEP();
-    /* After all records are read: a structure that has moved says that a file may have
-     * been replaced or removed before we read it. */
+    /* After all records are read: if a row's structure word has changed, a file may
+     * have been replaced or removed before it was read. */
     for (int i = 0; i < f->partition_count; i++)
         if (!is_unmoved(&self->logs.rows, &f->partitions[i].found))
             return LEFT_TO_PYTHON;
@@ -123,8 +123,8 @@ write_body(const handler_end *self, fetch_request *f, uint8_t *body, int64_t roo
     return DONE;
 }
 
-/* Count what the answer has of each partition, in words of the partition segment that
- * only this handler id writes: ipc/counters/fetched_bytes.py. */
+/* Count the bytes of each partition in the answer, in words of the partition segment
+ * that only this handler id writes: ipc/counters/fetched_bytes.py. */
 static void
 count_fetched(const handler_end *self, const fetch_request *f)
 {
@@ -162,9 +162,9 @@ execute_fetch(handler_end *self, int64_t slot, const uint8_t *frame, int64_t siz
     begin_answer(self, at, frame, end - start - ANSWER_HEADER);
     STEP();
     if (is_parked) {
-        /* Before it is pushed: a slot on a response ring has to be CLAIMED, or a repair
-         * would take it for one that still waits. Killed in between, its request is
-         * executed again. */
+        /* Before the slot is pushed: a slot on a response ring has to be CLAIMED, or
+         * the supervisor's repair would take its request for one that still waits. If
+         * this process is killed in between, the request is executed again. */
         set_slot_state(&self->control, slot, self->claimed);
         STEP();
     }
@@ -174,8 +174,8 @@ execute_fetch(handler_end *self, int64_t slot, const uint8_t *frame, int64_t siz
     return DONE;
 }
 
-/* fetch(slot, must_answer): try a parked fetch. True: answered. False: it waits on.
- * None: left to Python. */
+/* fetch(slot, must_answer): try a parked fetch. True: it is answered. False: it has to
+ * wait longer. None: left to Python. */
 PyObject *
 handler_fetch(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
 {
@@ -200,8 +200,8 @@ handler_fetch(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
     }
 }
 
-/* fetch_waits(): after execute() said RESULT_WAITS of a Fetch, for how long in ms, and
- * for which partition rows. */
+/* fetch_waits(): after execute() has returned RESULT_WAITS for a Fetch, return for how
+ * long it may wait in ms, and for which partition rows. */
 PyObject *
 handler_fetch_waits(PyObject *object, PyObject *unused)
 {

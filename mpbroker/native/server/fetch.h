@@ -1,7 +1,8 @@
-/* Fetches: which records they give, the answer, and trying them again while they wait.
+/* Fetch requests: find their records, answer them, and try them again while they are
+ * parked.
  *
- * A fetch changes nothing but its slot's answer, so it may be tried again and again
- * while its request is parked: nothing is kept between the tries.
+ * A fetch changes only the answer of its slot. So it may be tried again and again while
+ * its request is parked, and nothing is kept between the tries.
  */
 
 #ifndef MPBROKER_FETCH_H
@@ -10,8 +11,9 @@
 #include "base/outcome.h"
 #include "server/handler_end.h"
 
-/* Answer a fetch, if there is enough. `is_parked`: the slot is, in this handler's care;
- * `must_answer`: with what there is. MUST_WAIT: nothing was done. */
+/* Answer a fetch, if there are enough records. `is_parked`: this handler has parked the
+ * slot; `must_answer`: answer with the records that there are. MUST_WAIT: nothing was
+ * done. */
 enum outcome execute_fetch(handler_end *self, int64_t slot, const uint8_t *frame,
                            int64_t size, int is_parked, int must_answer);
 

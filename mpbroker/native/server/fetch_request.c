@@ -5,8 +5,8 @@
 #define FIRST_VERSION 4
 #define LAST_VERSION 18
 #define READ_COMMITTED 1
-/* What an answer takes at most: in front, a topic without its name, a partition without
- * its records. */
+/* The largest numbers of bytes that parts of an answer take: the fields in front, a
+ * topic without its name, a partition without its records. */
 #define HEAD_ROOM 32
 #define TOPIC_ROOM 16
 #define PARTITION_ROOM 56
@@ -46,7 +46,8 @@ parse_topic(field_reader *r, fetch_request *f)
     get_topic_name(r, f->version, topic);
     topic->first = f->partition_count;
     topic->count = (int)get_array_length(r);
-    /* An answer names a topic once: Python puts its partitions together. */
+    /* An answer names a topic once. If a request names it twice, Python puts the
+     * partitions together. */
     if (!r->is_bad && is_named_before(f, topic))
         r->is_bad = 1;
     if (topic->count < 1 || topic->count > MAX_FETCH_PARTITIONS - f->partition_count)
@@ -71,14 +72,14 @@ parse_fetch_request(const uint8_t *body, int64_t size, int version, fetch_reques
     f->max_bytes = get_int(&r, 4);
     f->read_committed = get_int(&r, 1) == READ_COMMITTED;
     if (version >= 7 && (get_int(&r, 4) != 0 || get_int(&r, 4) != -1))
-        return 0; /* it is of a session */
+        return 0; /* the request belongs to a session */
     int64_t topics = get_array_length(&r);
     if (f->max_bytes < 0 || topics < 1 || topics > MAX_FETCH_TOPICS)
         return 0;
     for (; !r.is_bad && topics > 0; topics--)
         parse_topic(&r, f);
     if (version >= 7 && get_array_length(&r) != 0)
-        return 0; /* it forgets topics, of no session */
+        return 0; /* it forgets topics, although it has no session */
     if (version >= 11) {
         int length;
         const uint8_t *rack = get_string(&r, &length);
@@ -103,7 +104,7 @@ fetch_answer_bound(const fetch_request *f)
     return bound;
 }
 
-/* Write a partition and its records; NULL if the file does not give them. */
+/* Write a partition and its records; NULL if the file does not have all of them. */
 static uint8_t *
 write_partition(uint8_t *at, const fetch_request *f, const fetch_partition *part)
 {

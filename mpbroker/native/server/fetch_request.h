@@ -28,15 +28,15 @@ typedef struct {
     fetch_partition partitions[MAX_FETCH_PARTITIONS];
 } fetch_request;
 
-/* Read what follows the header; 0: left to Python. */
+/* Read the request behind its header; 0: left to Python. */
 int parse_fetch_request(const uint8_t *body, int64_t size, int version,
                         fetch_request *f);
 
-/* Return how many bytes the answer's body takes at most. */
+/* Return the largest number of bytes that the answer's body can have. */
 int64_t fetch_answer_bound(const fetch_request *f);
 
-/* Write what follows the answer's header, with the records that were found; return
- * where it ends. NULL: a file does not give them. */
+/* Write the answer behind its header, with the records that were found; return its end.
+ * NULL: a file does not have all of these records. */
 uint8_t *write_fetch_answer(uint8_t *at, const fetch_request *f);
 
 #endif

@@ -1,5 +1,5 @@
-/* Python twins: ipc/lane.py, forward; server/dispatcher.py as far as it reads a
- * header. */
+/* Python twins: CoordinatorLane.forward in ipc/lane.py; the reading of headers in
+ * server/dispatcher.py. */
 
 #include "server/forward.h"
 
@@ -47,10 +47,10 @@ forward_request(const handler_end *self, int64_t slot, int64_t api_key,
     if (version < api->oldest || version > api->newest
         || request_header_size(frame, size, version >= api->flexible_from) == 0)
         return 0;
-    /* From the commit of this push on, the coordinator answers for the slot: it may
-     * have claimed it, and written to it, before we return. */
+    /* From the commit of this push on, the coordinator is responsible for the slot: it
+     * may have claimed the slot, and written to it, before this returns. */
     if (ring_push(self->lane, &slot, 1))
         return 1;
-    PyErr_Clear(); /* a damaged mutex, so nothing was written: Python meets it, too */
+    PyErr_Clear(); /* the mutex is damaged, so nothing was written; Python reports it */
     return 0;
 }

@@ -17,7 +17,7 @@
 
 /* -- making and unmaking ----------------------------------------------------------- */
 
-/* Make the tables, empty; 0 and an exception. */
+/* Make empty tables; 0 and an exception. */
 static int
 make_tables(handler_end *self)
 {
@@ -29,8 +29,8 @@ make_tables(handler_end *self)
            && (v->anybody_reads = PySet_New(NULL));
 }
 
-/* Check that all that the end reaches by numbers is in its segments; 0 and an
- * exception. */
+/* Check that all words and bytes that this object reaches by numbers are in its
+ * segments; 0 and an exception. */
 static int
 check_segments(const handler_end *self)
 {
@@ -171,8 +171,8 @@ make_room(pending *p)
     return 1;
 }
 
-/* The order of these stores does not matter: no process reads them before the slot is
- * pushed, and the request of a slot that never is will be executed again. */
+/* The order of these stores does not matter: no process reads these words before the
+ * slot is pushed. If the slot is never pushed, its request is executed again. */
 int
 answer_slot(handler_end *self, int64_t slot, int64_t kind, int64_t offset,
             int64_t length)

@@ -1,13 +1,13 @@
 /* A handler's end of the request channel, and the tables by which it executes requests.
  *
- * Words of the control segment that it writes, of slots that its handler has claimed:
- * the answer, time stamps, intent and progress; no other process writes them meanwhile.
- * The answer's bytes go to the slot's block in the arena, behind the request, which
- * stays as it is: after a death it is executed again.
+ * In the control segment it writes words of slots that its handler has claimed: the
+ * answer, time stamps, intent and progress. No other process writes them meanwhile. The
+ * answer's bytes are written to the slot's block in the arena, behind the request. The
+ * request is not changed, because after a death it is executed again.
  *
  * The tables are dicts and sets that server/core_cache.py, authorization/verdicts.py
- * and quotas/client_quotas.py fill and empty; they hold for one position of the metadata
- * log.
+ * and quotas/client_quotas.py fill and empty; they are valid for one position of the
+ * metadata log.
  */
 
 #ifndef MPBROKER_HANDLER_END_H
@@ -30,10 +30,10 @@ typedef struct {
 
 struct handler_end {
     PyObject_HEAD
-    PyObject *keep; /* nested tuples of what keeps mappings and types alive */
+    PyObject *keep; /* nested tuples of objects that keep mappings and types alive */
     memory control, arena;
     /* -- answers: handler_end.c */
-    int64_t region_bytes; /* of the arena, a processor */
+    int64_t region_bytes; /* the arena's bytes for each processor */
     Py_ssize_t processors;
     PyObject *rings;   /* tuple of ResponseRing, by processor */
     pending *answered; /* by processor */
@@ -41,52 +41,54 @@ struct handler_end {
     /* -- requests: handler_execute.c */
     log_access logs;
     int64_t news_word;    /* the control word of the metadata log's committed end */
-    long long position;   /* the end that the tables hold for */
+    long long position;   /* the log's end for which the tables are valid */
     PyObject *remembered; /* dict: ApiVersions request -> answer's body */
-    long long row;        /* whose lock execute() left held */
+    long long row;        /* the row whose lock execute() left held */
     quotas quotas;
     verdicts verdicts;
-    PyObject *lane; /* of the coordinator, as the ring that forwards push to; or NULL */
+    PyObject *lane; /* the coordinator's lane, as a ring to push to; or NULL */
     forwarded_api forwarded[MAX_API_KEYS];
     /* -- produces: produce.c */
     PyObject *topics; /* dict: name, and id -> (limits, append plans by partition) */
     transaction_table transactions;
     char syncs_acks_all;     /* acks=all waits for the disk */
-    produce_request produce; /* the last one: for appended() */
-    long long answer_bytes;  /* of its answer, if that waits for the disk */
+    produce_request produce; /* the last Produce: for appended() */
+    long long answer_bytes;  /* the bytes of its answer, if that waits for the disk */
     /* -- fetches: fetch.c */
     PyObject *readable; /* dict: name, and id -> read plans by partition */
     read_plan_fields read_plan;
-    long long fetch_max_bytes; /* 0: fetches are Python's */
-    int64_t claimed;           /* a slot's state and handler while this one executes it */
-    int64_t fetched_words;     /* of the partition segment: see count_fetched() */
-    fetch_request fetch;       /* the last one: for fetch_waits() */
+    long long fetch_max_bytes; /* 0: fetches are left to Python */
+    int64_t claimed;           /* the state of slots that this handler has claimed */
+    int64_t fetched_words;     /* in the partition segment: see count_fetched() */
+    fetch_request fetch;       /* the last Fetch: for fetch_waits() */
     /* -- wake-ups: handler_wait.c */
     PyObject *requests; /* the request ring; or NULL */
-    PyObject *waiting;  /* dict: partition row -> the slot of a fetch that waits for it */
+    PyObject *waiting;  /* dict: partition row -> slot of a fetch that waits for it */
     int64_t handler, handler_row;
     int epoll_fd;
 };
 
-/* Keep an object alive as long as the handler's end; 0 and an exception. */
+/* Keep an object alive as long as this handler's end lives; 0 and an exception. */
 int keep_alive(handler_end *self, PyObject *object);
 
-/* Return where a slot's request lies, from its API key on; NULL: nowhere, or it is
- * shorter than a header. */
+/* Return a slot's request, from its API key on, and its size; NULL: the request lies
+ * outside the arena, or is shorter than a header. */
 uint8_t *request_of(const handler_end *self, int64_t slot, int64_t *size);
 
-/* Read a Python int that is a slot; 0 and an exception. */
+/* Read a slot's number from a Python int; 0 and an exception if it is out of range. */
 int read_slot(PyObject *number, int64_t *slot);
 
-/* Return where in the arena a slot's answer goes, which has L.ANSWER_BYTES; -1:
- * outside. */
+/* Return the arena offset of a slot's answer, for which there are L.ANSWER_BYTES; -1:
+ * it lies outside the arena. */
 int64_t answer_offset(const handler_end *self, int64_t slot);
 
-/* Write an answer's size and correlation id, and return where its body begins. */
+/* Write an answer's size and correlation id at the arena offset `at`, and return where
+ * its body begins. */
 uint8_t *begin_answer(const handler_end *self, int64_t at, const uint8_t *frame,
                       int64_t body_bytes);
 
-/* Say what a slot's answer is, and queue it for the next flush; 0 and an exception. */
+/* Store the kind and place of a slot's answer in the slot, and queue the slot for the
+ * next flush; 0 and an exception. */
 int answer_slot(handler_end *self, int64_t slot, int64_t kind, int64_t offset,
                 int64_t length);
 

@@ -11,7 +11,7 @@
 
 #include <string.h>
 
-/* What core_cache.py remembers is a little shorter. */
+/* The requests that core_cache.py remembers are a little shorter. */
 #define MAX_REMEMBERED_BYTES 512
 
 int
@@ -21,8 +21,8 @@ are_current(const handler_end *self)
            && load(&self->control, self->news_word) == self->position;
 }
 
-/* Return whether it is noted what software is behind a connection: client_software.py.
- * If not, Python reads its name in the request, and notes it. */
+/* Return whether the client software of a connection is noted: client_software.py. If
+ * not, Python reads its name from the request, and notes it. */
 static int
 is_known_client(const handler_end *self, int64_t slot)
 {
@@ -44,7 +44,7 @@ remembered_body(const handler_end *self, const uint8_t *frame, int64_t size)
     uint8_t bytes[MAX_REMEMBERED_BYTES];
     if (size > MAX_REMEMBERED_BYTES)
         return NULL;
-    /* All but the correlation id. */
+    /* The key is the request without its correlation id. */
     const int64_t rest = CORRELATION_ID + CORRELATION_ID_BYTES;
     memcpy(bytes, frame, CORRELATION_ID);
     memcpy(bytes + CORRELATION_ID, frame + rest, size - rest);

@@ -1,5 +1,5 @@
-/* Python twin: RequestHandler.turn in server/request_handler.py, whose order of stores
- * this is. Words of its own handler's row that it writes: busy slot and busy since.
+/* Python twin: RequestHandler.turn in server/request_handler.py, with the same order of
+ * stores. In its handler's row this writes two words: busy slot and busy since.
  */
 
 #include "server/handler_wait.h"
@@ -15,7 +15,8 @@
 #include <errno.h>
 #include <sys/epoll.h>
 
-/* The doorbell and the disk's event; whatever comes, Python looks at everything. */
+/* There are two descriptors: the doorbell and the disk's event. Whichever event comes,
+ * Python looks at both. */
 #define MAX_EVENTS 4
 
 PyObject *
@@ -39,7 +40,7 @@ handler_set_wait(PyObject *object, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* Wait for an event, or for the time to be over; 0 and an exception. */
+/* Wait for an event, but not longer than `timeout_ms`; 0 and an exception. */
 static int
 wait_for_event(const handler_end *self, int timeout_ms)
 {
@@ -57,7 +58,7 @@ wait_for_event(const handler_end *self, int timeout_ms)
     return PyErr_CheckSignals() == 0;
 }
 
-/* RequestHandler._must_stop. */
+/* The twin of RequestHandler._must_stop. */
 static int
 must_stop(const handler_end *self)
 {
@@ -77,15 +78,15 @@ try_parked_fetch(handler_end *self, int64_t slot)
         || request_api_key(frame) != FETCH)
         return 0;
     const enum outcome outcome = execute_fetch(self, slot, frame, size, 1, 0);
-    PyErr_Clear(); /* it is tried again, and what it meets then is answered */
+    PyErr_Clear(); /* Python tries it again, and answers the error if it comes again */
     return outcome == DONE;
 }
 
-/* After a Produce that execute() has told of: answer fetches that waited for it, and
- * add their slots to a list; 0 and an exception.
+/* After a Produce with the result RESULT_NOTIFY: answer parked fetches that waited for
+ * its records, and add their slots to the list `fetched`; 0 and an exception.
  *
- * One fetch a partition: in most cases that is all there are, and Python sees to the
- * rest.
+ * This tries one fetch for each partition: in most cases there are no more, and Python
+ * tries the others.
  */
 static int
 answer_waiting_fetches(handler_end *self, PyObject *result, PyObject *fetched)
@@ -110,22 +111,22 @@ answer_waiting_fetches(handler_end *self, PyObject *result, PyObject *fetched)
     return 1;
 }
 
-/* Execute a single claimed slot's request and push its answer: the beginning of
- * RequestHandler._execute. Return what execute() does. */
+/* Execute the request of a claimed slot and push its answer: the beginning of
+ * RequestHandler._execute. Return the result of execute(). */
 static PyObject *
 execute_one(handler_end *self, PyObject *number, int64_t now, PyObject *fetched)
 {
     int64_t slot;
     if (!read_slot(number, &slot))
         return NULL;
-    /* Before the request is touched: if it kills us, the supervisor reads here which
-     * one it was, and counts it against the request. */
+    /* Before the request is read: if it kills this process, the supervisor reads here
+     * which request it was, and counts the death against it. */
     store(&self->control, self->handler_row + L.HANDLER_BUSY_SINCE, now);
     store(&self->control, self->handler_row + L.HANDLER_BUSY_SLOT, slot + 1);
     STEP();
     store(&self->control, slot_row(slot) + L.SLOT_DEQUEUED, now);
     PyObject *result = handler_execute((PyObject *)self, number);
-    /* The processors wake up while Python does what is left to do. */
+    /* The answers are pushed now: the processors wake up while Python does the rest. */
     if (result != NULL
         && (!answer_waiting_fetches(self, result, fetched) || !flush_answers(self)))
         Py_CLEAR(result);
@@ -134,8 +135,9 @@ execute_one(handler_end *self, PyObject *number, int64_t now, PyObject *fetched)
 
 /* wait(timeout_ms, limit, may_execute) -> (slots, woken_ns, is_begun, result, fetched)
  *
- * If it is begun there is one slot, its `result` is what execute() says, and `fetched`
- * are the slots of parked fetches that have been answered after it.
+ * If `is_begun`, there is one slot, whose request was executed: `result` is the result
+ * of execute(), and `fetched` are the slots of parked fetches that were answered after
+ * it.
  */
 PyObject *
 handler_wait(PyObject *object, PyObject *const *args, Py_ssize_t nargs)

@@ -1,6 +1,6 @@
-/* A handler's wake-up: wait, take what is there and, if that is one request, execute it
- * and push its answer, in one call. After a sleep Python comes slowly back from memory;
- * by then the answer is on its way.
+/* A handler's wake-up, in one call: wait, take the requests that are there and, if
+ * there is one, execute it and push its answer. After a sleep Python runs slowly,
+ * because its memory has left the processor's caches; by then the answer is on its way.
  */
 
 #ifndef MPBROKER_HANDLER_WAIT_H

@@ -1,7 +1,7 @@
 /* Python twins: server/produce/produce_handler.py; storage/log/partition_log.py for the
  * appends.
  *
- * A request is judged first, all of it: so nothing is done of one that is left to
+ * All of a request is checked first, so nothing is done of a request that is left to
  * Python. Then its partitions are appended to, one after another, each under its row's
  * lock.
  */
@@ -90,12 +90,12 @@ handler_set_transactions(PyObject *object, PyObject *args)
 enum verdict {
     LEAVE,        /* to Python; perhaps with an exception */
     APPEND,
-    BEGINS_FIRST, /* all right, but its transaction is not open in a partition */
+    BEGINS_FIRST, /* valid, but the transaction is not open in one of the partitions */
 };
 
-/* Return what is known of a topic, (max_message_bytes, before_max_ms, after_max_ms,
- * plans by partition), borrowed, if the slot's sender may write to it. NULL: left to
- * Python, perhaps with an exception. */
+/* Return a topic's entry in the tables, (max_message_bytes, before_max_ms,
+ * after_max_ms, plans by partition), borrowed, if the slot's sender may write to the
+ * topic. NULL: left to Python, perhaps with an exception. */
 static PyObject *
 find_topic(const handler_end *self, int64_t slot, const request_topic *topic,
            int version)
@@ -112,8 +112,8 @@ find_topic(const handler_end *self, int64_t slot, const request_topic *topic,
                : NULL;
 }
 
-/* Check the header of a partition's batch, by what is known of its topic; 0: left to
- * Python, perhaps with an exception. */
+/* Check the header of a partition's batch, by its topic's entry in the tables; 0: left
+ * to Python, perhaps with an exception. */
 static int
 check_header(PyObject *known, produce_partition *part, int is_transactional)
 {
@@ -128,8 +128,8 @@ check_header(PyObject *known, produce_partition *part, int is_transactional)
            && (!is_transactional || part->producer.id >= 0);
 }
 
-/* Find a partition's plan, and own it; NULL, perhaps with an exception, if there is
- * none. */
+/* Return a partition's plan as a new reference; NULL, perhaps with an exception, if
+ * there is none. */
 static PyObject *
 find_plan(PyObject *known, int partition)
 {
@@ -149,7 +149,7 @@ is_open(const handler_end *self, const produce_partition *part)
                                   part->producer.epoch, row);
 }
 
-/* Judge all of a partition's batch but its records, which take longest. */
+/* Check a partition's batch except for its records, whose check takes longest. */
 static enum verdict
 judge_partition(const handler_end *self, PyObject *known, produce_partition *part,
                 int is_transactional, int64_t now_ms)
@@ -161,8 +161,8 @@ judge_partition(const handler_end *self, PyObject *known, produce_partition *par
         return LEAVE;
     if (part->producer.id < 0)
         return APPEND;
-    /* The coordinator charges what it takes: where there are quotas, Python hands
-     * over. */
+    /* The coordinator charges the requests that it gets. So if there are quotas, the
+     * request is left to Python, which forwards it. */
     if (is_transactional && !is_open(self, part))
         return self->quotas.are_set ? LEAVE : BEGINS_FIRST;
     PyObject *entry = check_batch(&self->logs, part->plan, &part->producer, now_ms);
@@ -170,8 +170,8 @@ judge_partition(const handler_end *self, PyObject *known, produce_partition *par
     return entry != NULL ? APPEND : LEAVE;
 }
 
-/* Judge the partitions of a topic, of which there must be one batch each: a second one
- * follows a first that is not in the log yet. */
+/* Check the partitions of a topic. Each may be named once only: a second batch would
+ * have to be checked after a first one that is not in the log yet. */
 static enum verdict
 judge_topic(const handler_end *self, int64_t slot, produce_request *p,
             const request_topic *topic, int64_t now_ms)
@@ -195,7 +195,7 @@ judge_topic(const handler_end *self, int64_t slot, produce_request *p,
     return all;
 }
 
-/* Judge a whole request. What the records are is looked at if it is to be appended. */
+/* Check a whole request. The records are checked only if it can be appended. */
 static enum verdict
 judge_request(const handler_end *self, int64_t slot, produce_request *p, int64_t now_ms)
 {
@@ -217,12 +217,13 @@ judge_request(const handler_end *self, int64_t slot, produce_request *p, int64_t
 
 /* -- the appends ------------------------------------------------------------------- */
 
-/* Say in the slot and in the row that the slot is about to append:
+/* Note in the slot and in the row that the slot's request is about to append:
  * PartitionRow.set_intent.
  *
- * The row's word last: if this process is killed behind it, the next owner of the lock
- * reads the other two, and finds out by the offset whether the append was committed.
- * Killed before it, the row names no slot, and the other two are not read.
+ * The row's word is stored last. If this process is killed after this store, the next
+ * owner of the lock reads the other two words, and finds out by the offset whether the
+ * append was committed. If it is killed before, the row names no slot, and the other
+ * two words are not read.
  */
 static void
 note_intent(const handler_end *self, int64_t slot, int ordinal, const locked_row *r)
@@ -239,9 +240,10 @@ note_intent(const handler_end *self, int64_t slot, int ordinal, const locked_row
 
 /* Note a committed append as done in its slot: PartitionRow.clear_intent.
  *
- * What is done first, and the intent last: killed before the row's word is cleared, the
- * next owner of the lock stores the same numbers again. Killed after the count, the
- * request is executed again and goes on behind this partition.
+ * The progress is stored first, and the intent is cleared last. If this process is
+ * killed before the row's word is cleared, the next owner of the lock stores the same
+ * numbers again. If it is killed after the progress is stored, the request is executed
+ * again, and continues behind this partition.
  */
 static void
 note_done(const handler_end *self, int64_t slot, int64_t progress, int ordinal,
@@ -259,16 +261,19 @@ note_done(const handler_end *self, int64_t slot, int64_t progress, int ordinal,
     STEP();
 }
 
-/* Return whether a partition that is locked now is still as it was judged. */
+/* Return whether a partition, which is locked now, is still as it was when it was
+ * checked. */
 static int
 may_append(const handler_end *self, const produce_partition *part, const append_plan *a,
            const locked_row *r)
 {
-    /* Another process's batch since then may be of this producer. */
+    /* If another process has appended since the check, its batch may be of this
+     * producer. */
     if (part->entry != NULL && a->producers_end != r->state[END_OFFSET])
         return 0;
     /* The coordinator closes a transaction before it takes this lock for the marker
-     * that ends it: what finds it open here is in the log before the marker. */
+     * that ends it. So a batch whose transaction is open here is in the log before the
+     * marker. */
     if (part->producer.is_transactional
         && !is_transaction_open(&self->transactions, part->producer.id,
                                 part->producer.epoch, a->row))
@@ -277,8 +282,8 @@ may_append(const handler_end *self, const produce_partition *part, const append_
 }
 
 /* Append a partition's batch. LEFT_TO_PYTHON: nothing is committed; if `*is_held`, the
- * lock of self->row is held, as its last owner died or the write has failed: Python
- * settles the row's intent, and releases it. */
+ * lock of self->row is held, because its last owner died or the write has failed:
+ * Python settles the row's intent, and releases the lock. */
 static enum outcome
 append_partition(handler_end *self, int64_t slot, produce_request *p, int ordinal,
                  int *is_held)
@@ -301,8 +306,8 @@ append_partition(handler_end *self, int64_t slot, produce_request *p, int ordina
     }
     const int64_t base_offset = r.state[END_OFFSET], position = r.state[ACTIVE_SIZE];
     note_intent(self, slot, ordinal, &r);
-    /* In the request's own bytes: done a second time, after a death, it does no
-     * harm. */
+    /* This changes the request's own bytes. If it is done a second time after a death,
+     * it does no harm. */
     place_batch(part->batch, base_offset, a.epoch);
     STEP();
     if (part->producer.is_transactional && r.state[FIRST_UNSTABLE] < 0)
@@ -316,17 +321,19 @@ append_partition(handler_end *self, int64_t slot, produce_request *p, int ordina
                             r.state[ACTIVE_SIZE]};
     part->log_start_offset = load(r.rows, row_at(a.row) + L.ROW_LOG_START_OFFSET);
     unlock_row(&r);
-    /* Behind the lock: a handler adds its bit under it, and then looks at the log
-     * again. */
-    part->has_waiters = load(r.rows, row_at(a.row) + L.ROW_WAITERS) != 0;
+    /* After the lock is released: a handler adds its bit under the lock, and reads the
+     * log again afterwards, so no bit is missed. */
+    const int64_t waiters = row_at(a.row) + L.ROW_WAITERS;
+    part->has_waiters = (load(r.rows, waiters) | load(r.rows, waiters + 1)) != 0;
     return DONE;
 }
 
 /* Append to all partitions, each noted as done in the slot.
  *
- * LEFT_TO_PYTHON in the midst of it: others have changed a partition since it was
- * judged. Then, as after a death, Python executes the request again, finds what is
- * done, and goes on from there; the core takes no request that was begun.
+ * LEFT_TO_PYTHON after some appends: another process has changed a partition since it
+ * was checked. Then, as after a death, Python executes the request again, finds the
+ * partitions that are done, and continues behind them; the core executes no request
+ * that was begun before.
  */
 static enum outcome
 append_partitions(handler_end *self, int64_t slot, produce_request *p, int64_t now_ms,
@@ -349,8 +356,8 @@ append_partitions(handler_end *self, int64_t slot, produce_request *p, int64_t n
 
 /* -- the request ------------------------------------------------------------------- */
 
-/* Return the arena's word where a slot notes the first partition that is done; -1:
- * there is no room for so many, or some are done. */
+/* Return the arena word of the first partition's progress; -1: there is no room for so
+ * many partitions, or some are already done. */
 static int64_t
 find_progress(const handler_end *self, int64_t slot, int partitions)
 {
@@ -374,7 +381,8 @@ read_produce(handler_end *self, int64_t slot, uint8_t *frame, int64_t size)
         || !parse_produce_request(frame + header, size - header, version, p)
         || produce_answer_bound(p) > L.ANSWER_BYTES || answer_offset(self, slot) < 0)
         return 0;
-    /* Whether the sender may use a transactional id, Python asks the authorizer. */
+    /* If there is an authorizer, Python asks it if the sender may use the transactional
+     * id. */
     if (p->is_transactional
         && (self->transactions.segment.base == NULL || self->verdicts.are_needed))
         return 0;
@@ -434,22 +442,41 @@ execute_produce(handler_end *self, int64_t slot, uint8_t *frame, int64_t size, i
     return outcome == DONE ? answer_produce(self, slot, frame, flags) : outcome;
 }
 
-/* Take the handlers that want to hear of a row. Without its lock: a handler adds its
- * bit under the lock, and then looks at the log again; so a bit may be seen twice, and
- * none is lost. */
+/* Read and clear one word of the handlers that wait for a row. This takes no lock: a
+ * handler adds its bit under the lock, and then reads the log again. So a bit may be
+ * seen twice, but no handler misses records. */
 static int64_t
-take_waiters(const handler_end *self, int64_t row)
+take_waiters(const handler_end *self, int64_t row, int word_of_mask)
 {
-    word *waiters = word_at(&self->logs.rows, row_at(row) + L.ROW_WAITERS);
+    word *waiters =
+        word_at(&self->logs.rows, row_at(row) + L.ROW_WAITERS + word_of_mask);
     const int64_t taken = atomic_exchange_explicit(waiters, 0, memory_order_acq_rel);
-    /* Killed here, these handlers are not told; but after a death all look at every
-     * partition that they wait for. */
+    /* If this process is killed here, these handlers are not told; but after a death
+     * all handlers check every partition that they wait for. */
     STEP();
     return taken;
 }
 
-/* appended(): after execute() of a Produce, (row, next offset, handlers to be told) of
- * each partition, in their order. */
+/* Read and clear both words of a row's waiters; return them as one Python int. */
+static PyObject *
+take_mask(const handler_end *self, int64_t row)
+{
+    PyObject *low = PyLong_FromLongLong(take_waiters(self, row, 0));
+    const int64_t rest = take_waiters(self, row, 1);
+    if (low == NULL || rest == 0)
+        return low;
+    PyObject *high = PyLong_FromLongLong(rest), *bits = PyLong_FromLongLong(L.MASK_BITS);
+    PyObject *shifted = high && bits ? PyNumber_Lshift(high, bits) : NULL;
+    PyObject *mask = shifted ? PyNumber_Or(low, shifted) : NULL;
+    Py_DECREF(low);
+    Py_XDECREF(high);
+    Py_XDECREF(bits);
+    Py_XDECREF(shifted);
+    return mask;
+}
+
+/* appended(): after execute() of a Produce, return (row, next offset, handlers to be
+ * told) of each partition, in the request's order. */
 PyObject *
 handler_appended(PyObject *object, PyObject *unused)
 {
@@ -459,10 +486,10 @@ handler_appended(PyObject *object, PyObject *unused)
     for (int i = 0; all != NULL && i < p->partition_count; i++) {
         const produce_partition *part = &p->partitions[i];
         const int64_t row = part->done.row;
-        const int64_t waiters = part->has_waiters ? take_waiters(self, row) : 0;
-        PyObject *one = Py_BuildValue("(LLL)", (long long)row,
-                                      (long long)part->done.next_offset,
-                                      (long long)waiters);
+        PyObject *waiters =
+            part->has_waiters ? take_mask(self, row) : PyLong_FromLong(0);
+        PyObject *one = Py_BuildValue("(LLN)", (long long)row,
+                                      (long long)part->done.next_offset, waiters);
         if (one == NULL)
             Py_CLEAR(all);
         else

@@ -1,4 +1,4 @@
-/* Produces: which partitions a request may append to, the appends, and the answer. */
+/* Produce requests: check which partitions they may append to, append, and answer. */
 
 #ifndef MPBROKER_PRODUCE_H
 #define MPBROKER_PRODUCE_H
@@ -6,8 +6,8 @@
 #include "base/outcome.h"
 #include "server/handler_end.h"
 
-/* Execute a Produce. `*flags`: what handler_execute.h says of the result; ROW_IS_HELD
- * only with LEFT_TO_PYTHON. */
+/* Execute a Produce. `*flags`: flags of handler_execute.h for the result; or
+ * ROW_IS_HELD, only with LEFT_TO_PYTHON. */
 enum outcome execute_produce(handler_end *self, int64_t slot, uint8_t *frame,
                              int64_t size, int *flags);
 

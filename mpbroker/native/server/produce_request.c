@@ -4,8 +4,8 @@
 
 #define FIRST_VERSION 3
 #define LAST_VERSION 13
-/* What an answer takes at most: its size, header, counts and throttle time; a topic
- * without its name; a partition. */
+/* The largest numbers of bytes that parts of an answer take: its size field, header,
+ * counts and throttle time; a topic without its name; a partition. */
 #define HEAD_ROOM 24
 #define TOPIC_ROOM 8
 #define PARTITION_ROOM 36
@@ -34,7 +34,8 @@ parse_topic(field_reader *r, produce_request *p)
     get_no_tagged_fields(r);
 }
 
-/* Return whether there is a transactional id; the core reads only ASCII. */
+/* Return whether the request has a transactional id. One that is not ASCII is left to
+ * Python. */
 static int
 has_transactional_id(field_reader *r)
 {

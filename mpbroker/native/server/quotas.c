@@ -1,5 +1,5 @@
-/* Python twins: server/quotas/client_quotas.py and ipc/counters/network_costs.py, as far
- * as no client is throttled.
+/* Python twins: server/quotas/client_quotas.py and ipc/counters/network_costs.py,
+ * except for the throttling of clients.
  */
 
 #include "server/quotas.h"
@@ -24,7 +24,7 @@ read_limit(PyObject *values, Py_ssize_t first, quota_limit *limit)
     return !PyErr_Occurred() && limit->row < L.MAX_QUOTA_ROWS;
 }
 
-/* Find the limits of a request's client; 0: they are not known here. */
+/* Find the limits of a request's client; 0: they are not in the tables. */
 static int
 find_limits(const handler_end *self, int64_t slot, const uint8_t *frame, int64_t size,
             quota_charge *c)
@@ -76,7 +76,7 @@ quota_begin(const handler_end *self, int64_t slot, int64_t api_key, const uint8_
     return 1;
 }
 
-/* Return what a request and its answer cost their processor:
+/* Return the cost of a request and its answer for their processor, in ns:
  * network_costs.network_ns. */
 static int64_t
 network_ns(const handler_end *self, int64_t slot, int64_t request_bytes)

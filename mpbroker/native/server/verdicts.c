@@ -10,8 +10,8 @@
 #define ADDRESS_WORDS 2
 #define KEY_WORDS (2 + ADDRESS_WORDS)
 
-/* Read who sent a slot's request, as request_context.py tells senders apart; 0: its
- * connection has gone, and the row may be another's. */
+/* Read the key of the sender of a slot's request: principal, listener and address, as
+ * in request_context.py. 0: the connection has ended, and another may have the row. */
 static int
 read_sender(const handler_end *self, int64_t slot, uint8_t *key)
 {
@@ -29,8 +29,8 @@ read_sender(const handler_end *self, int64_t slot, uint8_t *key)
     return is_row_of_slot(control, row, slot);
 }
 
-/* Return a sender's topics, borrowed; NULL, perhaps with an exception, if it has
- * none. */
+/* Return the topics of a slot's sender in a table, borrowed; NULL, perhaps with an
+ * exception, if it has none. */
 static PyObject *
 topics_of(const handler_end *self, int64_t slot, PyObject *by_sender)
 {
@@ -63,7 +63,7 @@ may_read(const handler_end *self, int64_t slot, const request_topic *wanted, int
          int version)
 {
     const verdicts *v = &self->verdicts;
-    PyObject *topics = NULL; /* the sender's, once they are asked for */
+    PyObject *topics = NULL; /* the sender's topics, found when first needed */
     int found = 1;
     if (!v->are_needed)
         return 1;

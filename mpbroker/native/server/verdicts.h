@@ -1,9 +1,10 @@
-/* Which topics a request's sender may write to and read.
+/* The verdicts of the authorizer: the topics that a request's sender may write to, and
+ * those that it may read.
  *
- * server/authorization/verdicts.py fills the tables with what the authorizer has
- * allowed, and empties them when its rules change. The core refuses no request: what
- * the tables do not allow is left to Python, which asks the authorizer. So nothing is
- * allowed here that was not allowed there, under the same version of the rules.
+ * server/authorization/verdicts.py fills the tables with operations that the authorizer
+ * has allowed, and empties them when its rules change. The core refuses no request: an
+ * operation that the tables do not allow is left to Python, which asks the authorizer.
+ * So the core allows only operations that the authorizer has allowed by the same rules.
  */
 
 #ifndef MPBROKER_VERDICTS_H
@@ -19,8 +20,8 @@ typedef struct {
     char are_needed; /* whether there is an authorizer */
 } verdicts;
 
-/* Return whether a slot's sender is known to be allowed to write to a topic, or to read
- * all of these topics; -1 and an exception. */
+/* Return whether, according to the tables, a slot's sender may write to a topic, or may
+ * read all of these topics; -1 and an exception. */
 int may_write(const handler_end *self, int64_t slot, PyObject *topic);
 int may_read(const handler_end *self, int64_t slot, const request_topic *topics,
              int count, int version);

@@ -1,4 +1,4 @@
-/* Python twin: storage/log/partition_log.py, whose order of writes and stores this is. */
+/* Python twin: storage/log/partition_log.py, with the same order of writes. */
 
 #include "storage/append.h"
 
@@ -83,7 +83,7 @@ fits(const append_plan *a, const locked_row *r, const uint8_t *batch, int64_t si
     if (state[BYTES_SINCE_INDEX] > a->index_interval
         && (a->offset_index_fd < 0 || a->time_index_fd < 0))
         return 0;
-    /* An empty segment takes any batch; else one that is full is rolled before. */
+    /* An empty segment takes any batch; otherwise a full segment is rolled first. */
     return state[ACTIVE_SIZE] == 0
            || !(state[ACTIVE_SIZE] + size > a->max_size
                 || last_offset - a->active_base > INT32_MAX
@@ -93,7 +93,8 @@ fits(const append_plan *a, const locked_row *r, const uint8_t *batch, int64_t si
 }
 
 /* Write an entry of the offset index, and of the time index if there is a newer time.
- * They count once a state is committed that says so. 0: the disk has failed. */
+ * The entries count once the state with their number is committed. 0: the disk has
+ * failed. */
 static int
 write_indexes(const append_plan *a, int64_t *state, int64_t last_offset,
               int64_t position)
@@ -137,8 +138,9 @@ write_batch(const append_plan *a, locked_row *r, const uint8_t *batch, int64_t s
         state[MAX_TIMESTAMP] = max_timestamp(batch);
         state[MAX_TIMESTAMP_OFFSET] = last_offset;
     }
-    /* The batch before its index entries: an entry that counts names bytes that are
-     * there. Killed after either, what was written lies beyond what is committed. */
+    /* The batch before its index entries, so that an entry never names bytes that are
+     * not there. If this process is killed after either write, the bytes lie behind the
+     * committed ones, and do not count. */
     if (pwrite((int)a->fd, batch, size, position) != size
         || (state[BYTES_SINCE_INDEX] > a->index_interval
             && !write_indexes(a, state, last_offset, position)))

@@ -30,7 +30,7 @@ has_no_aborted(const read_plan_fields *at, PyObject *plan)
            && access(PyBytes_AS_STRING(path), F_OK) != 0 && errno == ENOENT;
 }
 
-/* Return how much to read of what there is: LogReader._limit. -1: left to Python. */
+/* Return how many of `length` bytes to read: LogReader._limit. -1: left to Python. */
 static int64_t
 limit_length(const read_region *r, int64_t length, const read_request *wanted)
 {
@@ -47,8 +47,8 @@ limit_length(const read_region *r, int64_t length, const read_request *wanted)
     return wanted->min_one_batch ? first : 0;
 }
 
-/* Read the plan, and the log's committed state, which has to be as the plan has it; 0:
- * left to Python. */
+/* Read the plan and the log's committed state, and check that they agree; 0: left to
+ * Python. */
 static int
 read_log(const memory *rows, const read_plan_fields *at, PyObject *plan,
          const read_request *wanted, read_region *r, int64_t *state)
@@ -62,8 +62,8 @@ read_log(const memory *rows, const read_plan_fields *at, PyObject *plan,
         || !read_int_field(plan, at->structure, &r->structure)
         || !read_int_field(plan, at->leader_epoch, &leader_epoch))
         return 0;
-    /* Another epoch than ours, or ours is not known yet: Python says which error it
-     * is. */
+    /* The client's epoch is not ours, or ours is not known yet: Python finds out which
+     * error this is. */
     if (wanted->leader_epoch >= 0 && wanted->leader_epoch != leader_epoch)
         return 0;
     const int64_t row = row_at(r->row);
@@ -84,7 +84,7 @@ find_records(const memory *rows, const read_plan_fields *at, PyObject *plan,
     r->end_offset = state[END_OFFSET];
     r->stable_offset = is_stable ? r->end_offset : state[FIRST_UNSTABLE];
     if (r->stable_offset < r->log_start_offset)
-        r->stable_offset = r->log_start_offset; /* what came before was deleted */
+        r->stable_offset = r->log_start_offset; /* the records before were deleted */
     r->length = 0;
     r->end_position = -1;
     if (wanted->offset < r->log_start_offset || wanted->offset > r->end_offset

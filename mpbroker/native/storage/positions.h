@@ -1,5 +1,6 @@
-/* Where batches begin in a segment: the dict `positions` of a log, which AppendPlan and
- * ReadPlan share with it. Offset -> (segment, position). This process's own.
+/* Positions: where batches begin in a segment's file. They are in the dict `positions`
+ * of a log (offset -> (segment, position)), which its AppendPlan and ReadPlan share.
+ * The dict is private to this process.
  */
 
 #ifndef MPBROKER_POSITIONS_H
@@ -7,13 +8,14 @@
 
 #include "base/python_objects.h"
 
-/* Note where the batch at an offset begins, or will; 0 and an exception. `positions`
- * that are no dict (None: no reader has come) are left alone. */
+/* Note the position at which the batch with an offset begins, or will begin; 0 and an
+ * exception. If `positions` is no dict (it is None until there is a reader), nothing is
+ * noted. */
 int remember_position(PyObject *positions, PyObject *segment, int64_t offset,
                       int64_t position);
 
-/* Return where in a segment the batch begins that holds an offset; -1: unknown, perhaps
- * with an exception. */
+/* Return the position in a segment of the batch that contains an offset; -1: it is
+ * unknown, perhaps with an exception. */
 int64_t find_position(PyObject *positions, PyObject *segment, int64_t offset);
 
 #endif

@@ -12,9 +12,10 @@
 #define BATCHES_KEPT 5
 #define SEQUENCE_MASK 0x7FFFFFFF
 #define NO_OFFSET (-1)
-/* So many batches of others' are read here; more are a restart, or a long pause. */
+/* At most this many batches of other processes are read here; there are more only after
+ * a restart or a long pause, and these are left to Python. */
 #define MAX_CAUGHT_UP 64
-/* Transactions of so many producers in one partition are looked at here. */
+/* Open transactions of at most this many producers in one partition are read here. */
 #define MAX_ONGOING 64
 
 int
@@ -83,8 +84,8 @@ find_entry(const producer_fields *at, PyObject *plan, int64_t producer_id)
     return batches != NULL && PyList_CheckExact(batches) ? entry : NULL;
 }
 
-/* Return where transactions are open in the partition: a dict of first offset ->
- * producer id, borrowed; NULL if there is none. */
+/* Return the open transactions of the partition: a dict of first offset -> producer id,
+ * borrowed; NULL if there is no such dict. */
 static PyObject *
 ongoing_of(const producer_fields *at, PyObject *plan)
 {
@@ -93,8 +94,8 @@ ongoing_of(const producer_fields *at, PyObject *plan)
     return ongoing != NULL && PyDict_CheckExact(ongoing) ? ongoing : NULL;
 }
 
-/* Return the last sequence of an entry's batches, -1 if it has none; -2: they are
- * odd. */
+/* Return the last sequence number of an entry's batches; -1: it has no batches; -2:
+ * they are not as expected. */
 static int64_t
 last_sequence_of(const producer_fields *at, PyObject *entry)
 {
@@ -113,7 +114,8 @@ last_sequence_of(const producer_fields *at, PyObject *entry)
 
 /* -- what is appended changes the copy --------------------------------------------- */
 
-/* Let an entry go on at an epoch; 0: an exception, or it is odd. */
+/* Let an entry continue at an epoch. 0: an exception, or the entry is not as
+ * expected. */
 static int
 begin_epoch(const producer_fields *at, PyObject *entry, int64_t epoch)
 {
@@ -127,8 +129,8 @@ begin_epoch(const producer_fields *at, PyObject *entry, int64_t epoch)
            && PyList_SetSlice(batches, 0, PyList_GET_SIZE(batches), NULL) == 0;
 }
 
-/* Note that a transaction has a batch here: its first one begins it. 0: an exception,
- * or the copy is odd. */
+/* Note that a transaction has a batch in this partition; the first one begins the
+ * transaction here. 0: an exception, or the copy is not as expected. */
 static int
 note_transaction(const producer_fields *at, PyObject *plan, PyObject *entry,
                  int64_t producer_id, int64_t base_offset)
@@ -173,7 +175,7 @@ note_batch(const producer_fields *at, PyObject *plan, PyObject *entry,
                || note_transaction(at, plan, entry, b->id, base_offset));
 }
 
-/* End an entry's transaction; 0: an exception, or the copy is odd. */
+/* End an entry's transaction. 0: an exception, or the copy is not as expected. */
 static int
 end_transaction(const producer_fields *at, PyObject *plan, PyObject *entry)
 {
@@ -192,8 +194,8 @@ end_transaction(const producer_fields *at, PyObject *plan, PyObject *entry)
 }
 
 /* Add a marker to its producer's entry: ProducerState.apply_marker. 0: an exception, or
- * left to Python. While an index of aborted transactions is rebuilt, all markers
- * are. */
+ * left to Python, as all markers are while an index of aborted transactions is
+ * rebuilt. */
 static int
 note_marker(const producer_fields *at, PyObject *plan, const uint8_t *marker,
             int64_t now_ms)
@@ -216,8 +218,8 @@ note_marker(const producer_fields *at, PyObject *plan, const uint8_t *marker,
 
 /* -- catching up ------------------------------------------------------------------- */
 
-/* Add a batch of another process. `head`: its header or, of a marker, all of it. 0: an
- * exception, or left to Python. */
+/* Add a batch that another process has appended. `head`: the header of the batch; of a
+ * marker, all of it. 0: an exception, or left to Python. */
 static int
 note_foreign(const producer_fields *at, PyObject *plan, const uint8_t *head,
              int64_t size, int64_t offset, int64_t now_ms)
@@ -235,12 +237,12 @@ note_foreign(const producer_fields *at, PyObject *plan, const uint8_t *head,
                          now_ms);
 }
 
-/* Where this process's copy stands in the log. */
+/* The place in the log up to which this process's copy is computed. */
 typedef struct {
     int64_t row, fd, end, position;
 } place;
 
-/* Find it, and the log's committed state; 0: left to Python. */
+/* Find the place, and the log's committed state; 0: left to Python. */
 static int
 find_place(const log_access *logs, PyObject *plan, place *where, int64_t *state)
 {
@@ -257,7 +259,8 @@ find_place(const log_access *logs, PyObject *plan, place *where, int64_t *state)
         || !read_int_field(plan, p->producers_position, &where->position)
         || !read_int_field(producers, logs->producers.end_offset, &in_python))
         return 0;
-    /* Python has read on without an append: what it took over must not come twice. */
+    /* Python has read further without an append: batches that it has added must not be
+     * added a second time. */
     if (in_python > where->end || where->end < 0)
         return 0;
     return read_state(&logs->rows, where->row, state)
@@ -265,12 +268,13 @@ find_place(const log_access *logs, PyObject *plan, place *where, int64_t *state)
            && load(&logs->rows, row_at(where->row) + L.ROW_STRUCTURE) == structure;
 }
 
-/* Read the batch at a place, and step over it; 0: left to Python, or an exception. */
+/* Add the batch at a place to the copy, and move the place behind it; 0: left to
+ * Python, or an exception. */
 static int
 take_over_batch(const log_access *logs, PyObject *plan, place *where,
                 const int64_t *state, int64_t now_ms)
 {
-    /* Its header and whatever is behind that: a marker is no more. */
+    /* The header and some bytes behind it: a marker is no longer than that. */
     uint8_t head[MARKER_SIZE];
     if (where->position < 0)
         return 0;
@@ -291,8 +295,8 @@ take_over_batch(const log_access *logs, PyObject *plan, place *where,
            && set_int_field(plan, logs->plan.producers_end, where->end);
 }
 
-/* Take over what others have appended: LogProducers._catch_up, without the lock. 0:
- * left to Python, or an exception. */
+/* Add the batches that other processes have appended to the copy, without the lock:
+ * LogProducers._catch_up. 0: left to Python, or an exception. */
 static int
 catch_up(const log_access *logs, PyObject *plan, int64_t now_ms)
 {
@@ -326,7 +330,7 @@ check_batch(const log_access *logs, PyObject *plan, const batch_producer *b,
     return last >= -1 && ((last + 1) & SEQUENCE_MASK) == b->first_sequence ? entry : NULL;
 }
 
-/* Say how far this process knows the producers now. */
+/* Store up to which batch this process knows the producers now. */
 static int
 move_on(const append_plan_fields *at, PyObject *plan, const appended *done)
 {
@@ -343,8 +347,8 @@ apply_batch(const log_access *logs, PyObject *plan, PyObject *entry,
            && move_on(&logs->plan, plan, done);
 }
 
-/* Find where the first transaction begins that stays open without a producer's; -1:
- * none. 0: there are odd ones, or too many to look at; perhaps an exception. */
+/* Find the first offset of the open transactions of all other producers; -1: there are
+ * none. 0: they are not as expected, or too many; perhaps an exception. */
 static int
 first_open_without(const producer_fields *at, PyObject *plan, int64_t producer_id,
                    int64_t *first)

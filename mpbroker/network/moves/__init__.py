@@ -1,1 +1,1 @@
-"""Connections that change their process: hand-over, succession, the keeper."""
+"""Move connections to another process: hand-over, succession, the keeper."""

@@ -1,8 +1,9 @@
 """Departures: give connections to processors that stay or that have less to do.
 
-The order is in the processor's row: the number of connections, and their targets. A
-connection moves when it is READING, so it waits for one answer at most. A part of a
-frame stays where it is, and the new owner fetches it:
+The supervisor's order to do so is in the processor's record in shared memory: the
+number of connections, and the processors that may get them, the targets. A connection
+moves when it is READING, so it waits for one answer at most. A part of a frame stays
+where it is, and the new owner fetches it:
 
     giver    ends the events of the socket
     giver    stores another owner in the row: the commit
@@ -31,6 +32,7 @@ from mpbroker.ipc.layout import (
     connection_row,
     processor_row,
 )
+from mpbroker.ipc.masks import read_mask
 from mpbroker.ipc.segment import Segment
 from mpbroker.network.channel import Channel
 from mpbroker.network.channel_selector import ChannelSelector
@@ -41,10 +43,11 @@ ALL: Final = -1
 
 
 class Departures:
-    """One processor's order to give connections away, and those not sent yet.
+    """Carries out the supervisor's order to give connections to other processors.
 
     Attributes:
-        left: connections still to be given away; ALL: all, and every new one.
+        left: how many connections this processor still has to give away. 0: none. ALL:
+            all that it has, and every new one.
     """
 
     def __init__(
@@ -70,22 +73,32 @@ class Departures:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether connections are still to be given away, or to be sent."""
+        """Whether the order to give connections away is not fully carried out yet.
+
+        Connections are still to be given, or the sockets of given ones to be sent.
+        """
         return self.left != 0 or bool(self._unsent)
 
     def look(self) -> None:
-        """Check for a new order; it replaces the last one."""
+        """Check shared memory for a new order; it replaces the last one."""
         words, row = self._words, self._row
         order = words[row + PROCESSOR_MOVE_ORDER]
         if order != self._order:
             self._order = order
-            self._targets = words[row + PROCESSOR_MOVE_TARGETS]
+            self._targets = read_mask(words, row + PROCESSOR_MOVE_TARGETS)
             self.left = words[row + PROCESSOR_MOVE_COUNT]
 
     def give(self, channels: list[Channel]) -> list[Channel]:
-        """Give READING connections away; return those that were given away.
+        """Make other processors the owners of connections, as many as ordered.
 
-        The caller must ``send`` and forget them. The others have no target just now.
+        Args:
+            channels: connections that may be given away, because they have no request
+                in flight (state READING).
+
+        Returns:
+            The connections that were given away: the caller must forget them, and call
+            ``send``. The others stay, because the order is done, or because none of the
+            processors named in the order serves their listener now.
         """
         gone: list[Channel] = []
         by_target: dict[int, list[Channel]] = {}
@@ -105,7 +118,16 @@ class Departures:
         return gone
 
     def forward(self, message: bytes, sock: socket.socket, listener: int) -> bool:
-        """Pass a connection on that has no row yet; False: there is no target."""
+        """Send a new, unregistered connection to a target that serves its listener.
+
+        Targets are the processors named in the order. Return False if there is no such
+        target, or its queue is full. Otherwise close this process's descriptor.
+
+        Args:
+            message: the message to send with the socket.
+            sock: the connection's socket.
+            listener: the index of the connection's listener.
+        """
         target = self._target(listener)
         if target is None:
             return False
@@ -117,7 +139,10 @@ class Departures:
         return True
 
     def send(self) -> None:
-        """Send connections that were given away, as far as the queues have room."""
+        """Send the sockets that ``give`` chose to their new owners; close them here.
+
+        If an owner's queue is full, its sockets stay for the next call.
+        """
         for _ in range(len(self._unsent)):
             target, batch = self._unsent.popleft()
             message = pack_adopt([channel.connection for channel in batch])
@@ -131,7 +156,13 @@ class Departures:
                 channel.sock.close()
 
     def note_progress(self, connections: int) -> None:
-        """Note in the row if the order is done; ``connections`` are left here."""
+        """Store in shared memory that the order is done, if it is.
+
+        An order for some connections is also done when the processor has none left.
+
+        Args:
+            connections: how many connections this processor still has.
+        """
         if self.left != ALL and not connections:
             self.left = 0
         done = not connections if self.left == ALL else not self.left
@@ -148,7 +179,11 @@ class Departures:
         return self._target(words[connection_row(connection) + CONNECTION_LISTENER])
 
     def _target(self, listener: int) -> int | None:
-        """Return the next target, in round robin, that serves this listener."""
+        """Return the next processor that may get a connection of a listener.
+
+        It is chosen in round robin from those that the order names and that serve the
+        listener. Return None if there is none.
+        """
         words = self._words
         for step in range(MAX_PROCESSORS):
             target = (self._next + step) % MAX_PROCESSORS

@@ -1,16 +1,18 @@
-"""The messages that pass a client's socket to another process (SCM_RIGHTS).
+"""Define and send the messages that pass a client's socket to another process.
 
-To a processor, through its hand-over socket, with the sender:
+The socket goes with the message (SCM_RIGHTS). A processor gets three kinds of messages
+through its hand-over socket:
 
-    NEW     acceptor:    one connection, accepted just now; it has used up credit
-    AGAIN   keeper:      one connection that was probably lost on its way
+    kind    from         carries
+    NEW     acceptor     one connection, accepted just now; it has used up credit
+    AGAIN   keeper       one connection that was probably lost on its way
     ADOPT   keeper, or   connections that have rows already, one word for each row
             a processor  behind the head: the row's owner continues the connection
 
-To the keeper, through its own socket: a new connection and its processor, duplicates of
-connections that have rows, or the connections of an acceptor that has died. A message
-is short and never split (SOCK_SEQPACKET). The supervisor holds both ends of all these
-sockets, so unread messages outlive the process that was to read them.
+The keeper gets messages through its own socket: a new connection and its processor,
+duplicates of connections that have rows, or the connections of an acceptor that has
+died. A message is short and never split (SOCK_SEQPACKET). The supervisor holds both
+ends of all these sockets, so unread messages outlive the process that was to read them.
 """
 
 import socket
@@ -42,7 +44,7 @@ MAX_MESSAGE_BYTES: Final = HAND_OVER.size + 8 * MAX_SOCKETS
 
 
 class HandOver(IntEnum):
-    """The kinds of messages to a processor."""
+    """Names the kinds of messages to a processor."""
 
     NEW = 0
     AGAIN = 1
@@ -50,7 +52,12 @@ class HandOver(IntEnum):
 
 
 def pack_adopt(rows: Sequence[int]) -> bytes:
-    """Return the head of a message with the sockets of these rows, in this order."""
+    """Return the bytes of an ADOPT message, which gives connections to their owner.
+
+    Args:
+        rows: the indexes of the connections' rows (records in shared memory), in the
+            order in which the sockets are sent.
+    """
     return HAND_OVER.pack(HandOver.ADOPT, -1, len(rows), 0) + _words(len(rows)).pack(
         *rows
     )
@@ -66,7 +73,10 @@ def _words(count: int) -> Struct:
 
 
 class KeeperLink:
-    """The link from acceptors and processors to the keeper, which may be dead."""
+    """Sends duplicates of clients' sockets to the keeper, which saves them from death.
+
+    While no keeper runs, the messages wait in the socket for the next keeper.
+    """
 
     def __init__(self, sock: socket.socket, bell: Doorbell) -> None:
         self._sock = sock
@@ -75,17 +85,18 @@ class KeeperLink:
     def keep_new(
         self, sock: socket.socket, processor: int, listener: int, sequence: int
     ) -> bool:
-        """Leave a duplicate of a connection that has no row yet.
+        """Send the keeper a duplicate of a connection that is not registered yet.
 
         Returns:
-            False if the keeper's queue is full. The connection works all the same.
+            False if the keeper's queue is full. The connection can be used even then.
         """
         return self._send(KEEP.pack(processor, listener, sequence), [sock.fileno()])
 
     def keep_rescued(self, socks: Sequence[socket.socket], listener: int) -> None:
-        """Leave a dead acceptor's connections, which may be handed over or lost.
+        """Send the keeper the connections of a dead acceptor.
 
-        Waits, for a while, until the keeper has read the messages before.
+        Some of them may have been handed to a processor already. If the keeper's queue
+        is full, wait up to a second for room; after that, connections are left out.
         """
         message = KEEP.pack(RESCUED, listener, 0)
         deadline = time.monotonic() + _RESCUE_S
@@ -95,7 +106,10 @@ class KeeperLink:
                 time.sleep(_RETRY_S)
 
     def keep(self, socks: Sequence[socket.socket]) -> bool:
-        """Leave duplicates of connections that have rows; False: try again later."""
+        """Send the keeper duplicates of connections that a processor has registered.
+
+        Return False if the keeper's queue is full: the caller tries again later.
+        """
         fds = [sock.fileno() for sock in socks]
         return self._send(KEEP.pack(HAS_ROW, -1, 0), fds)
 
@@ -107,16 +121,17 @@ class KeeperLink:
         return True
 
     def ask(self) -> None:
-        """Make the keeper look for processors that lack sockets."""
+        """Wake the keeper, to send sockets to the processors that lack them."""
         self._bell.ring()
 
 
 class Offers:
-    """The sockets that a processor still has to leave with the keeper.
+    """Keeps the sockets of which a processor must still send the keeper duplicates.
 
-    These are all of its sockets if the keeper or the processor is new; and connections
-    that were on the way to it when the last keeper died, which no other processor
-    offers. A keeper that has a socket already drops the second duplicate.
+    If the keeper or the processor is new, these are all sockets of the processor. A
+    socket that was on the way to the processor when the last keeper died is added when
+    it arrives, since no other processor offers it. A keeper that has a socket already
+    drops the second duplicate.
     """
 
     def __init__(self, control: Segment, keeper: KeeperLink) -> None:
@@ -131,19 +146,32 @@ class Offers:
         return bool(self._waiting)
 
     def look(self, channels: Iterable[Channel]) -> None:
-        """Offer all channels if there is a new keeper, which has no duplicates yet."""
+        """Plan to send the keeper all sockets, if it is a new one since the last call.
+
+        A new keeper has no duplicates yet.
+        """
         keeper = self._words[HEADER + HEADER_KEEPER]
         if keeper != self._seen:
             self._seen, self._seen_ns = keeper, time.monotonic_ns()
             self._waiting = [channel.sock for channel in channels]
 
     def came(self, sock: socket.socket, accepted_ns: int) -> None:
-        """Offer a connection that came, if it was accepted before the new keeper."""
+        """Plan to send the keeper an arrived connection, if it may not have it.
+
+        That is so if it was accepted before this process knew of the present keeper.
+
+        Args:
+            sock: the connection's socket.
+            accepted_ns: when it was accepted, monotonic; 0 if that is unknown.
+        """
         if accepted_ns < self._seen_ns:
             self._waiting.append(sock)
 
     def send(self) -> bool:
-        """Leave as many open sockets as there is room for; return if there are more."""
+        """Send the planned duplicates, while the keeper's queue has room.
+
+        Return whether some are left, which the next call sends.
+        """
         while self._waiting:
             batch = [sock for sock in self._waiting[:MAX_SOCKETS] if sock.fileno() >= 0]
             if batch and not self._keeper.keep(batch):

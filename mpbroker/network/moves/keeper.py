@@ -1,20 +1,21 @@
 """Keeper: holds a duplicate of every client's socket, so that none dies with a process.
 
-An acceptor leaves a duplicate here before it hands a connection to a processor. When a
-processor has died, the keeper sends its successor the sockets of all rows it owns. A
-new connection that has no row after a while is handed over once more; a processor that
-has it already drops the second duplicate. An acceptor's guard leaves a dead acceptor's
-connections here, and they are handed on at once.
+An acceptor leaves a duplicate with the keeper before it hands a connection to a
+processor. When a processor has died, the keeper sends its successor the sockets of all
+connections it owns. (A row is a connection's record in shared memory; it names the
+owner.) A new connection that has no row after a while is handed over once more; a
+processor that has the connection already drops the second duplicate. An acceptor's
+guard leaves a dead acceptor's connections with the keeper, which hands them on at once.
 
 The row of a socket has the kernel's cookie of the socket, so they cannot be confused.
 The kernel also tells when a duplicate may be closed: a processor shuts a connection
 down before it closes it, or the client resets it, and epoll reports a hang-up in both
 cases. So the end of a connection needs no message, which could be lost with a process.
 
-If the keeper dies, the processors have their sockets, and leave duplicates with its
-successor. The keeper reads and writes no bytes of clients, takes no lock, and writes
-four words. So connections are lost only if a process and the keeper are killed within
-the same few milliseconds.
+If the keeper dies, the processors have their sockets, and leave duplicates with the
+next keeper. The dead keeper's guard does the same, also with the sockets of dead
+processors (keeper_guard.py). The keeper reads and writes no bytes of clients, takes no
+lock, and writes five words of shared memory.
 """
 
 import contextlib
@@ -56,6 +57,7 @@ from mpbroker.network.moves.hand_over import (
     HandOver,
     pack_adopt,
 )
+from mpbroker.network.moves.keeper_guard import KeeperGuard, await_guard
 from mpbroker.network.moves.tcp_counters import counters_are_exact, socket_cookie
 
 _LOG = get_logger(__name__)
@@ -69,7 +71,10 @@ _MAX_EVENTS: Final = 256
 
 
 class _New(NamedTuple):
-    """A connection that had no row when it was last looked for."""
+    """Holds the facts about a new connection, which no processor has registered yet.
+
+    The keeper sends it to a processor again if it is not registered in time.
+    """
 
     processor: int
     listener: int
@@ -78,7 +83,7 @@ class _New(NamedTuple):
 
 
 class _Parcel(NamedTuple):
-    """Sockets to be sent to a processor, by cookie; some may end before."""
+    """Holds one message for a processor, with the sockets that it carries."""
 
     processor: int
     message: bytes  # AGAIN, of one socket; b"": ADOPT
@@ -86,14 +91,17 @@ class _Parcel(NamedTuple):
 
 
 class Keeper:
-    """The one process that shares every client's socket.
+    """Keeps duplicates of all clients' sockets, and sends them to new processes.
 
     Args:
-        control: the control segment.
+        control: the shared memory with the records (rows) of all connections and
+            processes.
         link: the receiving end of the socket through which duplicates come.
         handovers: the sending ends of every processor's Unix socket, by id.
         bell: the keeper's own doorbell.
         processor_bells: the processors' doorbells, by id.
+        guard: the process that shares the keeper's descriptors. None: the keeper runs
+            without a guard.
     """
 
     def __init__(
@@ -103,14 +111,17 @@ class Keeper:
         handovers: Mapping[int, socket.socket],
         bell: Doorbell,
         processor_bells: Sequence[Doorbell],
+        guard: KeeperGuard | None = None,
     ) -> None:
         self._words = control.words
         self._link = link
         self._handovers = handovers
         self._bell = bell
         self._processor_bells = processor_bells
+        self._guard = guard
+        self._guard_pidfd = -1
         self._fds: dict[int, int] = {}  # descriptor by cookie
-        self._cookies: dict[int, int] = {}  # and the other way round
+        self._cookies: dict[int, int] = {}  # cookie by descriptor
         self._new: dict[int, _New] = {}  # by cookie
         self._undelivered: list[_Parcel] = []
         self._death_epoch = -1
@@ -120,7 +131,7 @@ class Keeper:
         self._epoll.register(link.fileno(), select.EPOLLIN)
 
     def run(self) -> None:
-        """Hold sockets until the broker has stopped."""
+        """Keep duplicates of all clients' sockets until the broker has stopped."""
         # A predecessor's result stays valid: the test could also fail for lack of
         # descriptors or time, which says nothing about the kernel.
         exact = self._words[HEADER + HEADER_COUNTERS] == 1 or counters_are_exact()
@@ -131,11 +142,36 @@ class Keeper:
             )
         words = self._words
         words[HEADER + HEADER_COUNTERS] = 1 if exact else -1
+        # Before any processor is told that it has got all.
+        await_guard(words, self._receive)
         words[HEADER + HEADER_KEEPER] += 1
         for bell in self._processor_bells:
             bell.ring()
         while words[HEADER + HEADER_PHASE] < Phase.STOPPED:
+            self._see_to_guard()
             self.turn()
+        if self._guard is not None:
+            self._guard.dismiss()
+
+    def _see_to_guard(self) -> None:
+        """Start the keeper's guard, if none runs or the running one was stopped.
+
+        The guard is a second process with the same sockets: see keeper_guard.py.
+        """
+        guard = self._guard
+        if guard is None:
+            return
+        if self._guard_pidfd >= 0 and guard.is_stopped():
+            self._bury_guard(guard)
+        if self._guard_pidfd < 0:
+            self._guard_pidfd = guard.post()
+            if self._guard_pidfd >= 0:
+                self._epoll.register(self._guard_pidfd, select.EPOLLIN)
+
+    def _bury_guard(self, guard: KeeperGuard) -> None:
+        self._epoll.unregister(self._guard_pidfd)
+        guard.bury()
+        self._guard_pidfd = -1
 
     @property
     def count(self) -> int:
@@ -143,7 +179,15 @@ class Keeper:
         return len(self._fds)
 
     def turn(self, timeout_s: float = _POLL_S) -> None:
-        """Wait for events, and handle them."""
+        """Wait for events, and handle them.
+
+        With or without events, each turn also sends again what has found a queue full,
+        and sends a process that replaces a dead one the sockets of its connections.
+
+        Args:
+            timeout_s: the longest wait, in seconds. It is shorter while something is to
+                be sent again, or a new socket is in no connection's row yet.
+        """
         if self._undelivered:
             timeout_s = min(timeout_s, _RETRY_S)
         elif self._new:
@@ -154,6 +198,8 @@ class Keeper:
                 self._drop(fd)  # the connection has ended, for whatever reason
             elif fd == self._link.fileno():
                 self._receive()
+            elif fd == self._guard_pidfd and self._guard is not None:
+                self._bury_guard(self._guard)
             else:
                 was_asked = True
         if self._undelivered:
@@ -167,7 +213,7 @@ class Keeper:
     # -- keeping -------------------------------------------------------------------
 
     def _receive(self) -> None:
-        """Receive all duplicates that were left for the keeper."""
+        """Receive all sockets that acceptors, processors and guards have sent."""
         while True:
             try:
                 message, fds = recv_fds(self._link, KEEP.size, MAX_SOCKETS)
@@ -191,16 +237,23 @@ class Keeper:
                     self._new[cookie] = _New(processor, listener, sequence, now)
 
     def _rescue(self, cookie: int, listener: int, *, is_new: bool) -> None:
-        """Hand on a dead acceptor's connection, unless a processor has it."""
+        """Plan to send a dead acceptor's connection to a processor at the next look.
+
+        If a processor has registered it by then, it is not sent.
+        """
         if is_new:
-            self._new[cookie] = _New(0, listener, 0, 0.0)  # any processor of it
+            self._new[cookie] = _New(0, listener, 0, 0.0)  # _server_of() finds another
         elif cookie in self._new:
             # To the processor that it was meant for, which may have it already.
             self._new[cookie] = self._new[cookie]._replace(since=0.0)
         self._next_look = 0.0
 
     def _hand_out(self, fds: list[int]) -> None:
-        """Send all sockets to the supervisor, which waits for them."""
+        """Send all sockets to the supervisor, which waits for them.
+
+        Args:
+            fds: the descriptor of one Unix socket, to whose other end they are sent.
+        """
         (fd,) = fds
         with socket.socket(fileno=fd) as link, contextlib.suppress(OSError):
             link.settimeout(_HAND_OUT_S)
@@ -212,7 +265,11 @@ class Keeper:
                 send_fds(link, KEEP.pack(HAS_ROW, -1, 0), batch)
 
     def _keep(self, fd: int) -> tuple[int, bool]:
-        """Own a descriptor; return the socket's cookie, and whether it is new here."""
+        """Keep a descriptor, or close it if the keeper has this socket already.
+
+        Returns:
+            The socket's cookie, and whether the descriptor is kept.
+        """
         # With a given family, so that Python does not ask the kernel for it.
         sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=fd)
         cookie = socket_cookie(sock)
@@ -236,7 +293,12 @@ class Keeper:
     # -- delivering ----------------------------------------------------------------
 
     def _look_for_successors(self) -> None:
-        """After a death, send the sockets of rows to owners that lack them."""
+        """After the death of a process, send processors the sockets that they lack.
+
+        These are the sockets of connections that a processor owns and its new process
+        does not have. Then store in the records of new processors that they have got
+        all, unless a message could not be sent yet.
+        """
         words = self._words
         epoch = words[HEADER + HEADER_DEATH_EPOCH]
         waiting = {
@@ -278,7 +340,7 @@ class Keeper:
             self._undelivered.append(_Parcel(processor, b"", batch))
 
     def _look_for_lost(self) -> None:
-        """Hand new connections without a row over again."""
+        """Send a new connection again if no processor has registered it in time."""
         words, now = self._words, time.monotonic()
         self._next_look = now + _ON_ITS_WAY_S
         in_rows = {
@@ -294,9 +356,10 @@ class Keeper:
                 self._undelivered.append(_Parcel(processor, message, [(cookie, -1)]))
 
     def _end_given_up(self) -> None:
-        """End connections whose rows were given up by a processor without the socket.
+        """End the connections whose record in shared memory is gone, except new ones.
 
-        All other connections end before their rows become free, and epoll reports that.
+        Their records were given up by processors that lacked the sockets. All other
+        connections end before their records become free, and epoll reports that.
         """
         words = self._words
         in_rows = {
@@ -310,7 +373,11 @@ class Keeper:
                 sock.detach()
 
     def _server_of(self, new: _New) -> int:
-        """Return a connection's processor, or another one if that has retired."""
+        """Return the processor that shall get a new connection.
+
+        This is the processor that the connection was for. If that one does not serve
+        the listener any more, return another that does.
+        """
         words, wanted = self._words, new.listener + 1
         if words[processor_row(new.processor) + PROCESSOR_LISTENER] == wanted:
             return new.processor

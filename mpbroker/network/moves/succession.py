@@ -1,10 +1,12 @@
-"""Succession: continue a connection that another processor gave away, or died with.
+"""Succession: continue a connection that another process has served before.
 
-The row says where the current request begins, the state of its slot says which process
-has the request, and the kernel says how many bytes of both streams have passed. At
-whatever line the last processor stopped, one of these cases holds:
+That process gave the connection away, or died. The row, the connection's record in
+shared memory, says where the current request begins. The state of its slot, the
+request's entry there, says which process has the request, and the kernel says how many
+bytes of both streams have passed. At whatever line the last processor stopped, one of
+these cases holds:
 
-    row        slot                       then
+    row        slot                       what is known, and what is done
     READING    HELD, or none              bytes may have been received: read on
     READING    RESPONDING                 the answer is sent, and noted: read on
     IN_FLIGHT  HELD                       muted, and died before it published: read on
@@ -42,7 +44,7 @@ from mpbroker.network.request_reader import request_extent
 
 
 class Resumption(IntEnum):
-    """The next action for a connection that was taken over."""
+    """Names the next actions for a connection that was taken over."""
 
     READ = 0
     AWAIT = 1  # wait for its answer
@@ -56,12 +58,13 @@ def restore(
     counts: StreamCounts,
     answered: Collection[int],
 ) -> tuple[Resumption, int]:
-    """Set a new channel up from its row.
+    """Set up a channel from its record in shared memory; find out how to continue.
 
     Args:
-        channel: the row's channel, with the socket.
+        channel: a new object for the connection, with its socket.
         words: the control segment.
-        counts: the kernel's counts, while no process uses the socket.
+        counts: the bytes received and sent, by the kernel, while no process uses the
+            socket.
         answered: slots whose answers are still on the response ring.
 
     Returns:
@@ -109,7 +112,14 @@ def restore(
 
 
 def _place(channel: Channel, have: int) -> bool:
-    """Note the number of bytes of the current request; False: it is impossible."""
+    """Note in a channel where the bytes of its current request are in shared memory.
+
+    Return False if the connection's record and the kernel's counts disagree.
+
+    Args:
+        channel: the channel.
+        have: how many bytes of the request have been received, by the kernel's counts.
+    """
     if channel.extent:
         channel.extent_have = have
         return 0 <= have <= channel.extent_length

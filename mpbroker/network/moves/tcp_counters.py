@@ -1,7 +1,7 @@
-"""The kernel's TCP counters: the bytes that we have received and sent, by connection.
+"""Read the kernel's TCP counters: how many bytes a connection received and sent.
 
-A process may be killed between a system call and the store that notes its result; the
-kernel's counters are right all the same. Both sums are exact whenever no process reads
+A process may be killed between a system call and the store that notes its result. The
+kernel's counters are right even then. Both sums are exact whenever no process reads
 from the socket or writes to it:
 
     received = tcpi_bytes_received - bytes in the receive queue - 1 for a FIN
@@ -18,8 +18,9 @@ import os
 import socket
 import struct
 import termios
-from typing import Final, NamedTuple
+from typing import Final
 
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.ipc.layout import HEADER, HEADER_COUNTERS
 
 SO_COOKIE: Final = 57  # asm-generic/socket.h; a cookie is used once until a reboot
@@ -32,7 +33,7 @@ _COOKIE: Final = struct.Struct("=q")
 
 
 class StreamCounts(NamedTuple):
-    """The progress of a connection's two streams."""
+    """Holds the numbers of bytes that a connection has received and sent so far."""
 
     received: int  # bytes that we have taken from the kernel, ever
     sent: int  # bytes that we have given to the kernel, ever
@@ -46,10 +47,12 @@ def socket_cookie(sock: socket.socket) -> int:
 
 
 def stream_counts(sock: socket.socket) -> StreamCounts | None:
-    """Count a TCP connection's bytes, while it is not used; None: it has ended.
+    """Count a TCP connection's bytes; return None if the connection has ended.
+
+    No process may read from the socket or write to it meanwhile.
 
     Raises:
-        OSError: it is no TCP socket.
+        OSError: the socket is no TCP socket.
     """
     while True:
         acked, received, state = _tcp_info(sock)
@@ -79,10 +82,12 @@ def _queued(sock: socket.socket, request: int) -> int:
 
 
 def are_relied_on(words: memoryview) -> bool:
-    """Return whether the counters are exact here; test them if no process has yet.
+    """Return whether this kernel's counters are exact; test them if that is unknown.
 
     Args:
-        words: the control segment, with the result: 1, -1, or 0 before any test.
+        words: the words of the control segment, shared memory that keeps the result: 1
+            (exact), -1 (not exact), or 0 before any test. The result of a test is
+            stored.
     """
     if not words[HEADER + HEADER_COUNTERS]:
         words[HEADER + HEADER_COUNTERS] = 1 if counters_are_exact() else -1
@@ -91,7 +96,10 @@ def are_relied_on(words: memoryview) -> bool:
 
 
 def counters_are_exact() -> bool:
-    """Test the counters on a loopback connection: receive, send, sendfile, a FIN."""
+    """Test the counters on a loopback connection: receive, send, sendfile, a FIN.
+
+    Return False also if no such connection can be made.
+    """
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
             client = socket.create_connection(server.getsockname(), timeout=1.0)

@@ -1,1 +1,1 @@
-"""Listeners with TLS or SASL; no PLAINTEXT listener imports it."""
+"""Serve listeners with TLS or SASL. No PLAINTEXT listener imports this package."""

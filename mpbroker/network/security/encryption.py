@@ -1,7 +1,8 @@
-"""The version of TLS and the cipher suite of a connection, as one word of its row.
+"""Encode a connection's version of TLS and its cipher suite as one 64-bit word.
 
-The word has the two numbers that TLS has for them: version << 16 | suite. The names to
-display come from the same OpenSSL that has negotiated them.
+The word is in the connection's row, its record in shared memory, for other processes to
+display. It consists of the two numbers that TLS defines: version << 16 | suite. The
+names of both come from the OpenSSL that negotiated them.
 
 Source: RFC 8446 B.4 and the IANA registry "TLS Cipher Suites"; ciphers(1) for OpenSSL's
 names; Kafka's metrics have the registry's, as Java does.
@@ -29,7 +30,10 @@ _MODES: Final = ("GCM", "CCM", "CBC", "CHACHA20", "RC4", "NULL")
 
 
 def encryption_word(sock: socket.socket) -> int:
-    """Return the word of a connection after its handshake; 0: it has no TLS."""
+    """Return TLS version and cipher suite of a connection, as one number.
+
+    Its handshake is over. Return 0 if it has no TLS.
+    """
     import ssl  # imported here: not needed without TLS
 
     agreed = sock.cipher() if isinstance(sock, ssl.SSLSocket) else None
@@ -46,7 +50,11 @@ def encryption_word(sock: socket.socket) -> int:
 
 
 def encryption_names(word: int) -> tuple[str, str]:
-    """Return the registry's name of the cipher suite, and Java's of the version."""
+    """Return the names of cipher suite and TLS version, from the number for both.
+
+    The suite has the name of IANA's registry, the version Java's. An unknown number is
+    returned in hexadecimal form.
+    """
     version, suite = word >> _VERSION_SHIFT, word & _SUITE_MASK
     return (
         _suite_names().get(suite, f"0x{suite:04X}"),
@@ -73,7 +81,7 @@ def _suite_names() -> dict[int, str]:
 
 
 def registered_name(name: str) -> str:
-    """Return the registry's name of a suite, from OpenSSL's name.
+    """Return the name of a cipher suite in IANA's registry, from OpenSSL's name.
 
     ECDHE-RSA-AES128-GCM-SHA256 is TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256.
     """

@@ -1,4 +1,4 @@
-"""The authentication of one listener's clients, made from its settings."""
+"""Make the authentication of one listener's clients from its settings."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from mpbroker.base.config_def import ConfigError
 from mpbroker.base.logger import get_logger
 from mpbroker.ipc.counters.authentication_counts import AuthenticationResult
 from mpbroker.ipc.layout import ConnectionSecurity
+from mpbroker.metadata.delegation_tokens import TokenLoginOf
 from mpbroker.metadata.scram_credentials import ScramMechanism
 from mpbroker.network.security.sasl.authenticator import (
     AnswerApiVersions,
@@ -41,7 +42,7 @@ _MS: Final = 1_000_000
 
 
 class SaslSettings(NamedTuple):
-    """The settings sasl.* of one listener."""
+    """Holds the settings sasl.* of one listener."""
 
     mechanisms: tuple[str, ...]
     plain_users: Mapping[str, str] = {}
@@ -53,16 +54,19 @@ class SaslSettings(NamedTuple):
 
 
 class ListenerSecurity:
-    """Make the TLS socket and the SASL authenticator of each new connection.
+    """Makes the TLS socket and the SASL authenticator of each new connection.
 
     Args:
         protocol: SSL, SASL_PLAINTEXT or SASL_SSL.
-        tls: for SSL and SASL_SSL.
-        sasl: for SASL_PLAINTEXT and SASL_SSL.
+        tls: the settings for SSL and SASL_SSL; None without TLS.
+        sasl: the settings for SASL_PLAINTEXT and SASL_SSL; None without SASL.
         credential_of: returns a SCRAM user's credential.
-        answer_api_versions: see SaslServerAuthenticator.
-        failure_delay_ns: connection.failed.authentication.delay.ms.
-        setup_timeout_ns: connections.setup.timeout.ms.
+        answer_api_versions: answers an ApiVersions request that comes before the
+            authentication; see SaslServerAuthenticator.
+        failure_delay_ns: connection.failed.authentication.delay.ms, in ns.
+        setup_timeout_ns: connections.setup.timeout.ms, in ns.
+        token_of: returns the login of a delegation token. None: clients cannot log in
+            with delegation tokens.
 
     Attributes:
         has_sessions: whether connections may have to authenticate again.
@@ -77,11 +81,12 @@ class ListenerSecurity:
         answer_api_versions: AnswerApiVersions,
         failure_delay_ns: int = 100 * _MS,
         setup_timeout_ns: int = 30_000 * _MS,
+        token_of: TokenLoginOf | None = None,
     ) -> None:
-        """Check and load the settings.
+        """Check the settings of TLS and SASL, and load the files that they name.
 
         Raises:
-            ConfigError: they cannot be used.
+            ConfigError: a setting cannot be used.
         """
         self.protocol: Final = protocol
         self.failure_delay_ns: Final = failure_delay_ns
@@ -95,6 +100,7 @@ class ListenerSecurity:
             self._contexts = TlsContexts(tls)
             self._mapper = PrincipalMapper(tls.principal_mapping_rules)
         self._credential_of = credential_of
+        self._token_of = token_of
         self._answer_api_versions = answer_api_versions
         self._validator: JwtValidator | None = None
         self._mechanisms: dict[str, Callable[[], SaslMechanism]] = {}
@@ -104,13 +110,14 @@ class ListenerSecurity:
             }
         self.has_sessions: Final = sasl is not None and (
             "OAUTHBEARER" in sasl.mechanisms
+            or token_of is not None
             or any(sasl.max_reauth_ms.get(each, 0) > 0 for each in sasl.mechanisms)
         )
 
     def close(self) -> None:
-        """Stop fetching keys, when another object replaces this one.
+        """Stop fetching keys for tokens, since another object replaces this one.
 
-        Authenticators that it has made continue to work.
+        Authenticators that this object has made continue to work.
         """
         if self._validator is not None:
             self._validator.close()
@@ -129,7 +136,7 @@ class ListenerSecurity:
         """Wrap a connection in TLS; the handshake comes later.
 
         Raises:
-            OSError: the client has closed it already.
+            OSError: the client has closed the connection already.
         """
         assert self._contexts is not None
         return self._contexts.current().wrap_socket(
@@ -137,7 +144,9 @@ class ListenerSecurity:
         )
 
     def user_of_certificate(self, sock: ssl.SSLSocket) -> str:
-        """Return the user of a client's certificate; without one, ANONYMOUS.
+        """Return the user of a client's certificate.
+
+        Return ANONYMOUS if the client has sent no certificate.
 
         Raises:
             SaslError: no rule applies to the certificate.
@@ -159,7 +168,11 @@ class ListenerSecurity:
     # -- SASL --------------------------------------------------------------------------
 
     def authenticator(self, previous: Session | None = None) -> SaslServerAuthenticator:
-        """Make an authenticator, for a new connection or a re-authentication."""
+        """Make a SASL authenticator, for a new connection or a re-authentication.
+
+        Args:
+            previous: the session that is to be renewed; None for a new connection.
+        """
         assert self.sasl is not None
         return SaslServerAuthenticator(
             self._mechanisms,
@@ -191,7 +204,7 @@ class ListenerSecurity:
             except ImportError:
                 raise ConfigError(
                     "sasl.enabled.mechanisms has OAUTHBEARER, which needs PyJWT and"
-                    " cryptography: pip install 'mpbroker[oauth]'"
+                    " cryptography: pip install 'mpbroker-server[oauth]'"
                 ) from None
             return lambda: OAuthBearerServer(validate)
         for mechanism in ScramMechanism:
@@ -204,7 +217,9 @@ class ListenerSecurity:
 
     def _scram(self, mechanism: ScramMechanism, secret: bytes) -> ScramServer:
         nonce = secrets.token_urlsafe(_NONCE_BYTES)
-        return ScramServer(mechanism, self._credential_of, nonce, secret)
+        return ScramServer(
+            mechanism, self._credential_of, nonce, secret, self._token_of
+        )
 
 
 def security_of_mechanism(name: str) -> ConnectionSecurity:
@@ -218,17 +233,18 @@ def mechanism_of_security(security: ConnectionSecurity) -> str:
 
 
 class PlainUsers:
-    """The users of PLAIN, from the settings and from a file.
+    """Finds the passwords of PLAIN's users, in a file and in the settings.
 
-    The file is read again when it changes. It has one line ``user:password`` for each
-    user; lines that begin with # are comments.
+    A user who is in both has the password of the file. The file is read again when it
+    changes. It has one line ``user:password`` for each user; lines that begin with #
+    are comments.
     """
 
     def __init__(self, users: Mapping[str, str], path: str | None) -> None:
-        """Read the file.
+        """Read the file with users and passwords, if ``path`` names one.
 
         Raises:
-            ConfigError: it cannot be read, or has a line of another form.
+            ConfigError: the file cannot be read, or has a line of another form.
         """
         self._users = users
         self._path = path

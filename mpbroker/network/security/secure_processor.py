@@ -1,11 +1,14 @@
 """SecureProcessor: the processor of a listener with TLS or SASL.
 
-A connection begins unready (unready_channels.py). Once admitted it is like any other,
-with three exceptions. Over TLS it is private: no other process can continue it, so it
-ends with its processor. If sessions expire (connections.max.reauth.ms, or a token that
-expires), each request is checked before it is published: a SaslHandshake begins a new
-authentication, and any other request after the end closes the connection. The compiled
-turn has no such check and no TLS, so it is used for neither of these.
+A connection begins unready: it must authenticate first (unready_channels.py). Once
+admitted it is like any other, with two exceptions. Over TLS it is private: no other
+process can continue it, so it ends with its processor. If sessions expire
+(connections.max.reauth.ms, or a token that expires), each request is checked before it
+is published. A SaslHandshake begins a new authentication. Any other request that comes
+after the session's end closes the connection.
+
+The compiled turn has no such check and no TLS. So it is not used for a listener with
+TLS, nor for one whose sessions may expire.
 
 Source: Kafka SocketServer.Processor.processCompletedReceives; KIP-368.
 """
@@ -61,18 +64,18 @@ R = AuthenticationResult
 _SIZE_BYTES: Final = 4
 _MS: Final = 1_000_000
 _READING: Final = ConnectionState.READING
-# Kafka's MIN_REAUTH_INTERVAL_ONE_SECOND_NANOS: a client cannot do it all the time.
+# Kafka's MIN_REAUTH_INTERVAL_ONE_SECOND_NANOS: the least time between two attempts.
 _MIN_REAUTH_NS: Final = 1_000_000_000
-# A connection that has begun to authenticate again stays with its processor for so
-# long, since the state is in private memory. A client takes longer only if a user has
-# to type a password.
+# How long a connection that has begun to authenticate again stays with its processor,
+# since the state is in private memory. A client takes longer only if a user has to type
+# a password.
 _REAUTH_NS: Final = 10_000_000_000
 _SASL_HANDSHAKE: Final = int(ApiKey.SASL_HANDSHAKE)
 _SASL_AUTHENTICATE: Final = int(ApiKey.SASL_AUTHENTICATE)
 
 
 class _Lease(NamedTuple):
-    """An admitted connection's session, if sessions expire."""
+    """Holds the session of an authenticated connection, if sessions may expire."""
 
     session: Session  # ends_ms: monotonic here, not wall clock
     reauthenticated_ns: int
@@ -80,15 +83,17 @@ class _Lease(NamedTuple):
 
 
 class SecureProcessor(Processor):
-    """A Processor with authentication.
+    """Serves connections like `Processor`, after the clients have authenticated.
 
     Args:
-        processor: its id.
-        parts: what it shares with other processes.
-        limits: the other arguments of Processor.
+        processor: the processor's id.
+        parts: what the processor shares with other processes.
+        limits: max_request_bytes and max_idle_ns, as for Processor.
         security: the listener's security.
-        principals: the numbers of principals, for connections' rows.
-        news: called at each new connection; returns a changed security, or None.
+        principals: gives each principal (authenticated user) a number, for the
+            connections' records in shared memory.
+        news: called at each new connection. It returns the listener's new security if
+            its settings have changed, otherwise None.
     """
 
     def __init__(
@@ -105,7 +110,7 @@ class SecureProcessor(Processor):
         super().__init__(processor, parts, *limits)
         self._security = security
         self._news = news
-        # True once a security had sessions: connections of that time have leases.
+        # Stays True once sessions could expire: connections of that time have leases.
         self._has_sessions = security.has_sessions
         self._principals = principals
         self._secure_selector = selector
@@ -170,7 +175,10 @@ class SecureProcessor(Processor):
         self._unready.begin(channel, self._now)
 
     def _end_sessions(self) -> None:
-        """Check each request before it is published, from now on: sessions expire."""
+        """From now on check the session of each request before it is published.
+
+        The C code has no such check, so Python serves all requests from here on.
+        """
         self._has_sessions, self._compiled = True, None
 
     # -- admission -----------------------------------------------------------------
@@ -178,27 +186,40 @@ class SecureProcessor(Processor):
     def _admit(
         self, channel: Channel, user: str, session: Session | None, streams: Streams
     ) -> None:
-        """Let a connection send requests.
+        """Let a connection send requests, and note its user in shared memory.
+
+        Args:
+            channel: the connection.
+            user: the client's user, without "User:".
+            session: the result of SASL; None if the listener has no SASL.
+            streams: counts the bytes that were received and sent so far, without TLS.
 
         Raises:
             PrincipalsFullError: there is no number for its principal.
         """
-        number = self._principals.number_of(USER + user)
-        has_tls = self._security.has_tls
-        if not has_tls:
-            channel.base, channel.sent = streams.received, streams.sent
-            self._rows.begin(channel.row, channel.base, channel.sent)
-        security, ends_ms = ConnectionSecurity.PRIVATE, 0
-        if session is not None:
-            ends_ms = self._lease(channel, session)
+        # Until the row has the number, no other process may free it.
+        with self._principals.assigning(USER + user) as number:
+            has_tls = self._security.has_tls
             if not has_tls:
-                security = security_of_mechanism(session.mechanism)
-            self._counts.count(R.AUTHENTICATED)
-        if has_tls:
-            from mpbroker.network.security.encryption import encryption_word
+                channel.base, channel.sent = streams.received, streams.sent
+                self._rows.begin(channel.row, channel.base, channel.sent)
+            security, ends_ms = ConnectionSecurity.PRIVATE, 0
+            if session is not None:
+                ends_ms = self._lease(channel, session)
+                if not has_tls:
+                    security = security_of_mechanism(session.mechanism)
+                self._counts.count(R.AUTHENTICATED)
+            if has_tls:
+                from mpbroker.network.security.encryption import encryption_word
 
-            self._rows.encrypted(channel.connection, encryption_word(channel.sock))
-        self._rows.authenticated(channel.connection, number, security, ends_ms)
+                self._rows.encrypted(channel.connection, encryption_word(channel.sock))
+            self._rows.authenticated(
+                channel.connection,
+                number,
+                security,
+                ends_ms,
+                by_token=session is not None and session.by_token,
+            )
         self._connections.admit(channel)
         if not has_tls:
             # The keeper that has a duplicate may have died since.
@@ -207,7 +228,18 @@ class SecureProcessor(Processor):
         self._receive(channel)
 
     def _lease(self, channel: Channel, session: Session, since_ns: int = 0) -> int:
-        """Note when a session ends; return that, ms, monotonic, or 0."""
+        """Keep a connection's session, to check its end at each request.
+
+        Do nothing, and return 0, if no session of this listener can expire.
+
+        Args:
+            channel: the connection.
+            session: the session; its end is in wall clock time.
+            since_ns: when the last re-authentication began; 0: there was none.
+
+        Returns:
+            When the session ends, in monotonic ms; 0 if it does not end.
+        """
         if not self._has_sessions:
             return 0
         self._authenticators.pop(channel.connection, None)  # of the row's last one
@@ -307,7 +339,13 @@ class SecureProcessor(Processor):
             number = self._words[channel.row + CONNECTION_PRINCIPAL]
             began_ns = self._leases[channel.connection].reauthenticated_ns
             ends_ms = self._lease(channel, session, self._now)
-            self._rows.authenticated(channel.connection, number, security, ends_ms)
+            self._rows.authenticated(
+                channel.connection,
+                number,
+                security,
+                ends_ms,
+                by_token=session.by_token,
+            )
             self._counts.count_again(time.monotonic_ns() - began_ns)
         elif authenticator.error is not None:
             error = authenticator.error
@@ -332,11 +370,13 @@ class SecureProcessor(Processor):
         self._answer_here(channel, answer)
 
     def _answer_here(self, channel: Channel, answer: bytes) -> None:
-        """Answer a request here, with the same states as an answer by a handler.
+        """Answer a request in this process, with the slot states of a handler's answer.
 
-        So a successor finds the same as for any other answer.
+        So a process that takes the connection over finds the same as for any other
+        answer.
 
         Args:
+            channel: the connection.
             answer: at most ANSWER_BYTES, which the caller has checked.
         """
         if channel.extent:
@@ -372,7 +412,12 @@ class SecureProcessor(Processor):
             self._unready.close_all()
 
     def _depart(self) -> None:
-        """Give connections away; close those over TLS if all must go."""
+        """Give connections away if they are not over TLS.
+
+        A connection that began to authenticate again less than ten seconds ago stays.
+        Over TLS none can be given away: close the idle ones if all connections must go,
+        and otherwise keep all.
+        """
         if not self._security.has_tls:
             since = self._now - _REAUTH_NS
             self._reader.staying = {

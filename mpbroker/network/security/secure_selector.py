@@ -1,15 +1,15 @@
-"""The selector of a SecureProcessor.
+"""SecureSelector: poll, receive and send for a SecureProcessor.
 
-It keeps the events of unready connections apart, and wakes up when one of them is due.
-Over TLS it reads and writes through OpenSSL. There the socket and the stream become
-ready at different times:
+It keeps the events of unready connections (not authenticated yet) apart, and wakes up
+when a delay or timeout of one of them is over. Over TLS it reads and writes through
+OpenSSL. Then the socket and the stream become ready at different times:
 
-    a record that OpenSSL has read only in part gives no further event; so a channel is
-    drained when OpenSSL wants to read from the socket, and not before
-    OpenSSL may have to read in order to write, and the other way round; so any event
-    counts for both directions
-    OpenSSL encrypts one record at a time; so a send continues until the socket is full
-    the kernel cannot encrypt: file ranges are read, and sent like other bytes
+- A record that OpenSSL has read only in part gives no further event. So a channel is
+  drained when OpenSSL wants to read from the socket, and not before.
+- OpenSSL may have to read in order to write, and the other way round. So any event
+  counts for both directions.
+- OpenSSL encrypts one record at a time. So a send continues until the socket is full.
+- The kernel cannot encrypt. So file ranges are read, and sent like other bytes.
 
 Source: SSL_read(3), SSL_write(3), "Notes on non-blocking I/O" in Python's ssl.
 """
@@ -31,12 +31,16 @@ _FILE_BYTES: Final = 256 * 1024
 
 
 class SecureSelector(ChannelSelector):
-    """The selector without TLS, for SASL_PLAINTEXT.
+    """Polls like ChannelSelector, but sets events of unready connections aside.
+
+    An unready connection has not authenticated yet. This class itself is used without
+    TLS, for SASL_PLAINTEXT.
 
     Attributes:
         unready: descriptors whose events are kept apart.
         events: events kept apart since the last take_events().
-        due_s: returns the time until an unready connection is due; to be set.
+        due_s: returns the seconds until a delay or timeout of an unready connection is
+            over. The processor sets it.
     """
 
     def __init__(self) -> None:
@@ -49,7 +53,10 @@ class SecureSelector(ChannelSelector):
         return self.sift(super().poll(max(0.0, min(timeout_s, self.due_s()))))
 
     def sift(self, found: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Keep the events of unready connections for take_events; return the others."""
+        """Set the events of unready connections aside, and return the others.
+
+        Unready means that the connection has not authenticated yet.
+        """
         unready = self.unready
         if not unready:
             return found
@@ -62,7 +69,10 @@ class SecureSelector(ChannelSelector):
 
 
 class TlsSelector(SecureSelector):
-    """The selector with TLS: a socket becomes an ssl.SSLSocket at its first bytes."""
+    """Receives and sends over TLS.
+
+    A socket becomes an ssl.SSLSocket when its first bytes have come.
+    """
 
     def __init__(self) -> None:
         super().__init__()

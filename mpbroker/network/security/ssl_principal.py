@@ -1,4 +1,4 @@
-"""The principal of a client certificate: its subject, and rules that shorten it.
+"""Make the principal of a client's certificate: its subject, shortened by rules.
 
 Source: RFC 2253 (the form of Java's X500Principal); KIP-371 for the rules.
 """
@@ -42,7 +42,8 @@ def distinguished_name(subject: Names) -> str:
     """Return a certificate's subject as Kafka prints it: CN=client,OU=unit,O=org.
 
     Args:
-        subject: from ssl.SSLSocket.getpeercert(), outermost attribute first.
+        subject: from ssl.SSLSocket.getpeercert(), which begins with the outermost
+            attribute, as O=org. The result ends with that one.
     """
     return ",".join("+".join(map(_attribute, names)) for names in reversed(subject))
 
@@ -76,17 +77,20 @@ _RULE: Final = re.compile(
 
 
 class NoRuleError(ValueError):
-    """No rule applies to this name: the client has no principal."""
+    """No rule applies to a certificate's name, so the client has no principal."""
 
 
 class PrincipalMapper:
-    """The rules of ssl.principal.mapping.rules: the first that matches is applied."""
+    """Makes a user of a certificate's name by ssl.principal.mapping.rules.
+
+    The first rule that matches the whole name decides.
+    """
 
     def __init__(self, rules: str) -> None:
-        """Parse the rules.
+        """Parse the text of ssl.principal.mapping.rules.
 
         Raises:
-            ConfigError: they do not have the form RULE:pattern/replacement/[LU] or
+            ConfigError: the rules do not have the form RULE:pattern/replacement/[LU] or
                 DEFAULT, separated by commas.
         """
         self._rules: list[tuple[re.Pattern[str], str, str] | None] = []
@@ -103,6 +107,8 @@ class PrincipalMapper:
 
     def user(self, name: str) -> str:
         """Return the user of a distinguished name.
+
+        DEFAULT returns the whole name.
 
         Raises:
             NoRuleError: no rule matches.

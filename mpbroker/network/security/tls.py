@@ -1,7 +1,7 @@
-"""TLS for a processor's sockets: contexts from PEM, reasons of failed handshakes.
+"""Make TLS contexts from PEM, and explain why a handshake has failed.
 
-Imported only by processors of SSL and SASL_SSL listeners, and by code that checks their
-settings, because it loads OpenSSL.
+Only processors of SSL and SASL_SSL listeners, and code that checks their settings, may
+import this module, because it loads OpenSSL.
 
 Source: Kafka's DefaultSslEngineFactory and KIP-651 for the settings; OpenSSL's
 ssl_err.c for the reasons.
@@ -41,7 +41,11 @@ _MAX_PEM_BYTES: Final = 1 << 20
 
 
 class TlsSettings(NamedTuple):
-    """The settings ssl.* of one listener; texts and paths of PEM."""
+    """Holds the settings ssl.* of one listener. Keys and certificates are in PEM.
+
+    ``*_location`` is the path of a file; the other settings of key and certificates are
+    texts.
+    """
 
     keystore_location: str | None = None
     keystore_certificate_chain: str | None = None
@@ -60,23 +64,29 @@ _Seen = tuple[tuple[int, int, int] | None, ...]
 
 
 class TlsContexts:
-    """The context for new connections, made again when its files have changed.
+    """Makes the TLS context for new connections, and a new one when its files change.
 
+    The files have the broker's key and certificates, and the trusted certificates.
     Existing connections keep the context they began with.
     """
 
     def __init__(self, settings: TlsSettings) -> None:
-        """Build the first context.
+        """Build the first TLS context.
 
         Raises:
-            ConfigError: the settings cannot be used; says which, and what to do.
+            ConfigError: a setting cannot be used. The text says which, and what to do.
         """
         self._settings = settings
         self._seen = self._look()
         self._context = make_context(settings)
 
     def current(self) -> ssl.SSLContext:
-        """Return the context for a new connection. This makes two stat() calls."""
+        """Return the TLS context for a new connection, after a look at the PEM files.
+
+        If a file has changed, make a new context first. If that fails, log a warning
+        and return the old context. The look costs a stat() call for each of the two
+        files.
+        """
         seen = self._look()
         if seen != self._seen:
             # A half written file is read again when it has changed once more.
@@ -105,10 +115,10 @@ class TlsContexts:
 
 
 def make_context(settings: TlsSettings) -> ssl.SSLContext:
-    """Build a server's context.
+    """Build the TLS context of a server from a listener's settings.
 
     Raises:
-        ConfigError: the settings cannot be used; says which, and what to do.
+        ConfigError: a setting cannot be used. The text says which, and what to do.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     # With renegotiation a client could request handshakes without end, and a read might
@@ -159,9 +169,10 @@ def _set_versions(context: ssl.SSLContext, settings: TlsSettings) -> None:
 
 
 def _openssl_name(name: str) -> str:
-    """Return OpenSSL's name of a suite, from the registry's name.
+    """Return OpenSSL's name of a cipher suite, from the name in IANA's registry.
 
-    TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256 is ECDHE-RSA-AES128-GCM-SHA256.
+    TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256 is ECDHE-RSA-AES128-GCM-SHA256. A name that is
+    OpenSSL's already is returned as it is.
     """
     if not name.startswith("TLS_") or "_WITH_" not in name:
         return name  # it is one of OpenSSL's already
@@ -270,7 +281,10 @@ def _pem_text(text: str) -> bytes:
 
 @contextlib.contextmanager
 def _as_file(data: bytes) -> Iterator[str]:
-    """Give the path of a file in memory: OpenSSL reads keys only from files."""
+    """Give the path of a file in memory with ``data``, until the block ends.
+
+    OpenSSL reads keys only from files.
+    """
     fd = os.memfd_create("mpbroker-key", os.MFD_CLOEXEC)
     try:
         os.write(fd, data)
@@ -305,7 +319,10 @@ _RESULTS: Final = {
 
 
 def judge_failure(error: OSError) -> tuple[R, str]:
-    """Return a failed handshake's counter, and the reason for our log."""
+    """Return which counter a failed TLS handshake adds to, and why it failed.
+
+    The reason is a text for the log.
+    """
     if not isinstance(error, ssl.SSLError):
         return R.GONE, error.strerror or str(error)
     if isinstance(error, ssl.SSLEOFError):

@@ -1,9 +1,9 @@
-"""Unready channels: connections that have not authenticated yet (TLS, then SASL).
+"""UnreadyChannels: authenticate new connections, by TLS and then by SASL.
 
-Their bytes are not in shared memory, and their requests are not published, because no
-other process could continue them. A frame is read exactly, never ahead. So bytes behind
-the last token are still in the kernel when the connection is admitted, and from then on
-its row and the kernel's counters agree.
+A connection is unready until then. Its bytes are not in shared memory, and its requests
+are not published, because no other process could continue it. A frame is read exactly,
+never ahead. So bytes behind the last token are still in the kernel when the connection
+is admitted. From then on the connection's row and the kernel's counters agree.
 
     events ─▶ handshake ─▶ frame ─▶ authenticator ─▶ answer ─▶ ... ─▶ admitted
                  │                       │
@@ -43,7 +43,7 @@ R = AuthenticationResult
 _SIZE_BYTES: Final = 4
 _CHUNK_BYTES: Final = (
     16 * 1024
-)  # memory follows the bytes that came, not those promised
+)  # memory is allocated for bytes that came, not for the length that was sent
 _TLS_HANDSHAKE: Final = b"\x16"  # content type of the first record of every client
 _PEEKED: Final = 5
 _RETRY_NS: Final = 50_000_000
@@ -55,9 +55,9 @@ Closed = Callable[[Channel, ProcessorCounter], None]
 
 
 class Admitted(Protocol):
-    """The function that is called for a connection that has authenticated.
+    """A function that lets a connection send requests, after its authentication.
 
-    ``received`` and ``sent`` of the streams are all bytes so far, without TLS.
+    ``streams`` counts the bytes that were received and sent so far, without TLS.
     """
 
     def __call__(
@@ -66,7 +66,7 @@ class Admitted(Protocol):
 
 
 class Streams:
-    """The numbers of bytes received and sent."""
+    """Counts the bytes that a connection has received and sent since its beginning."""
 
     __slots__ = ("received", "sent")
 
@@ -76,7 +76,7 @@ class Streams:
 
 
 class _Unready:
-    """One unready channel."""
+    """Holds the state of one connection that has not authenticated yet."""
 
     __slots__ = (
         "answer",
@@ -109,13 +109,15 @@ class _Unready:
 
 
 class UnreadyChannels:
-    """The unready channels of one processor.
+    """Authenticates new connections, and then admits or closes them.
 
     Args:
         security: the listener's security.
-        counts: counts the results.
+        selector: receives and sends.
+        counts: counts the results of authentications.
         name: returns a connection's printable name.
-        admitted, closed: called with a connection that succeeded, or must be closed.
+        admitted: called with a connection that has authenticated.
+        closed: called with a connection that must be closed, and the reason.
     """
 
     def __init__(
@@ -142,11 +144,17 @@ class UnreadyChannels:
 
     @property
     def next_ns(self) -> int:
-        """When ``tick`` has something to do, at the earliest."""
+        """The earliest time at which ``tick`` has something to do, monotonic."""
         return self._next_ns if self._by_fd else _NEVER
 
     def process(self, channel: Channel, now_ns: int, *, has_ended: bool) -> None:
-        """Handle an event of a connection's socket."""
+        """Handle an event of a connection's socket.
+
+        Args:
+            channel: the connection.
+            now_ns: monotonic.
+            has_ended: whether the event says that the client has hung up.
+        """
         unready = self._by_fd[channel.fd]
         channel.readable = True
         if has_ended:
@@ -154,7 +162,10 @@ class UnreadyChannels:
         self._proceed(unready, now_ns)
 
     def use(self, security: ListenerSecurity) -> None:
-        """Use another security for new connections; others keep the one they have."""
+        """Use new settings of TLS and SASL for connections from now on.
+
+        A TLS handshake or an authentication that has begun goes on with the old ones.
+        """
         self._security = security
 
     def begin(self, channel: Channel, now_ns: int) -> None:
@@ -165,7 +176,10 @@ class UnreadyChannels:
         self._due(unready.deadline_ns)
 
     def tick(self, now_ns: int) -> None:
-        """Handle delays and timeouts that are over."""
+        """Close connections whose time is over; retry those that had to wait.
+
+        The time is connections.setup.timeout.ms, or the delay after a failure.
+        """
         if now_ns < self._next_ns:
             return
         self._next_ns = _NEVER
@@ -190,7 +204,10 @@ class UnreadyChannels:
                     self._due(unready.retry_ns)
 
     def close_all(self) -> None:
-        """Close all: the processor ends, and no other can continue them."""
+        """Close all connections that have not authenticated.
+
+        No other process could continue them.
+        """
         for unready in list(self._by_fd.values()):
             self._close(unready, ProcessorCounter.CLOSED_BY_HANDLER)
 
@@ -201,7 +218,10 @@ class UnreadyChannels:
     # -- one channel ---------------------------------------------------------------
 
     def _proceed(self, unready: _Unready, now_ns: int) -> None:
-        """Continue until the socket has no more bytes, or it is admitted or failed."""
+        """Go on with TLS and SASL until bytes are missing, or they succeed or fail.
+
+        Do nothing while the connection waits for its failure delay or for a retry.
+        """
         if unready.close_ns or unready.retry_ns:
             return  # nothing more is read
         if not unready.has_handshake and not self._shake_hands(unready):
@@ -223,7 +243,10 @@ class UnreadyChannels:
                 return
 
     def _shake_hands(self, unready: _Unready) -> bool:
-        """Continue the TLS handshake; return whether it is done."""
+        """Continue the TLS handshake; return whether it is done.
+
+        If it fails, close the connection.
+        """
         import ssl
 
         channel = unready.channel
@@ -266,7 +289,10 @@ class UnreadyChannels:
         self._fail(unready, result, f"TLS handshake: {why}")
 
     def _read_frame(self, unready: _Unready) -> bool:
-        """Continue to read a frame; return whether it is whole."""
+        """Continue to read a frame; return whether it is whole.
+
+        Close the connection if its length is not valid, or the client has hung up.
+        """
         buffer = unready.buffer
         while True:
             wanted = (unready.frame_bytes or _SIZE_BYTES) - len(buffer)
@@ -313,7 +339,12 @@ class UnreadyChannels:
         return length + _SIZE_BYTES
 
     def _answer(self, unready: _Unready, now_ns: int) -> bool:
-        """Handle a whole frame; return whether to continue."""
+        """Give a whole frame to the authenticator, and keep its answer for ``_send``.
+
+        Returns:
+            Whether to continue at once. False if the authentication has failed, which
+            is answered after a delay. False also if the token cannot be judged yet.
+        """
         authenticator = unready.authenticator
         assert authenticator is not None
         frame = memoryview(bytes(unready.buffer))[_SIZE_BYTES:]
@@ -336,7 +367,7 @@ class UnreadyChannels:
         return False
 
     def _send(self, unready: _Unready) -> bool:
-        """Continue to send the answer; return whether all of it is sent."""
+        """Continue to send the answer to the last frame; return whether all is sent."""
         while unready.answer:
             count = self._selector.send(unready.channel, unready.answer)
             if count == CLOSED:

@@ -1,6 +1,6 @@
 """AddPartitionsToTxn: announce the partitions that a transaction will write to.
 
-Versions 4 and above are for brokers, and for several transactions at once.
+Requests of version 4 and above are sent by brokers, for several transactions at once.
 
 Source: Kafka protocol guide, "AddPartitionsToTxn".
 """

@@ -1,4 +1,4 @@
-"""DescribeUserScramCredentials: which users have which SCRAM credentials.
+"""DescribeUserScramCredentials: list users' SCRAM mechanisms and iterations.
 
 Source: Kafka protocol guide, "DescribeUserScramCredentials"; KIP-554.
 """

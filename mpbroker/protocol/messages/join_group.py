@@ -1,6 +1,6 @@
 """JoinGroup: join a group, and take part in its next rebalance.
 
-Only clients read the metadata of protocols and members; to the broker these are bytes.
+Only clients read the metadata of protocols and members; the broker passes the bytes on.
 
 Source: Kafka protocol guide, "JoinGroup".
 """

@@ -1,6 +1,6 @@
 """ListPartitionReassignments: list the reassignments of partitions in progress.
 
-If the topics are null, those of all topics are listed.
+If the topics are null, the reassignments of all topics are listed.
 
 Source: Kafka protocol guide, "ListPartitionReassignments".
 """

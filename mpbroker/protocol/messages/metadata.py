@@ -8,6 +8,8 @@ Source: Kafka protocol guide, "Metadata"; KIP-516 for topic ids.
 
 from __future__ import annotations
 
+from typing import Final
+
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.fields import (
     BOOLEAN,
@@ -21,10 +23,18 @@ from mpbroker.protocol.fields import (
 )
 from mpbroker.protocol.message import Message
 
+_NO_ID: Final = bytes(16)
+
 
 class MetadataRequestTopic(Struct):
     topic_id: bytes = field(UUID, "10+", ignorable=True)
     name: str | None = field(STRING, nullable="10+")
+
+    @property
+    def asked_name(self) -> str | None:
+        """The name of the topic; None: the topic is named by its id, not its name."""
+        # Java's consumer with a SubscriptionPattern sends the id and an empty name.
+        return self.name if self.topic_id == _NO_ID else None
 
 
 # To ask for all topics in a flexible version, librdkafka (2.16) writes a null array of

@@ -8,6 +8,8 @@ Source: Kafka protocol guide, "Produce"; KIP-951 for the current leader of a par
 
 from __future__ import annotations
 
+from typing import Final
+
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.fields import (
     INT16,
@@ -23,10 +25,19 @@ from mpbroker.protocol.fields import (
 from mpbroker.protocol.message import Message
 from mpbroker.protocol.primitives import Buffer
 
+# Far above the tags that Kafka has assigned, which begin at 0.
+SOURCE_TAG: Final = 10_000
+
 
 class PartitionProduceData(Struct):
     index: int = field(INT32)
     records: Buffer | None = field(RECORDS, nullable="0+")
+    # These two are not fields of Kafka. If source_offset is 0 or more, the records are
+    # copies from another cluster and keep their offsets: they are all records that the
+    # partition there has from source_offset on. source_log_start_offset is the log
+    # start offset there. -1: the records are ordinary ones, and get offsets here.
+    source_offset: int = field(INT64, "9+", tag=SOURCE_TAG, default=-1)
+    source_log_start_offset: int = field(INT64, "9+", tag=SOURCE_TAG + 1, default=-1)
 
 
 class TopicProduceData(Struct):

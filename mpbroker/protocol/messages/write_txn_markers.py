@@ -1,4 +1,6 @@
-"""WriteTxnMarkers: append the markers that end transactions, for brokers and admins.
+"""WriteTxnMarkers: append the markers that end transactions in partitions.
+
+Brokers and admin tools send it.
 
 Source: Kafka protocol guide, "WriteTxnMarkers"; KIP-664, KIP-1228.
 """

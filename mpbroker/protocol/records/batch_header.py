@@ -21,8 +21,9 @@ from __future__ import annotations
 
 from struct import Struct
 from struct import error as StructError
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.protocol.errors import ProtocolError
 from mpbroker.protocol.records.compression import Codec
 from mpbroker.protocol.records.crc32c import crc32c
@@ -145,12 +146,14 @@ class BatchHeader(NamedTuple):
 
 
 def increment_sequence(sequence: int, increment: int) -> int:
-    """Add to a producer's sequence number; after 2**31 - 1 comes 0."""
+    """Return a producer's sequence plus an increment; after 2**31 - 1 comes 0."""
     return (sequence + increment) & 0x7FFFFFFF
 
 
 def parse_batch_header(view: Buffer, pos: int = 0) -> BatchHeader:
-    """Read the header of the batch that starts at ``pos``; its records may be missing.
+    """Read the header of the batch that starts at ``pos`` in ``view``.
+
+    The records of the batch may be missing.
 
     Raises:
         UnsupportedMagicError: the magic is not 2, so the other fields have no meaning.
@@ -186,7 +189,7 @@ def _refuse_short_header(view: Buffer, pos: int) -> BatchHeader:
 def iter_batches(
     view: Buffer, pos: int = 0
 ) -> Iterator[tuple[BatchHeader, memoryview]]:
-    """Yield each whole batch from ``pos`` on: its header, and all of its bytes.
+    """Yield the header and the bytes of each whole batch from ``pos`` on.
 
     An incomplete batch ends the iteration, because a fetch response may cut off its
     last batch. CRCs are not checked.
@@ -238,7 +241,7 @@ def write_header(
         attributes: the bits that the module's docstring lists.
         base_timestamp: the timestamp of the first record, in ms.
         max_timestamp: the largest timestamp, in ms.
-        producer_id: NO_PRODUCER_ID: there is no producer id.
+        producer_id: NO_PRODUCER_ID if there is no producer id.
         producer_epoch: NO_PRODUCER_EPOCH without a producer id.
         base_sequence: NO_SEQUENCE without a producer id.
         record_count: the number of records, above 0.
@@ -267,7 +270,7 @@ def pack_header(header: BatchHeader, payload: Buffer) -> bytearray:
     """Return the 61 bytes of a header, with the length and CRC for ``payload``.
 
     Args:
-        header: the other fields.
+        header: the other fields of the header.
         payload: the records, compressed or not.
     """
     fields = list(header)

@@ -33,7 +33,10 @@ if TYPE_CHECKING:
 
 
 class Codec(IntEnum):
-    """The low three bits of a batch's attributes; names as in compression.type."""
+    """The compression of a batch's records: the low three bits of its attributes.
+
+    The names are those of Kafka's compression.type.
+    """
 
     NONE = 0
     GZIP = 1
@@ -67,7 +70,7 @@ class DecompressionLimitError(DecompressionError):
 
 
 def compress(codec: int, data: Buffer, level: int | None = None) -> bytes:
-    """Return ``data`` compressed.
+    """Return ``data`` compressed by a codec.
 
     Args:
         codec: the codec.
@@ -84,7 +87,7 @@ def compress(codec: int, data: Buffer, level: int | None = None) -> bytes:
 def decompress(
     codec: int, data: Buffer, max_bytes: int, *, strict: bool = False
 ) -> bytes:
-    """Return ``data`` decompressed.
+    """Return ``data`` decompressed by a codec, within a limit.
 
     Args:
         codec: the codec.
@@ -197,7 +200,10 @@ _LZ4_HIGHEST_LEVEL: Final = 12
 
 
 class _Lz4Decoder:
-    """An lz4 decoder with small limits, because it allocates as much as its limit."""
+    """An lz4 decoder that asks the library for a part of the output at a time.
+
+    The library allocates as many bytes as it is asked for.
+    """
 
     __slots__ = ("_decoder",)
 
@@ -247,15 +253,15 @@ def _lz4_decompress(data: Buffer, max_bytes: int) -> bytes:
 
 
 def _check_lz4_for_java(data: Buffer) -> None:
-    """Refuse frames that liblz4 can read, but Kafka's Java client cannot.
+    """Refuse lz4 frames that liblz4 can read, but Kafka's Java client cannot.
 
-    It needs version 1, independent blocks and reserved bits of 0, and it reads no bytes
-    after the end mark of the first frame.
+    The Java client needs version 1, independent blocks, no dictionary and a reserved
+    bit of 0. It reads no bytes after the end mark of the first frame.
 
     Source: Kafka's Lz4BlockInputStream.
 
     Raises:
-        DecompressionError: it is such a frame.
+        DecompressionError: the data is not a single frame that the client can read.
     """
     if len(data) < 11 or bytes(data[:4]) != _LZ4_MAGIC:
         raise DecompressionError(f"{len(data)} bytes are not an lz4 frame")

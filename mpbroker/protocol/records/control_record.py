@@ -53,8 +53,8 @@ def build_end_transaction_marker(
 
     Args:
         producer_id: the producer.
-        producer_epoch: its epoch.
-        marker: whether it commits, and the coordinator's epoch.
+        producer_epoch: the producer's epoch.
+        marker: whether the transaction commits, and the coordinator's epoch.
         timestamp: the record's timestamp, in ms.
     """
     checked = _MARKER_CHECKED.pack(
@@ -78,10 +78,12 @@ def build_end_transaction_marker(
 
 
 def parse_control_type(record: Record) -> int:
-    """Return a control record's type: 0 abort, 1 commit; skip records of other types.
+    """Return a control record's type: 0 abort, 1 commit.
+
+    The caller skips records of other types.
 
     Raises:
-        RecordBatchError: its key is not a control record's.
+        RecordBatchError: the record's key is not a control record's.
     """
     if record.key is None or len(record.key) < _CONTROL_KEY.size:
         raise RecordBatchError("control record without version and type in its key")
@@ -92,10 +94,10 @@ def parse_control_type(record: Record) -> int:
 
 
 def parse_end_transaction_marker(record: Record) -> EndTransactionMarker:
-    """Read the record of an end-transaction control batch.
+    """Return the end-transaction marker in the record of a control batch.
 
     Raises:
-        RecordBatchError: it is another type of control record, or malformed.
+        RecordBatchError: the record is another type of control record, or malformed.
     """
     control_type = parse_control_type(record)
     if control_type not in (ABORT, COMMIT):

@@ -17,8 +17,9 @@ UnifiedLog.analyzeAndValidateRecords (3.9); KIP-32, KIP-937 for timestamps.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.records.batch_header import (
@@ -45,7 +46,12 @@ from mpbroker.protocol.records.compression import (
 )
 from mpbroker.protocol.records.crc32c import crc32c
 from mpbroker.protocol.records.record_batch import DEFAULT_MAX_DECOMPRESSED_BYTES
-from mpbroker.protocol.records.record_walk import FAULT_MESSAGES, NO_FAULT, walk_records
+from mpbroker.protocol.records.record_walk import (
+    FAULT_MESSAGES,
+    NO_FAULT,
+    first_deltas,
+    walk_records,
+)
 
 if TYPE_CHECKING:
     Buffer = bytes | bytearray | memoryview
@@ -62,6 +68,11 @@ _TARGET_CODECS: Final[dict[str, Codec]] = {
     "zstd": Codec.ZSTD,
 }
 
+# The number of records among which bad ones are looked for. With a reason for each
+# record, the response to a small compressed batch could have gigabytes. librdkafka's
+# largest batch has this many records.
+_NAMED_RECORDS: Final = 10_000
+
 _new_tuple = tuple.__new__
 
 
@@ -69,17 +80,18 @@ class ValidationPolicy(NamedTuple):
     """The settings of a topic that decide which batches it accepts.
 
     Attributes:
-        max_message_bytes: max.message.bytes.
+        max_message_bytes: max.message.bytes, the limit of a batch's size.
         timestamp_type: message.timestamp.type, CreateTime or LogAppendTime.
         before_max_ms: message.timestamp.before.max.ms.
         after_max_ms: message.timestamp.after.max.ms.
         compression_type: compression.type: producer, uncompressed or a codec's name.
         compression_level: the level of that codec; None: its default.
-        compacted: cleanup.policy contains compact, so that records need keys.
+        compacted: whether cleanup.policy contains compact, so that records need keys.
         max_decompressed_bytes: the limit of a batch's records when decompressed.
-        allow_control: accept control batches, from the broker's own coordinator.
-        allow_zstd: accept zstd; False for Produce below version 7.
-        verify_records: check the records; False: trust the header.
+        allow_control: whether to accept control batches; True for the broker's own
+            coordinator.
+        allow_zstd: whether to accept zstd; False for Produce below version 7.
+        verify_records: whether to check the records; False: trust the header.
     """
 
     max_message_bytes: int = 1_048_588
@@ -96,7 +108,7 @@ class ValidationPolicy(NamedTuple):
 
 
 class ValidatedBatch(NamedTuple):
-    """A batch that may be appended, once its offset is set.
+    """A batch that was validated, and may be appended once its base offset is set.
 
     Attributes:
         header: the header of ``data``.
@@ -105,7 +117,8 @@ class ValidatedBatch(NamedTuple):
         max_timestamp: the largest timestamp in ms; -1: there is none.
         record_count: the number of records.
         last_offset_delta: the last offset, less the base offset.
-        data: the input; or a writable copy, if the header or the codec had to change.
+        data: the batch that was validated; or a writable copy, if its header or codec
+            had to change.
         log_append_time_ms: the time of append; -1: the records have their own.
     """
 
@@ -119,13 +132,13 @@ class ValidatedBatch(NamedTuple):
 
 
 class InflationBudget:
-    """The bytes that all batches of one request may inflate to together.
+    """A limit of the bytes that all batches of one request have when decompressed.
 
-    3 KB of zstd inflate to 100 MiB in 0.13 s. The limit of one batch would let a
-    request of a thousand such batches keep a handler for minutes.
+    3 KB of zstd inflate to 100 MiB in 0.13 s. With a limit for each batch alone, a
+    request of a thousand such batches would keep a handler busy for minutes.
 
     Args:
-        stored_bytes: the size of the request's batches as they came.
+        stored_bytes: the size of the request's batches, compressed as they came.
     """
 
     __slots__ = ("left",)
@@ -149,6 +162,25 @@ class RecordError(ApiError):
         return type(self), (self.error_code, self.message, self.batch_index)
 
 
+class RecordsError(ApiError):
+    """A batch is refused because a topic does not accept some of its records.
+
+    Attributes:
+        reasons: by the index of each such record in the batch, the reason in words.
+    """
+
+    def __init__(
+        self, error_code: ErrorCode, message: str, reasons: dict[int, str]
+    ) -> None:
+        super().__init__(error_code, message)
+        self.reasons = reasons
+
+    def __reduce__(  # type: ignore[override]
+        self,
+    ) -> tuple[type[RecordsError], tuple[ErrorCode, str, dict[int, str]]]:
+        return type(self), (self.error_code, self.message, self.reasons)
+
+
 def validate_produce(
     records: Buffer,
     policy: ValidationPolicy,
@@ -164,12 +196,12 @@ def validate_produce(
         records: the bytes of the field: one batch.
         policy: the settings of the topic.
         now_ms: the wall clock.
-        budget: of the request; None: the limit of the batch is enough.
+        budget: the request's budget; None: only the limit of each batch counts.
 
     Raises:
         ApiError: CORRUPT_MESSAGE, INVALID_RECORD, MESSAGE_TOO_LARGE, INVALID_TIMESTAMP
-            or UNSUPPORTED_COMPRESSION_TYPE. It is a `RecordError` if one record is the
-            reason.
+            or UNSUPPORTED_COMPRESSION_TYPE. It is a `RecordError` if one record is
+            malformed, a `RecordsError` if the topic does not accept some records.
     """
     view = memoryview(records)
     header = _check_batch(view, policy)
@@ -279,14 +311,17 @@ def _check_records(
     policy: ValidationPolicy,
     now_ms: int,
 ) -> tuple[int, int]:
-    """Check the records; return their largest timestamp and its offset delta.
+    """Check the records of a batch.
 
     Args:
         header: the header of the batch.
         data: the records, decompressed.
-        start: where they begin in ``data``.
+        start: the position in ``data`` where the records begin.
         policy: the settings of the topic.
         now_ms: the wall clock.
+
+    Returns:
+        The largest timestamp in ms (-1: none), and the offset delta of its record.
     """
     base_timestamp = header.base_timestamp
     fault, index, max_delta, max_index, min_delta, first_keyless = walk_records(
@@ -308,22 +343,73 @@ def _check_records(
             or newest > _MAX_INT64
             or oldest < _MIN_INT64
         ):
-            raise ApiError(
-                ErrorCode.INVALID_TIMESTAMP,
-                f"the records' timestamps are from {oldest} to {newest} ms; "
-                f"message.timestamp.before.max.ms={policy.before_max_ms} and "
-                f"message.timestamp.after.max.ms={policy.after_max_ms} allow "
-                f"{now_ms - policy.before_max_ms} to {now_ms + policy.after_max_ms}",
-            )
+            raise _not_accepted(header, data, start, policy, now_ms, first_keyless)
         if newest > NO_TIMESTAMP:
             max_timestamp, offset = newest, max_index
     if first_keyless >= 0 and policy.compacted:
-        raise RecordError(
-            ErrorCode.INVALID_RECORD,
-            f"record {first_keyless} has no key, which a compacted topic needs",
-            first_keyless,
-        )
+        raise _not_accepted(header, data, start, policy, now_ms, first_keyless)
     return max_timestamp, offset
+
+
+def _not_accepted(
+    header: BatchHeader,
+    data: Buffer,
+    start: int,
+    policy: ValidationPolicy,
+    now_ms: int,
+    first_keyless: int,
+) -> RecordsError:
+    """Return the error that names the records that the topic does not accept.
+
+    These are records without a key that they need, or with a timestamp that is out of
+    range.
+
+    Args:
+        header, data, start, policy, now_ms: see _check_records(), which has found that
+            there is such a record.
+        first_keyless: the index of the first record without a key; -1: all have keys.
+    """
+    # A malformed record was found before: this walk meets none.
+    count = min(header.record_count, _NAMED_RECORDS)
+    deltas, keyless = first_deltas(data, start, count)
+    oldest, newest = now_ms - policy.before_max_ms, now_ms + policy.after_max_ms
+    reasons: dict[int, str] = {}
+    code = ErrorCode.INVALID_RECORD
+    if policy.compacted:
+        if first_keyless >= count:
+            keyless = [first_keyless]
+        reasons = {
+            index: f"record {index} has no key, which a compacted topic needs"
+            for index in keyless
+        }
+    for index, delta in enumerate(deltas):
+        timestamp = header.base_timestamp + delta
+        is_good = timestamp == NO_TIMESTAMP or (
+            oldest <= timestamp <= newest and _MIN_INT64 <= timestamp <= _MAX_INT64
+        )
+        # As in Kafka, the timestamp of a record without a needed key is not checked.
+        if is_good or index in reasons or policy.timestamp_type != "CreateTime":
+            continue
+        code = ErrorCode.INVALID_TIMESTAMP
+        reasons[index] = (
+            f"record {index} has the timestamp {timestamp} ms;"
+            f" message.timestamp.before.max.ms={policy.before_max_ms} and"
+            f" message.timestamp.after.max.ms={policy.after_max_ms} allow"
+            f" {oldest} to {newest}"
+        )
+    if not reasons:
+        return RecordsError(
+            ErrorCode.INVALID_TIMESTAMP,
+            f"a record behind the first {count} has a timestamp that"
+            f" message.timestamp.before.max.ms={policy.before_max_ms} and"
+            f" message.timestamp.after.max.ms={policy.after_max_ms} do not allow",
+            {},
+        )
+    reasons = dict(sorted(reasons.items()))
+    first = next(iter(reasons.values()))
+    if len(reasons) > 1:
+        first = f"{len(reasons)} of {header.record_count} records are refused: {first}"
+    return RecordsError(code, first, reasons)
 
 
 def _decompress(
@@ -337,7 +423,8 @@ def _decompress(
     limit = policy.max_decompressed_bytes
     spent = 0
     if budget is not None:
-        # What fails has cost as much as its limit, so it is charged with that.
+        # A decompression that fails may have cost as much as its limit allows, so the
+        # whole limit is charged for it.
         spent = limit = min(limit, budget.left)
     try:
         payload = decompress(codec, stored, limit, strict=True)
@@ -360,10 +447,10 @@ def _rewrite(
     max_timestamp: int,
     policy: ValidationPolicy,
 ) -> tuple[BatchHeader, memoryview]:
-    """Return the batch with the topic's codec and timestamps.
+    """Return a batch with the topic's codec and timestamps.
 
-    The input is not changed, because it is the request's own bytes, which are needed if
-    the request is executed again. So this is a copy, if anything differs.
+    If anything differs, the result is a copy: the input is the request's own bytes,
+    which are needed unchanged if the request is executed again.
     """
     attributes = header.attributes
     codec = attributes & CODEC_MASK

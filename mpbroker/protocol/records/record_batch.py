@@ -16,8 +16,9 @@ Source: Kafka documentation, "Message Format"; KIP-98, KIP-82.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.protocol.primitives import VarintError, read_varint, write_varint
 from mpbroker.protocol.records.batch_header import (
     ATTRIBUTES_POSITION,
@@ -89,11 +90,12 @@ _new_tuple = tuple.__new__  # a NamedTuple's constructor takes three times as lo
 
 
 class Record(NamedTuple):
-    """One record.
+    """One record of a batch, with its offset in the partition.
 
     Attributes:
-        offset: its offset.
-        timestamp: in ms; with LogAppendTime it is the batch's, which the broker set.
+        offset: the record's offset.
+        timestamp: its timestamp in ms; with LogAppendTime the batch's timestamp, which
+            the broker set.
         key: its key; None: null.
         value: its value; None: null.
         headers: (name, value) pairs. Bytes of a name that are not UTF-8 are surrogate
@@ -162,11 +164,11 @@ def iter_payload(
     base_timestamp: int,
     append_time: int | None,
 ) -> Iterator[Record]:
-    """Yield the records in ``data``, a batch's decompressed payload.
+    """Yield the records in ``data``, the decompressed records of a batch.
 
     Args:
-        data: the payload.
-        record_count: the number of records in it.
+        data: the records as bytes.
+        record_count: the number of these records.
         base_offset: the batch's base offset.
         base_timestamp: the batch's base timestamp, in ms.
         append_time: the timestamp of all records, if the broker set it; else None.
@@ -194,9 +196,12 @@ def iter_payload(
 def _read_usual_record(data: bytes, pos: int) -> _Fields | None:
     """Read a record if its varints have one or two bytes and it has no headers.
 
-    It takes half the time of `_read_record`, because it calls no function. It does not
-    check each length. But a wrong one leads to another end than the record's length
-    says, and then this returns None.
+    This takes half the time of `_read_record`, because it calls no function. It does
+    not check each length. But a wrong length leads to another end than the record's
+    length says.
+
+    Returns:
+        None if the record has another shape, or is malformed.
     """
     try:
         length = data[pos]
@@ -249,10 +254,10 @@ def _read_usual_record(data: bytes, pos: int) -> _Fields | None:
 
 
 def _read_record(data: bytes, pos: int) -> _Fields:
-    """Read any record.
+    """Read a record of any shape at a position of a batch's payload.
 
     Raises:
-        RecordBatchError: a length or count in it is wrong.
+        RecordBatchError: a length or count in the record is wrong.
         IndexError: ``data`` ends in the record.
     """
     length, pos = read_varint(data, pos)
@@ -311,13 +316,13 @@ class RecordBatchBuilder:
 
     Args:
         codec: the codec of the records.
-        level: its level; see `compression.compress`.
+        level: the level of the codec; see `compression.compress`.
         timestamp_type: CREATE_TIME or LOG_APPEND_TIME.
         producer_id: the producer; NO_PRODUCER_ID: none.
-        producer_epoch: its epoch.
-        base_sequence: the sequence of the first record.
-        transactional: the batch is part of a transaction.
-        control: it is a control batch.
+        producer_epoch: the producer's epoch.
+        base_sequence: the sequence number of the first record.
+        transactional: whether the batch is part of a transaction.
+        control: whether it is a control batch.
     """
 
     __slots__ = (
@@ -372,15 +377,15 @@ class RecordBatchBuilder:
         *,
         offset_delta: int | None = None,
     ) -> None:
-        """Add one record.
+        """Add one record to the batch.
 
         Args:
-            timestamp: in ms.
+            timestamp: the record's timestamp, in ms.
             key: its key; None: null.
             value: its value; None: null.
             headers: (name, value) pairs.
-            offset_delta: its offset, less the batch's base offset; None: the next one.
-                Only compaction leaves gaps.
+            offset_delta: its offset, less the batch's base offset; None: one more than
+                that of the record before. Only compaction leaves gaps.
         """
         if not self.record_count:
             self._base_timestamp = timestamp
@@ -412,14 +417,14 @@ class RecordBatchBuilder:
         last_offset_delta: int | None = None,
         max_timestamp: int | None = None,
     ) -> bytes:
-        """Return the batch.
+        """Return the records that were added as one batch, compressed and with its CRC.
 
         Args:
             base_offset: the batch's base offset.
             partition_leader_epoch: the leader epoch.
             last_offset_delta: the last offset, less the base offset; None: that of the
                 last record. Compaction keeps the one that the batch had.
-            max_timestamp: the largest timestamp; None: that of the records. With
+            max_timestamp: the largest timestamp in ms; None: that of the records. With
                 LogAppendTime it is the time of append.
         """
         payload = bytes(self._records)

@@ -33,12 +33,12 @@ _MAX_COLUMN_BYTES: Final = 0x7FFF_FFFF
 
 
 class RecordColumns(NamedTuple):
-    """Records of one batch. Integers are native-endian.
+    """The records of one batch as columns, in buffers that Arrow can use.
 
     Attributes:
         rows: the number of records, which is the length of each column.
-        offsets: int64 each.
-        timestamps: int64 each, in ms.
+        offsets: the offsets, as native-endian int64.
+        timestamps: the timestamps in ms, as native-endian int64.
         keys: the keys.
         values: the values.
         headers: the headers; None: they were not read.
@@ -60,19 +60,19 @@ def read_columns(
     with_headers: bool,
     max_decompressed_bytes: int = DEFAULT_MAX_DECOMPRESSED_BYTES,
 ) -> RecordColumns:
-    """Return the records of a batch that are at or after ``first_offset``.
+    """Return the records of a batch from ``first_offset`` on, as columns.
 
     The CRC is not checked.
 
     Args:
         header: the header of the batch.
-        batch: all of its bytes.
-        first_offset: records below it are left out.
+        batch: the bytes of the whole batch.
+        first_offset: records with smaller offsets are left out.
         with_headers: whether to read the headers of records.
-        max_decompressed_bytes: the limit of the records when decompressed.
+        max_decompressed_bytes: the limit of the records' bytes when decompressed.
 
     Raises:
-        RecordBatchError: a length or count in it is wrong.
+        RecordBatchError: a length or count in the batch is wrong.
         DecompressionError: see `compression.decompress`.
         OverflowError: one column has 2 GiB or more.
     """
@@ -101,18 +101,18 @@ def read_columns_in_python(
     appended: bool,
     with_headers: bool,
 ) -> tuple[int, int, bytes, bytes, BinaryColumn, BinaryColumn, HeaderColumns | None]:
-    """Read ``record_count`` records, which must fill ``payload`` exactly.
+    """Read ``record_count`` records, which must fill ``payload`` exactly, as columns.
 
     The compiled function in ``_columns.c`` must return the same values.
 
     Args:
         payload: the decompressed records.
-        record_count: their number.
+        record_count: the number of records.
         first_delta: the smallest offset delta of a record to keep.
         base_offset: the batch's base offset.
-        base_timestamp: the timestamp that deltas are added to; with ``appended`` that
-            of all records.
-        appended: the broker set the timestamp (LogAppendTime).
+        base_timestamp: the timestamp in ms to which timestamp deltas are added; with
+            ``appended`` the timestamp of all records.
+        appended: whether the broker set the timestamp (LogAppendTime).
         with_headers: whether to read the headers of records.
 
     Returns:
@@ -134,7 +134,7 @@ def read_columns_in_python(
         if record.offset < first_delta:
             continue
         offsets.append(base_offset + record.offset)
-        timestamps.append(record.timestamp)
+        timestamps.append(_as_int64(record.timestamp))
         keys.append(record.key)
         values.append(record.value)
         if with_headers:
@@ -153,6 +153,11 @@ def read_columns_in_python(
         if with_headers
         else None,
     )
+
+
+def _as_int64(number: int) -> int:
+    """Return a number wrapped to 64 bits, as Kafka's own clients wrap timestamps."""
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def _column(fields: Iterable[bytes | None]) -> BinaryColumn:

@@ -30,7 +30,7 @@ _END: Final = b"\0"  # no headers
 
 @cache
 def _varints() -> list[bytes]:
-    """Return the varints of all numbers below _TABLE_SIZE; made when first used."""
+    """Return a list of the varints of 0 to _TABLE_SIZE - 1, made when first used."""
     return [_varint(number) for number in range(_TABLE_SIZE)]
 
 
@@ -90,9 +90,13 @@ def encode_records_in_python(records: list[RawRecord]) -> tuple[bytes, int, int]
 
 
 def encode_batch_in_python(records: list[RawRecord]) -> tuple[bytearray, int, int]:
-    """Encode the records behind 61 zero bytes.
+    """Encode records as a batch with 61 zero bytes in place of its header.
 
-    The caller overwrites the zero bytes with the batch header.
+    The caller overwrites the zero bytes with the header.
+
+    Returns:
+        The batch, the base timestamp, and the largest timestamp, as
+        `encode_records_in_python`.
     """
     payload, base_timestamp, max_timestamp = encode_records_in_python(records)
     return bytearray(BATCH_HEADER_SIZE) + payload, base_timestamp, max_timestamp
@@ -105,7 +109,7 @@ def _encode_long_way(
     value: bytes | None,
     headers: RawHeaders,
 ) -> bytes:
-    """Encode any record, with headers, nulls or large fields, too."""
+    """Return the bytes of any record, also with headers, nulls or large fields."""
     body = bytearray(prefix)
     write_varint(body, index)
     _write_nullable(body, key)

@@ -8,8 +8,9 @@ Python function below. Both must return the same values for the same bytes.
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.protocol.primitives import VarintError, read_varint, write_unsigned_varint
 
 if TYPE_CHECKING:
@@ -50,16 +51,18 @@ _MIN_RECORD_LENGTH: Final = 6
 
 
 class Walk(NamedTuple):
-    """The result of a walk; the compiled function returns a plain tuple.
+    """The result of `walk_records`; the compiled function returns a plain tuple.
 
-    Deltas are timestamps, less the batch's base_timestamp. Records without a timestamp
-    do not count for them.
+    Deltas are timestamps in ms, less the batch's base_timestamp. Records without a
+    timestamp do not count for the largest and smallest delta.
 
     Attributes:
         fault: NO_FAULT, or the first fault.
-        walked: the index of the record with the fault; without one, their number.
+        walked: the index of the record with the fault; without a fault, the number of
+            records.
         max_delta: the largest delta.
-        max_index: the index of the first record with it; -1: no record has a timestamp.
+        max_index: the index of the first record with the largest delta; -1: no record
+            has a timestamp.
         min_delta: the smallest delta.
         first_keyless: the index of the first record without a key; -1: all have keys.
     """
@@ -74,7 +77,7 @@ class Walk(NamedTuple):
 
 @cache
 def small_varints() -> list[bytes]:
-    """Return the varints of numbers below 32,768, by number; made when first used."""
+    """Return a list of the unsigned varints of 0 to 32,767, made when first used."""
     return [write_unsigned_varint(number) for number in range(1 << 15)]
 
 
@@ -84,7 +87,7 @@ class _Fault(Exception):
 
 
 class _Unusual(Exception):
-    """A record that `_read_record` has to read."""
+    """Raised for a record of an unusual shape, which `_read_record` then reads."""
 
 
 def walk_records_in_python(
@@ -94,8 +97,8 @@ def walk_records_in_python(
 
     Args:
         data: the records, decompressed.
-        start: where they begin.
-        record_count: their number.
+        start: the position in ``data`` where the records begin.
+        record_count: the number of records.
         no_timestamp_delta: the delta of a record without a timestamp, that is, -1 less
             the batch's base_timestamp.
 
@@ -125,12 +128,27 @@ def walk_records_in_python(
     return Walk(fault, walked, latest, deltas.index(latest), min(timed), first_keyless)
 
 
+def first_deltas(data: Buffer, start: int, count: int) -> tuple[list[int], list[int]]:
+    """Return timestamp deltas and missing keys of a batch's first ``count`` records.
+
+    Args:
+        data, start: see walk_records_in_python(), which found no fault.
+
+    Returns:
+        The timestamp delta of each record, and the indexes of records without keys.
+    """
+    deltas: list[int] = []
+    keyless: list[int] = []
+    _visit(bytes(memoryview(data)[start:]), count, deltas, keyless)
+    return deltas, keyless
+
+
 def _visit(buf: bytes, count: int, deltas: list[int], keyless: list[int]) -> int:
     """Check each record; collect timestamp deltas, and indexes of records without keys.
 
     Args:
         buf: the records.
-        count: their number.
+        count: the number of records.
         deltas: the delta of each record is added to it.
         keyless: the index of each record without a key is added to it.
 
@@ -196,10 +214,19 @@ def _visit(buf: bytes, count: int, deltas: list[int], keyless: list[int]) -> int
 
 
 def _read_record(buf: bytes, pos: int, index: int) -> tuple[int, int, bool]:
-    """Return the record's end, its timestamp delta, and whether it has no key.
+    """Check a record of any shape.
+
+    Args:
+        buf: the records.
+        pos: the position of the record.
+        index: the index of the record, which must be its offset delta.
+
+    Returns:
+        The position of the record's end, its timestamp delta in ms, and whether it has
+        no key.
 
     Raises:
-        _Fault: the first of its faults.
+        _Fault: the first fault of the record.
     """
     if pos == len(buf):
         raise _Fault(TOO_FEW_RECORDS)

@@ -32,7 +32,7 @@ MAX_TEXT: Final = 4096
 
 
 class RequestedFilter(Protocol):
-    """A filter in a DescribeAcls or a DeleteAcls request."""
+    """Holds a filter in a DescribeAcls or a DeleteAcls request."""
 
     resource_type_filter: int
     resource_name_filter: str | None
@@ -44,7 +44,10 @@ class RequestedFilter(Protocol):
 
 
 def require_authorizer(access: Access | None) -> Access:
-    """Return ``access`` if the broker has an authorizer.
+    """Refuse a request about ACLs if the broker has no authorizer.
+
+    Returns:
+        ``access``, which is not None.
 
     Raises:
         ApiError: SECURITY_DISABLED: the broker has no authorizer.
@@ -55,7 +58,7 @@ def require_authorizer(access: Access | None) -> Access:
 
 
 def check_count(count: int) -> None:
-    """Raise ApiError POLICY_VIOLATION if a request has too many entries or filters."""
+    """Raise ApiError POLICY_VIOLATION if a request has too many ACLs or ACL filters."""
     if count > MAX_ENTRIES:
         raise ApiError(
             ErrorCode.POLICY_VIOLATION,
@@ -64,10 +67,11 @@ def check_count(count: int) -> None:
 
 
 def acl_filter(wanted: RequestedFilter) -> AclFilter:
-    """Return the filter of a request.
+    """Return the ACL filter that a DescribeAcls or DeleteAcls request has.
 
     Raises:
-        ApiError: INVALID_REQUEST: a number in it is unknown.
+        ApiError: INVALID_REQUEST: the request has the unknown number of a resource
+            type, pattern type, operation or permission type.
     """
     found = AclFilter(
         ResourceType.of(wanted.resource_type_filter),
@@ -89,10 +93,10 @@ def acl_filter(wanted: RequestedFilter) -> AclFilter:
 
 
 def acl_binding(creation: AclCreation) -> AclBinding:
-    """Return the entry that a request wants to create.
+    """Return the access control entry that a CreateAcls request wants to add.
 
     Raises:
-        ApiError: INVALID_REQUEST: a part of the entry is not allowed.
+        ApiError: INVALID_REQUEST: a part of the entry is unknown or not allowed.
     """
     acl = AclBinding(
         ResourceType.of(creation.resource_type),

@@ -4,11 +4,11 @@ A rule judges each request before its handler gets it. The rule removes from the
 the parts that the sender has no permission for, and adds refusals to the answer. The
 rows of apis.py name the rule of each API; message_apis.py applies it.
 
-Produce and Fetch have no rule in a handler process: their services ask for each topic
+Produce and Fetch have no rule in a handler process. Their services ask for each topic
 (produce_service.py, fetch_service.py).
 
-Without an authorizer this module is not used. With one, decisions are kept until the
-authorizer's version changes; then a decision costs one look-up for each resource.
+Without an authorizer this module is not used. With an authorizer, decisions are kept
+until its version changes. A decision that is kept costs one look-up for each resource.
 
 Source: Kafka's AuthHelper, KafkaApis.
 """
@@ -44,7 +44,7 @@ _Decisions = dict[tuple[Sender, AclOperation, ResourceType, str], bool]
 
 
 class Topics(Protocol):
-    """The part of the TopicRegistry that is read here."""
+    """Finds topics: the part of TopicRegistry, the view of all topics, used here."""
 
     def topic(self, name: str) -> Topic | None: ...
 
@@ -57,12 +57,12 @@ class Access:
     """Checks the permissions of the sender of one request.
 
     Attributes:
-        authorizer: decides.
+        authorizer: decides about permissions.
         topics: the topics, for rules about requests that name topics by id, or that
             want all of them.
         auto_create_topics: auto.create.topics.enable.
         client: the sender and the request's header, as the authorizer gets them.
-        sender: principal, host and listener; decisions are kept by it.
+        sender: principal, host and listener; equal senders share the kept decisions.
         version: the version of the authorizer's rules when the request came; None:
             decisions must not be kept.
     """
@@ -107,9 +107,12 @@ class Access:
         *,
         log: bool = True,
     ) -> bool:
-        """Return whether the sender has a permission.
+        """Return whether the sender may do an operation on a resource.
 
         Args:
+            operation: the operation.
+            resource_type: the resource's type.
+            name: the resource's name.
             log: whether to log a denial. False if the request did not name the
                 resource, or if another permission may serve instead.
 
@@ -154,13 +157,16 @@ class Access:
         return self.may(operation, ResourceType.GROUP, group_id, log=log)
 
     def may_some_topic(self, operation: AclOperation) -> bool:
-        """Return whether the sender has a permission for any topic at all."""
+        """Return whether the sender may do an operation on at least one topic."""
         return self.authorizer.authorize_by_resource_type(
             self.client, operation, ResourceType.TOPIC
         )
 
     def operations(self, resource_type: ResourceType, name: str) -> int:
-        """Return the sender's operations on a resource: bit N is AclOperation N."""
+        """Return which operations the sender may do on a resource.
+
+        Bit N of the result is AclOperation N.
+        """
         bits = 0
         for operation in OPERATIONS[resource_type]:
             if self.may(operation, resource_type, name, log=False):
@@ -171,7 +177,11 @@ class Access:
         return self.may(AclOperation.READ, ResourceType.TOPIC, topic)
 
     def require_write(self, topic: str) -> None:
-        """Raises: ApiError: TOPIC_AUTHORIZATION_FAILED."""
+        """Refuse a sender that may not write to a topic.
+
+        Raises:
+            ApiError: TOPIC_AUTHORIZATION_FAILED.
+        """
         if not self.may(AclOperation.WRITE, ResourceType.TOPIC, topic):
             raise ApiError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, TOPIC_DENIED)
 
@@ -179,8 +189,8 @@ class Access:
         """Return a function that raises ApiError if a topic must not be written to.
 
         Args:
-            transactional_id: the id of the Produce; without WRITE permission for it,
-                every topic is refused. None: no id.
+            transactional_id: the id of the Produce; None: it has none. If the sender
+                lacks WRITE of the id, the function refuses every topic.
         """
         if transactional_id is None or self.may(
             AclOperation.WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id
@@ -189,12 +199,20 @@ class Access:
         return _deny_transactional_id
 
     def require_cluster(self, operation: AclOperation) -> None:
-        """Raises: ApiError: CLUSTER_AUTHORIZATION_FAILED."""
+        """Refuse a sender that may not do an operation on the cluster.
+
+        Raises:
+            ApiError: CLUSTER_AUTHORIZATION_FAILED.
+        """
         if not self.may_cluster(operation):
             raise ApiError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, CLUSTER_DENIED)
 
     def require_group(self, operation: AclOperation, group_id: str) -> None:
-        """Raises: ApiError: GROUP_AUTHORIZATION_FAILED."""
+        """Refuse a sender that may not do an operation on a group.
+
+        Raises:
+            ApiError: GROUP_AUTHORIZATION_FAILED.
+        """
         if not self.may_group(operation, group_id):
             raise ApiError(ErrorCode.GROUP_AUTHORIZATION_FAILED, GROUP_DENIED)
 
@@ -212,14 +230,14 @@ def _deny_transactional_id(topic: str) -> None:
 
 
 class Authorization:
-    """The authorizer of one process, and its decisions.
+    """Asks the authorizer of one process, and keeps its decisions.
 
     Args:
-        authorizer: decides.
+        authorizer: decides about permissions.
         contexts: finds the sender of a request.
         topics: the topic registry.
         auto_create_topics: auto.create.topics.enable.
-        denials: logs denials.
+        denials: logs denials; None: a new DenialLog does.
     """
 
     def __init__(
@@ -240,7 +258,10 @@ class Authorization:
         self._decisions: _Decisions = {}
 
     def access(self, request: Request) -> Access | None:
-        """Return the access of a request's sender; None: it has disconnected."""
+        """Return an object that checks the sender's permissions.
+
+        Return None if the sender has disconnected.
+        """
         contexts = self._contexts
         sender = contexts.sender(request.connection, request.slot)
         if sender is None:
@@ -265,7 +286,7 @@ class Authorization:
     def version(self) -> int | None:
         """The version of the authorizer's rules; None: decisions must not be kept.
 
-        It is also None if the authorizer raises an exception here.
+        It is also None if the authorizer raises an exception when asked for it.
         """
         try:
             return self.authorizer.version
@@ -273,7 +294,11 @@ class Authorization:
             return None
 
     def everybody_may(self, operation: AclOperation, topic: str) -> bool:
-        """Return whether all senders have a permission, until the version changes."""
+        """Return whether all senders may do an operation on a topic.
+
+        True holds until the authorizer's version changes. Return False also if the
+        authorizer raises an exception or has no version.
+        """
         authorizer, resource = self.authorizer, Resource(ResourceType.TOPIC, topic)
         try:
             return (

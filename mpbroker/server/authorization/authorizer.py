@@ -32,7 +32,7 @@ _O = AclOperation
 
 
 class Resource(NamedTuple):
-    """A resource that permissions are about: a topic, a group, the cluster, ..."""
+    """Names a resource that permissions are about: a topic, a group or another."""
 
     type: ResourceType
     name: str
@@ -51,7 +51,9 @@ class Authorizer(ABC):
     """
 
     def configure(self, settings: Mapping[str, str]) -> None:  # noqa: B027 - optional
-        """Take the broker's settings, by key. Called once, before other methods.
+        """Take the broker's settings, by key. The base class does nothing.
+
+        Called once, before other methods.
 
         Raises:
             ValueError: a setting is wrong; the broker prints the message and ends.
@@ -61,7 +63,7 @@ class Authorizer(ABC):
     def version(self) -> int | None:
         """A number that changes whenever decisions may change.
 
-        None: decisions must not be kept.
+        None means that decisions must not be kept. The base class returns None.
         """
         return None
 
@@ -79,8 +81,9 @@ class Authorizer(ABC):
     ) -> bool:
         """Return whether the sender has a permission for any resource of a type.
 
-        A sender that may write to any topic may get a producer id. The base class
-        returns False; then a producer id needs IDEMPOTENT_WRITE on the cluster.
+        One resource is enough. The broker asks this about WRITE to topics, before it
+        gives a producer id to a sender without IDEMPOTENT_WRITE on the cluster. The
+        base class returns False.
 
         Source: KIP-679.
         """
@@ -89,16 +92,18 @@ class Authorizer(ABC):
     def everybody_may(self, operation: AclOperation, resource: Resource) -> bool:
         """Return whether ``authorize`` allows all senders, until ``version`` changes.
 
-        It is asked about topics that a request was just allowed to write to or read.
-        A permission of all senders takes one entry in the tables of the short cut,
-        instead of one for each sender. The base class returns False.
+        The broker asks this about topics that a request was just allowed to write to or
+        read. The C code that executes requests without Python then keeps one permission
+        for all senders, instead of one for each. The base class returns False.
         """
         return False
 
     # -- ACLs, for authorizers that have any -------------------------------------------
 
     def acls(self, wanted: AclFilter) -> Iterable[AclBinding]:
-        """Return the entries that match a filter.
+        """Return the access control entries that match a filter.
+
+        The base class raises SECURITY_DISABLED.
 
         Raises:
             ApiError: SECURITY_DISABLED: the authorizer has no ACLs.
@@ -106,25 +111,30 @@ class Authorizer(ABC):
         raise _keeps_none()
 
     def create_acls(self, context: RequestContext, acls: Sequence[AclBinding]) -> None:
-        """Add entries, all or none. They are durable when this returns.
+        """Add all these access control entries. If there is an error, add none.
+
+        The entries must be durable when this method returns. The base class raises
+        SECURITY_DISABLED.
 
         Raises:
-            ApiError: SECURITY_DISABLED: the authorizer has no ACLs; or another code:
-                no entry was added.
+            ApiError: no entry was added. SECURITY_DISABLED: the authorizer has no ACLs.
         """
         raise _keeps_none()
 
     def delete_acls(
         self, context: RequestContext, filters: Sequence[AclFilter]
     ) -> Sequence[Sequence[AclBinding]]:
-        """Remove the entries that match any of the filters, all or none.
+        """Remove the access control entries that match any of the filters.
+
+        If there is an error, no entry is removed. The base class raises
+        SECURITY_DISABLED.
 
         Returns:
             For each filter, the removed entries that it matches.
 
         Raises:
-            ApiError: SECURITY_DISABLED: the authorizer has no ACLs; or another code:
-                no entry was removed.
+            ApiError: no entry was removed. SECURITY_DISABLED: the authorizer has no
+                ACLs.
         """
         raise _keeps_none()
 
@@ -138,8 +148,8 @@ class Authorizer(ABC):
 
         If the process dies before it has answered, another process calls this method
         again, with the same ``request_id`` of 16 bytes. Then the method should return
-        the entries that the first call removed. The base class does not: its second
-        call removes and returns nothing.
+        the entries that the first call removed. The base class calls ``delete_acls``,
+        so its second call finds nothing to remove, and returns no entries.
         """
         return self.delete_acls(context, filters)
 
@@ -151,7 +161,7 @@ def _keeps_none() -> ApiError:
 
 
 class AclStore(Protocol):
-    """Keeps the entries; the broker's own is in the metadata log."""
+    """Keeps the access control entries. The broker's store is in the metadata log."""
 
     @property
     def version(self) -> int:
@@ -179,7 +189,7 @@ _IMPLIED_BY: Final = {
 
 
 class _Entries:
-    """The entries about one type of resource, indexed by resource name."""
+    """Finds the entries about one type of resource by the resource's name."""
 
     __slots__ = ("_lengths", "_literal", "_prefixed")
 
@@ -194,7 +204,7 @@ class _Entries:
         self._lengths = sorted({len(name) for name in self._prefixed})
 
     def of(self, name: str) -> Iterator[AclBinding]:
-        """Yield all entries that are about a resource."""
+        """Yield all access control entries about the resource with a name."""
         yield from self._literal.get(name, ())
         if name != WILDCARD:
             yield from self._literal.get(WILDCARD, ())
@@ -213,8 +223,8 @@ class StandardAuthorizer(Authorizer):
     Args:
         acls: the entries.
         super_users: principals that may do everything: ``User:alice``.
-        allow_everyone_if_no_acl_found: whether to allow all access to a resource that
-            no entry is about (allow.everyone.if.no.acl.found).
+        allow_everyone_if_no_acl_found: whether everything is allowed on a resource
+            that no entry is about (allow.everyone.if.no.acl.found).
     """
 
     def __init__(
@@ -325,7 +335,7 @@ class StandardAuthorizer(Authorizer):
         return self._acls.delete(filters, request_id)
 
     def _names_all(self, resource_type: ResourceType) -> bool:
-        """Return whether some entry is about all resources of a type."""
+        """Return whether any entry is about all resources of a type (the name "*")."""
         return any(
             acl.resource_type is resource_type
             and acl.pattern_type is PatternType.LITERAL
@@ -344,9 +354,10 @@ class StandardAuthorizer(Authorizer):
 
 
 def _is_denied(acl: AclBinding, denied: set[tuple[PatternType, str]]) -> bool:
-    """Return whether other entries deny all resources that an entry allows.
+    """Return whether DENY entries deny all resources that an ALLOW entry allows.
 
     Args:
+        acl: the ALLOW entry.
         denied: pattern type and resource name of the DENY entries.
     """
     name = acl.resource_name

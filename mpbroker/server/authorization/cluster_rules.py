@@ -1,6 +1,9 @@
 """Define the authorization rules of the APIs about the cluster and about configs.
 
-apis.py names the rule of each API; rulings.py says what a rule takes and returns.
+A rule takes the sender's access, the request and the version of the API. It removes the
+parts of the request that are denied, and returns a function that adds their refusals to
+the response (rulings.py). If all is denied, it may return the whole answer. apis.py
+names the rule of each API.
 """
 
 from __future__ import annotations
@@ -17,6 +20,12 @@ from mpbroker.protocol.messages.alter_client_quotas import (
 from mpbroker.protocol.messages.alter_configs import (
     AlterConfigsRequest,
     AlterConfigsResourceResponse,
+)
+from mpbroker.protocol.messages.alter_replica_log_dirs import (
+    AlterReplicaLogDirPartitionResult,
+    AlterReplicaLogDirsRequest,
+    AlterReplicaLogDirsResponse,
+    AlterReplicaLogDirTopicResult,
 )
 from mpbroker.protocol.messages.alter_user_scram_credentials import (
     AlterUserScramCredentialsRequest,
@@ -78,7 +87,7 @@ _DENIED: Final = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
 def describe_cluster(
     access: Access, request: DescribeClusterRequest, version: int
 ) -> Amend | None:
-    """Require nothing; add the sender's operations if the request wants them."""
+    """Require nothing. Show the sender's operations if the request wants them."""
     if not request.include_cluster_authorized_operations:
         return None
 
@@ -91,16 +100,41 @@ def describe_cluster(
 def describe_log_dirs(
     access: Access, request: DescribeLogDirsRequest, version: int
 ) -> DescribeLogDirsResponse | None:
-    """Require DESCRIBE of the cluster."""
+    """Require DESCRIBE permission for the cluster."""
     if access.may_cluster(_O.DESCRIBE):
         return None
     return DescribeLogDirsResponse(error_code=_DENIED)
 
 
+def alter_replica_log_dirs(
+    access: Access, request: AlterReplicaLogDirsRequest, version: int
+) -> AlterReplicaLogDirsResponse | None:
+    """Require ALTER of the cluster."""
+    if access.may_cluster(_O.ALTER):
+        return None
+    refused: dict[str, dict[int, AlterReplicaLogDirPartitionResult]] = {}
+    for each in request.dirs:
+        for topic in each.topics:
+            for index in topic.partitions:
+                refused.setdefault(topic.name, {})[index] = (
+                    AlterReplicaLogDirPartitionResult(
+                        partition_index=index, error_code=_DENIED
+                    )
+                )
+    return AlterReplicaLogDirsResponse(
+        results=[
+            AlterReplicaLogDirTopicResult(
+                topic_name=name, partitions=list(partitions.values())
+            )
+            for name, partitions in refused.items()
+        ]
+    )
+
+
 def elect_leaders(
     access: Access, request: ElectLeadersRequest, version: int
 ) -> ElectLeadersResponse | None:
-    """Require ALTER of the cluster."""
+    """Require ALTER permission for the cluster."""
     if access.may_cluster(_O.ALTER):
         return None
     return ElectLeadersResponse(
@@ -127,7 +161,8 @@ def write_txn_markers(
 ) -> WriteTxnMarkersResponse | None:
     """Require CLUSTER_ACTION or ALTER of the cluster.
 
-    ALTER lets an administrator abort a hanging transaction (KIP-664).
+    ALTER lets an administrator abort a hanging transaction (KIP-664). A refusal is an
+    error for each partition.
     """
     if access.may_cluster(_O.ALTER, log=False) or access.may_cluster(_O.CLUSTER_ACTION):
         return None
@@ -159,7 +194,7 @@ def write_txn_markers(
 def create_acls(
     access: Access, request: CreateAclsRequest, version: int
 ) -> CreateAclsResponse | None:
-    """Require ALTER of the cluster."""
+    """Require ALTER permission for the cluster."""
     if access.may_cluster(_O.ALTER):
         return None
     result = AclCreationResult(error_code=_DENIED, error_message=CLUSTER_DENIED)
@@ -169,7 +204,7 @@ def create_acls(
 def delete_acls(
     access: Access, request: DeleteAclsRequest, version: int
 ) -> DeleteAclsResponse | None:
-    """Require ALTER of the cluster."""
+    """Require ALTER permission for the cluster."""
     if access.may_cluster(_O.ALTER):
         return None
     result = DeleteAclsFilterResult(error_code=_DENIED, error_message=CLUSTER_DENIED)
@@ -179,7 +214,7 @@ def delete_acls(
 def alter_user_scram_credentials(
     access: Access, request: AlterUserScramCredentialsRequest, version: int
 ) -> AlterUserScramCredentialsResponse | None:
-    """Require ALTER of the cluster."""
+    """Require ALTER permission for the cluster."""
     if access.may_cluster(_O.ALTER):
         return None
     deleted = (each.name for each in request.deletions)
@@ -197,7 +232,7 @@ def alter_user_scram_credentials(
 def alter_client_quotas(
     access: Access, request: AlterClientQuotasRequest, version: int
 ) -> AlterClientQuotasResponse | None:
-    """Require ALTER_CONFIGS of the cluster."""
+    """Require ALTER_CONFIGS permission for the cluster."""
     if access.may_cluster(_O.ALTER_CONFIGS):
         return None
     return AlterClientQuotasResponse(
@@ -216,7 +251,10 @@ def alter_client_quotas(
 def describe_configs(
     access: Access, request: DescribeConfigsRequest, version: int
 ) -> Amend | None:
-    """Require DESCRIBE_CONFIGS of each resource."""
+    """Require DESCRIBE_CONFIGS permission for each resource.
+
+    For a resource that is neither a topic nor a group, require it of the cluster.
+    """
     return append_to(
         "results",
         _refused_resources(access, request, _O.DESCRIBE_CONFIGS, DescribeConfigsResult),
@@ -228,7 +266,10 @@ def alter_configs(
     request: AlterConfigsRequest | IncrementalAlterConfigsRequest,
     version: int,
 ) -> Amend | None:
-    """Require ALTER_CONFIGS of each resource."""
+    """Require ALTER_CONFIGS permission for each resource.
+
+    For a resource that is neither a topic nor a group, require it of the cluster.
+    """
     return append_to(
         "responses",
         _refused_resources(
@@ -243,6 +284,9 @@ def _refused_resources(
     """Remove the denied resources from a request; return their refusals.
 
     Args:
+        access: the sender's access.
+        request: a request with a list ``resources``.
+        operation: the operation to require.
         refusal: the class of the refusals.
     """
     denied = take_denied(

@@ -1,9 +1,10 @@
 """Log denials: one line for each kind of denial, at most one a minute.
 
-A denied client often repeats its request, and a thousand clients may do so. The first
-denial is logged at once. Later denials with equal principal, host, operation and
-resource are counted, and one line a minute says how many there were. At most 50 lines
-are written in ten seconds, for any number of principals and names.
+A denied client often repeats its request, and a thousand clients may do so. Denials
+with equal principal, host, operation and resource are of one kind. The first is logged
+at once. The denials of the next minute are only counted; the first after that minute is
+logged, with their number. At most 50 lines are written in ten seconds, for any number
+of principals and names.
 
 Source: Kafka's StandardAuthorizerData.buildAuditMessage; log4j's
 kafka.authorizer.logger.
@@ -33,7 +34,7 @@ class DenialLog:
     """Logs and counts denials; remembers up to 1000 kinds.
 
     Args:
-        now_ns: the time (CLOCK_MONOTONIC).
+        now_ns: returns the time (CLOCK_MONOTONIC).
         say: writes a line of the log.
     """
 
@@ -56,7 +57,7 @@ class DenialLog:
         resource_type: ResourceType,
         name: str,
     ) -> None:
-        """Count a denial, and log it if a line is due."""
+        """Count a denial of the authorizer, and log it if a line is due."""
         now = self._now_ns()
         key = context.principal, context.host, operation, resource_type, name
         recent = self._recent.get(key)
@@ -97,7 +98,10 @@ class DenialLog:
 
 
 def printable(text: str) -> str:
-    """Return a client's text, shortened and escaped, as a part of one log line."""
+    """Return a client's text in a form that fits into one log line.
+
+    It is cut after 249 characters, and escaped if a character is not printable.
+    """
     if len(text) > _MAX_SHOWN:
         text = text[:_MAX_SHOWN] + "..."
     return text if text.isprintable() else ascii(text)

@@ -1,10 +1,14 @@
 """Define the authorization rules of the APIs about consumer groups.
 
-apis.py names the rule of each API; rulings.py says what a rule takes and returns.
+A rule takes the sender's access, the request and the version of the API. It removes the
+parts of the request that are denied, and returns a function that adds their refusals to
+the response (rulings.py). If all is denied, it may return the whole answer. apis.py
+names the rule of each API.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
 from mpbroker.protocol.acl import AclOperation, ResourceType
@@ -12,12 +16,18 @@ from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages import consumer_group_describe as consumer_messages
 from mpbroker.protocol.messages import describe_groups as classic_messages
+from mpbroker.protocol.messages import share_group_describe as share_messages
+from mpbroker.protocol.messages import streams_group_describe as streams_messages
 from mpbroker.protocol.messages.consumer_group_heartbeat import (
     ConsumerGroupHeartbeatRequest,
 )
 from mpbroker.protocol.messages.delete_groups import (
     DeletableGroupResult,
     DeleteGroupsRequest,
+)
+from mpbroker.protocol.messages.describe_share_group_offsets import (
+    DescribeShareGroupOffsetsRequest,
+    DescribeShareGroupOffsetsResponseGroup,
 )
 from mpbroker.protocol.messages.find_coordinator import (
     Coordinator,
@@ -46,6 +56,15 @@ from mpbroker.protocol.messages.offset_fetch import (
     OffsetFetchResponseTopic,
     OffsetFetchResponseTopics,
 )
+from mpbroker.protocol.messages.share_group_heartbeat import (
+    ShareGroupHeartbeatRequest,
+)
+from mpbroker.protocol.messages.streams_group_heartbeat import (
+    StreamsGroupHeartbeatRequest,
+)
+from mpbroker.protocol.messages.streams_group_heartbeat import (
+    Subtopology as StreamsSubtopology,
+)
 from mpbroker.server.authorization.authorization import (
     GROUP_DENIED,
     TOPIC_DENIED,
@@ -57,6 +76,9 @@ from mpbroker.server.authorization.rulings import Amend, Ruling, append_to, take
 _O = AclOperation
 _TOPIC_DENIED: Final = ErrorCode.TOPIC_AUTHORIZATION_FAILED
 _GROUP_DENIED: Final = ErrorCode.GROUP_AUTHORIZATION_FAILED
+_MEMBERS_TOPIC_DENIED: Final = (
+    "The group has described topic(s) that the client is not authorized to describe."
+)
 _IDS_SINCE: Final = 10  # of OffsetCommit and OffsetFetch
 _SEVERAL_COORDINATORS_SINCE: Final = 4
 _SEVERAL_GROUPS_SINCE: Final = 8
@@ -70,7 +92,7 @@ _SHARE_KEY: Final = 2
 
 
 def read_group(access: Access, request: Any, version: int) -> None:
-    """Require READ of the group: the rule of all requests of its members.
+    """Require READ permission for the group, as most requests of its members do.
 
     Raises:
         ApiError: GROUP_AUTHORIZATION_FAILED.
@@ -79,12 +101,15 @@ def read_group(access: Access, request: Any, version: int) -> None:
 
 
 def consumer_group_heartbeat(
-    access: Access, request: ConsumerGroupHeartbeatRequest, version: int
+    access: Access,
+    request: ConsumerGroupHeartbeatRequest | ShareGroupHeartbeatRequest,
+    version: int,
 ) -> None:
-    """Require READ of the group, and DESCRIBE of all topics subscribed to by name.
+    """Require READ for the group, and DESCRIBE for all topics subscribed to by name.
 
     Raises:
-        ApiError: GROUP_AUTHORIZATION_FAILED, TOPIC_AUTHORIZATION_FAILED.
+        ApiError: GROUP_AUTHORIZATION_FAILED if the group is denied,
+            TOPIC_AUTHORIZATION_FAILED if a topic is denied.
     """
     access.require_group(_O.READ, request.group_id)
     names = dict.fromkeys(request.subscribed_topic_names or ())
@@ -92,14 +117,49 @@ def consumer_group_heartbeat(
         raise ApiError(_TOPIC_DENIED, TOPIC_DENIED)
 
 
+def streams_group_heartbeat(
+    access: Access, request: StreamsGroupHeartbeatRequest, version: int
+) -> None:
+    """Require READ of the group, and DESCRIBE of all topics of the topology.
+
+    Raises:
+        ApiError: GROUP_AUTHORIZATION_FAILED if the group is denied,
+            TOPIC_AUTHORIZATION_FAILED if a topic is denied.
+    """
+    access.require_group(_O.READ, request.group_id)
+    if request.topology is None:
+        return
+    names = {
+        name
+        for each in request.topology.subtopologies
+        for name in _topics_of_subtopology(each)
+    }
+    if not all(access.may_topic(_O.DESCRIBE, name) for name in names):
+        raise ApiError(_TOPIC_DENIED, TOPIC_DENIED)
+
+
+def _topics_of_subtopology(
+    subtopology: StreamsSubtopology | streams_messages.Subtopology,
+) -> list[str]:
+    """Return the names of all topics that a subtopology reads or writes."""
+    return [
+        *subtopology.source_topics,
+        *subtopology.repartition_sink_topics,
+        *(topic.name for topic in subtopology.repartition_source_topics),
+        *(topic.name for topic in subtopology.state_changelog_topics),
+    ]
+
+
 def find_coordinator(
     access: Access, request: FindCoordinatorRequest, version: int
 ) -> Ruling:
-    """Require DESCRIBE of each group or transactional id.
+    """Require DESCRIBE permission for each group or transactional id.
+
+    For the coordinators of share groups require CLUSTER_ACTION, which only brokers
+    have.
 
     Raises:
-        ApiError: CLUSTER_AUTHORIZATION_FAILED: only brokers may look for the
-            coordinators of share groups.
+        ApiError: CLUSTER_AUTHORIZATION_FAILED: the sender lacks CLUSTER_ACTION.
     """
     if request.key_type == _SHARE_KEY:
         access.require_cluster(_O.CLUSTER_ACTION)
@@ -136,12 +196,17 @@ def find_coordinator(
 def _may_topic_of(
     access: Access, operation: AclOperation, row: Any, version: int, *, log: bool = True
 ) -> bool:
-    """Return whether the sender has a permission for the topic of a row.
+    """Return whether the sender may do an operation on a topic of a request.
 
-    A topic id that does not exist is allowed: the coordinator answers it.
+    Return True for a topic id that does not exist: the coordinator then answers that
+    there is no such topic.
 
     Args:
+        access: the sender's access.
+        operation: the operation.
         row: a topic of OffsetCommit or OffsetFetch.
+        version: the version of the API; from 10 on rows have topic ids.
+        log: whether to log a denial.
     """
     if version < _IDS_SINCE:
         return access.may_topic(operation, row.name, log=log)
@@ -150,7 +215,7 @@ def _may_topic_of(
 
 
 def offset_commit(access: Access, request: OffsetCommitRequest, version: int) -> Ruling:
-    """Require READ of the group, and READ of each topic."""
+    """Require READ permission for the group, and READ for each topic."""
     if not access.may_group(_O.READ, request.group_id):
         return OffsetCommitResponse(
             topics=[_refused_commit(row, _GROUP_DENIED) for row in request.topics]
@@ -178,9 +243,10 @@ def _refused_commit(row: Any, code: ErrorCode) -> OffsetCommitResponseTopic:
 
 
 def offset_fetch(access: Access, request: OffsetFetchRequest, version: int) -> Ruling:
-    """Require DESCRIBE of each group, and DESCRIBE of each topic.
+    """Require DESCRIBE permission for each group, and DESCRIBE for each topic.
 
-    If a request wants all topics of a group, the denied ones are left out.
+    If a request wants all topics of a group, the denied topics are left out of the
+    response without a refusal.
     """
     if version < _SEVERAL_GROUPS_SINCE:
         return _offset_fetch_of_one(access, request, version)
@@ -241,7 +307,7 @@ def _refused_topic(row: Any) -> OffsetFetchResponseTopics:
 def _offset_fetch_of_one(
     access: Access, request: OffsetFetchRequest, version: int
 ) -> Ruling:
-    """Apply the rule to an OffsetFetch of the versions with one group, 0 to 7."""
+    """Apply the rule of OffsetFetch to versions 0 to 7, which have one group."""
     if not access.may_group(_O.DESCRIBE, request.group_id):
         has_code = version >= _CODES_OF_OFFSET_FETCH_SINCE
         rows = [] if has_code else request.topics or []
@@ -289,10 +355,10 @@ def _refused_topic_of_one(row: Any, code: ErrorCode) -> OffsetFetchResponseTopic
 def offset_delete(
     access: Access, request: OffsetDeleteRequest, version: int
 ) -> Amend | None:
-    """Require DELETE of the group, and READ of each topic.
+    """Require DELETE permission for the group, and READ for each topic.
 
     Raises:
-        ApiError: GROUP_AUTHORIZATION_FAILED.
+        ApiError: GROUP_AUTHORIZATION_FAILED: the group is denied.
     """
     access.require_group(_O.DELETE, request.group_id)
     denied = take_denied(
@@ -326,7 +392,10 @@ def offset_delete(
 def list_groups(
     access: Access, request: ListGroupsRequest, version: int
 ) -> Amend | None:
-    """Require DESCRIBE of the cluster, or DESCRIBE of each group that is listed."""
+    """Require DESCRIBE for the cluster, or DESCRIBE for each group that is listed.
+
+    Groups that are denied are left out of the response.
+    """
     if access.may_cluster(_O.DESCRIBE, log=False):
         return None
 
@@ -343,7 +412,10 @@ def list_groups(
 def describe_groups(
     access: Access, request: classic_messages.DescribeGroupsRequest, version: int
 ) -> Amend | None:
-    """Require DESCRIBE of each group."""
+    """Require DESCRIBE permission for each group.
+
+    Show the sender's operations on the groups if the request wants them.
+    """
     denied = take_denied(
         request, "groups", lambda group_id: access.may_group(_O.DESCRIBE, group_id)
     )
@@ -367,35 +439,84 @@ def consumer_group_describe(
     request: consumer_messages.ConsumerGroupDescribeRequest,
     version: int,
 ) -> Amend:
-    """Require DESCRIBE of each group and of all topics of its members.
+    """Require DESCRIBE permission for each group and all topics of its members.
 
-    Topics of a member are those assigned to it and those it subscribes to by name.
+    Topics of a member are those assigned to it and those it subscribes to by name. A
+    group with a denied topic is replaced by a refusal.
     """
-    denied = take_denied(
-        request, "group_ids", lambda group_id: access.may_group(_O.DESCRIBE, group_id)
+    return _describe(
+        access,
+        request,
+        consumer_messages.DescribedGroup,
+        _topics_of,
+        _MEMBERS_TOPIC_DENIED,
     )
 
-    def amend(response: consumer_messages.ConsumerGroupDescribeResponse) -> None:
-        if request.include_authorized_operations:
-            _show_operations(access, response.groups)
-        for index, group in enumerate(response.groups):
-            if not all(
-                access.may_topic(_O.DESCRIBE, name) for name in _topics_of(group)
-            ):
-                response.groups[index] = consumer_messages.DescribedGroup(
-                    group_id=group.group_id,
-                    error_code=_TOPIC_DENIED,
-                    error_message="The group has described topic(s) that the client"
-                    " is not authorized to describe.",
-                )
-        response.groups += [
-            consumer_messages.DescribedGroup(
-                group_id=group_id, error_code=_GROUP_DENIED, error_message=GROUP_DENIED
-            )
-            for group_id in denied
-        ]
 
-    return amend
+def share_group_describe(
+    access: Access, request: share_messages.ShareGroupDescribeRequest, version: int
+) -> Amend:
+    """Require DESCRIBE of each group and of all topics assigned to its members.
+
+    A group with a denied topic is replaced by a refusal.
+    """
+    return _describe(
+        access,
+        request,
+        share_messages.DescribedGroup,
+        _topics_of_share_group,
+        _MEMBERS_TOPIC_DENIED,
+    )
+
+
+def streams_group_describe(
+    access: Access, request: streams_messages.StreamsGroupDescribeRequest, version: int
+) -> Amend:
+    """Require DESCRIBE of each group and of all topics of its topology.
+
+    A group with a denied topic is replaced by a refusal.
+    """
+    return _describe(
+        access,
+        request,
+        streams_messages.DescribedGroup,
+        _topics_of_streams_group,
+        "The described group uses topics that the client is not authorized to"
+        " describe.",
+    )
+
+
+def describe_share_group_offsets(
+    access: Access, request: DescribeShareGroupOffsetsRequest, version: int
+) -> Amend | None:
+    """Require DESCRIBE permission for each group.
+
+    The coordinator requires DESCRIBE of each topic.
+    """
+    denied = take_denied(
+        request, "groups", lambda row: access.may_group(_O.DESCRIBE, row.group_id)
+    )
+    return append_to(
+        "groups",
+        [
+            DescribeShareGroupOffsetsResponseGroup(
+                group_id=row.group_id,
+                topics=[],
+                error_code=_GROUP_DENIED,
+                error_message=GROUP_DENIED,
+            )
+            for row in denied
+        ],
+    )
+
+
+def delete_share_group_offsets(access: Access, request: Any, version: int) -> None:
+    """Require DELETE for the group. The coordinator requires READ for the topics.
+
+    Raises:
+        ApiError: GROUP_AUTHORIZATION_FAILED.
+    """
+    access.require_group(_O.DELETE, request.group_id)
 
 
 def _topics_of(group: consumer_messages.DescribedGroup) -> set[str]:
@@ -407,8 +528,65 @@ def _topics_of(group: consumer_messages.DescribedGroup) -> set[str]:
     } | {name for member in group.members for name in member.subscribed_topic_names}
 
 
+def _describe(
+    access: Access,
+    request: Any,
+    described_group: type[Any],
+    topics_of: Callable[[Any], Collection[str]],
+    topic_denied: str,
+) -> Amend:
+    """Require DESCRIBE of each group and of all its topics.
+
+    A group that is denied, or has a denied topic, is replaced by a refusal.
+
+    Args:
+        access: what the sender may do.
+        request: the request; denied groups are taken out of it.
+        described_group: the class of a group in the response.
+        topics_of: gives the names of a described group's topics.
+        topic_denied: the error message for a group with a denied topic.
+    """
+    denied = take_denied(
+        request, "group_ids", lambda group_id: access.may_group(_O.DESCRIBE, group_id)
+    )
+
+    def amend(response: Any) -> None:
+        if request.include_authorized_operations:
+            _show_operations(access, response.groups)
+        for index, group in enumerate(response.groups):
+            if not all(
+                access.may_topic(_O.DESCRIBE, name) for name in topics_of(group)
+            ):
+                response.groups[index] = described_group(
+                    group_id=group.group_id,
+                    error_code=_TOPIC_DENIED,
+                    error_message=topic_denied,
+                )
+        response.groups += [
+            described_group(
+                group_id=group_id, error_code=_GROUP_DENIED, error_message=GROUP_DENIED
+            )
+            for group_id in denied
+        ]
+
+    return amend
+
+
+def _topics_of_share_group(group: share_messages.DescribedGroup) -> set[str]:
+    return {
+        row.topic_name
+        for member in group.members
+        for row in member.assignment.topic_partitions
+    }
+
+
+def _topics_of_streams_group(group: streams_messages.DescribedGroup) -> set[str]:
+    subtopologies = (group.topology.subtopologies if group.topology else None) or ()
+    return {name for each in subtopologies for name in _topics_of_subtopology(each)}
+
+
 def _show_operations(access: Access, described: list[Any]) -> None:
-    """Set the sender's operations in each group of a response."""
+    """Store in each group of a response which operations the sender may do on it."""
     for group in described:
         if not group.error_code:
             group.authorized_operations = access.operations(
@@ -419,7 +597,7 @@ def _show_operations(access: Access, described: list[Any]) -> None:
 def delete_groups(
     access: Access, request: DeleteGroupsRequest, version: int
 ) -> Amend | None:
-    """Require DELETE of each group."""
+    """Require DELETE permission for each group."""
     denied = take_denied(
         request, "groups_names", lambda group_id: access.may_group(_O.DELETE, group_id)
     )

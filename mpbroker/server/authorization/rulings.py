@@ -26,7 +26,10 @@ Rule = Callable[[Access, Any, int], Ruling]
 
 
 def cluster_rule(operation: AclOperation) -> Rule:
-    """Return the rule that requires one operation on the cluster."""
+    """Return the rule that requires one operation on the cluster.
+
+    The rule raises ApiError CLUSTER_AUTHORIZATION_FAILED if the sender lacks it.
+    """
 
     def rule(access: Access, request: Message, version: int) -> None:
         access.require_cluster(operation)
@@ -37,7 +40,13 @@ def cluster_rule(operation: AclOperation) -> Rule:
 def take_denied(
     request: Struct, field: str, is_allowed: Callable[[Any], bool]
 ) -> list[Any]:
-    """Remove the denied items from a list field of the request; return them."""
+    """Remove the denied items from a list field of a request; return these items.
+
+    Args:
+        request: the request, which is changed.
+        field: the name of the list field.
+        is_allowed: returns whether an item stays.
+    """
     allowed: list[Any] = []
     denied: list[Any] = []
     for item in getattr(request, field):

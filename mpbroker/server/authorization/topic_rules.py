@@ -1,9 +1,12 @@
 """Define the authorization rules of the APIs about topics.
 
-apis.py names the rule of each API; rulings.py says what a rule takes and returns.
+A rule takes the sender's access, the request and the version of the API. It removes the
+parts of the request that are denied, and returns a function that adds their refusals to
+the response (rulings.py). If all is denied, it may return the whole answer. apis.py
+names the rule of each API.
 
-For a sender without DESCRIBE permission, the answer about a topic name is the same
-whether the topic exists or not. Topic ids are no secret: a request with an id learns
+A sender without DESCRIBE permission for a topic name gets the same answer if the topic
+exists and if it does not. Topic ids are no secret: a sender that knows an id learns
 whether the topic exists.
 """
 
@@ -85,12 +88,15 @@ _IDS_SINCE_DELETE: Final = 6
 
 
 def metadata(access: Access, request: MetadataRequest, version: int) -> Amend | None:
-    """Require DESCRIBE of each topic, and CREATE of a topic that would be created."""
+    """Require DESCRIBE for each topic, and CREATE for a topic that would be created.
+
+    If a request wants all topics, the denied topics are left out of the response.
+    """
     wanted = request.topics
     is_all = wanted is None or (version == 0 and not wanted)
     refusals: list[MetadataResponseTopic] = []
     if wanted is not None and not is_all:
-        once = {(each.name, each.topic_id): each for each in wanted}.values()
+        once = {(each.asked_name, each.topic_id): each for each in wanted}.values()
         request.topics, refusals = _metadata_topics(access, request, once)
     shows_operations = version >= 8 and request.include_topic_authorized_operations
     shows_cluster = 8 <= version <= 10 and request.include_cluster_authorized_operations
@@ -100,7 +106,7 @@ def metadata(access: Access, request: MetadataRequest, version: int) -> Amend | 
 
     def amend(response: MetadataResponse) -> None:
         if nothing_left:
-            response.topics = []  # in version 0 the handler took no topics as all
+            response.topics = []  # in version 0 an empty list has meant all topics
         elif is_all:
             response.topics = [
                 topic
@@ -119,10 +125,16 @@ def metadata(access: Access, request: MetadataRequest, version: int) -> Amend | 
 def _metadata_topics(
     access: Access, request: MetadataRequest, wanted: Iterable[MetadataRequestTopic]
 ) -> tuple[list[MetadataRequestTopic], list[MetadataResponseTopic]]:
-    """Return the topics of a request that are allowed, and refusals of the others."""
+    """Return the topics of a request that are allowed, and refusals of the others.
+
+    Args:
+        access: the sender's access.
+        request: the request.
+        wanted: the topics that it names, each once.
+    """
     allowed, refusals = [], []
     for each in wanted:
-        name = each.name
+        name = each.asked_name
         if name is None:
             topic = access.topics.topic_by_id(each.topic_id)
             is_denied = topic is not None and not access.may_topic(
@@ -148,8 +160,8 @@ def _metadata_topics(
 def _may_be_created(access: Access, request: MetadataRequest, name: str) -> bool:
     """Return whether a request for a topic may reach the handler.
 
-    It may if the topic exists, if it would not be created, or if the sender may create
-    it.
+    Return True if the topic exists, if the handler would not create it, or if the
+    sender may create it.
     """
     return (
         not access.auto_create_topics
@@ -161,7 +173,7 @@ def _may_be_created(access: Access, request: MetadataRequest, name: str) -> bool
 
 
 def _show_operations(access: Access, topics: Iterable[Any]) -> None:
-    """Set the sender's operations in each topic of a response."""
+    """Store in each topic of a response which operations the sender may do on it."""
     for topic in topics:
         if topic.name:
             topic.topic_authorized_operations = access.operations(
@@ -170,9 +182,10 @@ def _show_operations(access: Access, topics: Iterable[Any]) -> None:
 
 
 def cluster_operations(access: Access) -> int:
-    """Return the sender's operations on the cluster: bit N is AclOperation N.
+    """Return which operations the sender may do on the cluster.
 
-    A sender without DESCRIBE of the cluster gets 0.
+    Bit N of the result is AclOperation N. A sender without DESCRIBE of the cluster
+    gets 0.
     """
     if not access.may_cluster(_O.DESCRIBE):
         return 0
@@ -182,9 +195,9 @@ def cluster_operations(access: Access) -> int:
 def describe_topic_partitions(
     access: Access, request: DescribeTopicPartitionsRequest, version: int
 ) -> Ruling:
-    """Require DESCRIBE of each topic.
+    """Require DESCRIBE permission for each topic.
 
-    If a request wants all topics, the denied ones are left out.
+    If a request wants all topics, the denied topics are left out of the response.
     """
     denied: list[TopicRequest] = []
     if request.topics:
@@ -216,10 +229,10 @@ def describe_topic_partitions(
 
 
 def create_topics(access: Access, request: CreateTopicsRequest, version: int) -> Amend:
-    """Require CREATE of the cluster, or of each topic.
+    """Require CREATE permission for the cluster, or else CREATE for each topic.
 
-    The response shows the new topic's configs only to a sender with DESCRIBE_CONFIGS
-    of the topic.
+    The response shows a new topic's configs and numbers only to a sender with
+    DESCRIBE_CONFIGS of the topic.
     """
     denied: list[Any] = []
     if not access.may_cluster(_O.CREATE, log=False):
@@ -252,7 +265,7 @@ def create_topics(access: Access, request: CreateTopicsRequest, version: int) ->
 def delete_topics(
     access: Access, request: DeleteTopicsRequest, version: int
 ) -> Amend | None:
-    """Require DELETE of each topic."""
+    """Require DELETE permission for each topic."""
     if version < _IDS_SINCE_DELETE:
         names = take_denied(
             request, "topic_names", lambda name: access.may_topic(_O.DELETE, name)
@@ -275,7 +288,7 @@ def _undeleted(name: str | None, topic_id: bytes = _NO_ID) -> DeletableTopicResu
 
 
 def _name_of(access: Access, state: DeleteTopicState) -> str | None:
-    """Return the name of a topic given by name or id; None: the id is unknown."""
+    """Return the name of a topic given by name or id; None if no topic has the id."""
     if state.name is not None:
         return state.name
     topic = access.topics.topic_by_id(state.topic_id)
@@ -288,7 +301,7 @@ def _may_delete(access: Access, state: DeleteTopicState) -> bool:
 
 
 def _told_name(access: Access, state: DeleteTopicState) -> str | None:
-    """Return the name for a refusal; None if the sender must not learn it.
+    """Return the topic name to put into a refusal; None if it must stay hidden.
 
     A topic's name is hidden if the request has only its id, and the sender lacks
     DESCRIBE.
@@ -306,7 +319,7 @@ def _told_name(access: Access, state: DeleteTopicState) -> str | None:
 def create_partitions(
     access: Access, request: CreatePartitionsRequest, version: int
 ) -> Amend | None:
-    """Require ALTER of each topic."""
+    """Require ALTER permission for each topic."""
     denied = take_denied(
         request, "topics", lambda topic: access.may_topic(_O.ALTER, topic.name)
     )
@@ -327,7 +340,7 @@ def create_partitions(
 def list_offsets(
     access: Access, request: ListOffsetsRequest, version: int
 ) -> Amend | None:
-    """Require DESCRIBE of each topic."""
+    """Require DESCRIBE permission for each topic."""
     denied = take_denied(
         request, "topics", lambda topic: access.may_topic(_O.DESCRIBE, topic.name)
     )
@@ -351,7 +364,7 @@ def list_offsets(
 def delete_records(
     access: Access, request: DeleteRecordsRequest, version: int
 ) -> Amend | None:
-    """Require DELETE of each topic."""
+    """Require DELETE permission for each topic."""
     denied = take_denied(
         request, "topics", lambda topic: access.may_topic(_O.DELETE, topic.name)
     )
@@ -377,7 +390,9 @@ def delete_records(
 def offset_for_leader_epoch(
     access: Access, request: OffsetForLeaderEpochRequest, version: int
 ) -> Amend | None:
-    """Require CLUSTER_ACTION, which brokers have, or DESCRIBE of each topic.
+    """Require CLUSTER_ACTION for the cluster, or else DESCRIBE for each topic.
+
+    Brokers have CLUSTER_ACTION.
 
     Source: KIP-320.
     """
@@ -404,7 +419,7 @@ def offset_for_leader_epoch(
 def describe_producers(
     access: Access, request: DescribeProducersRequest, version: int
 ) -> Amend | None:
-    """Require READ of each topic."""
+    """Require READ permission for each topic."""
     denied = take_denied(
         request, "topics", lambda topic: access.may_topic(_O.READ, topic.name)
     )
@@ -430,10 +445,11 @@ def describe_producers(
 def forwarded_produce(
     access: Access, request: ProduceRequest, version: int
 ) -> Amend | None:
-    """Require WRITE of each topic before the coordinator adds partitions.
+    """Require WRITE permission for each topic before the coordinator adds partitions.
 
-    The handler process has asked before, and asks again when it appends. This rule only
-    keeps denied partitions out of the transaction, so it logs no denial.
+    The handler process has asked for this permission before, and asks again when it
+    appends. This rule only keeps denied partitions out of the transaction, so it logs
+    no denial.
     """
 
     def may_write(data: TopicProduceData) -> bool:

@@ -1,6 +1,9 @@
 """Define the authorization rules of the APIs about transactions.
 
-apis.py names the rule of each API; rulings.py says what a rule takes and returns.
+A rule takes the sender's access, the request and the version of the API. It removes the
+parts of the request that are denied, and returns a function that adds their refusals to
+the response (rulings.py). If all is denied, it may return the whole answer. apis.py
+names the rule of each API.
 """
 
 from __future__ import annotations
@@ -57,7 +60,7 @@ def _may_id(
 
 
 def write_id(access: Access, request: Any, version: int) -> None:
-    """Require WRITE of the transactional id.
+    """Require WRITE permission for the transactional id.
 
     Raises:
         ApiError: TRANSACTIONAL_ID_AUTHORIZATION_FAILED.
@@ -69,13 +72,14 @@ def write_id(access: Access, request: Any, version: int) -> None:
 def init_producer_id(
     access: Access, request: InitProducerIdRequest, version: int
 ) -> None:
-    """Require WRITE of the transactional id.
+    """Require WRITE permission for the transactional id.
 
-    A request without an id needs IDEMPOTENT_WRITE of the cluster, or WRITE of any
-    topic.
+    A request without an id needs IDEMPOTENT_WRITE of the cluster, or WRITE of at least
+    one topic.
 
     Raises:
-        ApiError: TRANSACTIONAL_ID_AUTHORIZATION_FAILED, CLUSTER_AUTHORIZATION_FAILED.
+        ApiError: TRANSACTIONAL_ID_AUTHORIZATION_FAILED if the id is denied;
+            CLUSTER_AUTHORIZATION_FAILED if a request without an id is denied.
 
     Source: KIP-679.
     """
@@ -92,13 +96,15 @@ def init_producer_id(
 def add_partitions_to_txn(
     access: Access, request: AddPartitionsToTxnRequest, version: int
 ) -> AddPartitionsToTxnResponse | None:
-    """Require WRITE of the transactional id, and WRITE of all topics.
+    """Require WRITE permission for the transactional id, and WRITE for all topics.
 
-    All or nothing: if one topic is denied, the others get OPERATION_NOT_ATTEMPTED.
-    From version 4 on only brokers may send it, with CLUSTER_ACTION of the cluster.
+    If one topic is denied, nothing is added: the topics that are allowed get
+    OPERATION_NOT_ATTEMPTED. From version 4 on the request is for brokers only, and
+    needs CLUSTER_ACTION of the cluster instead.
 
     Raises:
-        ApiError: CLUSTER_AUTHORIZATION_FAILED.
+        ApiError: CLUSTER_AUTHORIZATION_FAILED: the sender of version 4 or later lacks
+            CLUSTER_ACTION.
     """
     if version >= _FOR_BROKERS_SINCE:
         access.require_cluster(_O.CLUSTER_ACTION)
@@ -125,7 +131,9 @@ def _added(
     """Return an answer with an error code for each topic.
 
     Args:
-        others: the code of topics that have none in ``codes``.
+        topics: the topics of the request.
+        codes: the codes of some topics, by name.
+        others: the code of the topics that have none in ``codes``.
     """
     return AddPartitionsToTxnResponse(
         results_by_topic_v3_and_below=[
@@ -147,10 +155,11 @@ def _added(
 def add_offsets_to_txn(
     access: Access, request: AddOffsetsToTxnRequest, version: int
 ) -> None:
-    """Require WRITE of the transactional id, and READ of the group.
+    """Require WRITE permission for the transactional id, and READ for the group.
 
     Raises:
-        ApiError: TRANSACTIONAL_ID_AUTHORIZATION_FAILED, GROUP_AUTHORIZATION_FAILED.
+        ApiError: TRANSACTIONAL_ID_AUTHORIZATION_FAILED if the id is denied,
+            GROUP_AUTHORIZATION_FAILED if the group is denied.
     """
     write_id(access, request, version)
     access.require_group(_O.READ, request.group_id)
@@ -159,7 +168,7 @@ def add_offsets_to_txn(
 def txn_offset_commit(
     access: Access, request: TxnOffsetCommitRequest, version: int
 ) -> Ruling:
-    """Require WRITE of the transactional id, READ of the group and of each topic."""
+    """Require WRITE for the transactional id, READ for the group and for each topic."""
     code = ErrorCode.NONE
     if not _may_id(access, _O.WRITE, request.transactional_id):
         code = _ID_DENIED
@@ -193,7 +202,10 @@ def _refused_commit(topic: Any, code: ErrorCode) -> TxnOffsetCommitResponseTopic
 def describe_transactions(
     access: Access, request: DescribeTransactionsRequest, version: int
 ) -> Amend:
-    """Require DESCRIBE of each id; show only topics with DESCRIBE permission."""
+    """Require DESCRIBE permission for each transactional id.
+
+    Topics for which the sender lacks DESCRIBE are left out of the response.
+    """
     denied = take_denied(
         request, "transactional_ids", lambda each: _may_id(access, _O.DESCRIBE, each)
     )
@@ -216,7 +228,7 @@ def describe_transactions(
 def list_transactions(
     access: Access, request: ListTransactionsRequest, version: int
 ) -> Amend:
-    """Require nothing; list only the ids with DESCRIBE permission."""
+    """Require nothing, and list only the ids for which the sender has DESCRIBE."""
 
     def amend(response: ListTransactionsResponse) -> None:
         response.transaction_states = [

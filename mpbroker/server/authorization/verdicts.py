@@ -1,10 +1,12 @@
-"""Keep the authorizer's permissions in tables that the short cut in C reads.
+"""Keep the authorizer's permissions in tables, which C code reads.
+
+The C code executes plain requests without Python (a short cut).
 
 The tables hold permissions only, and only those that a request needed before. A request
-that finds none takes the usual way through Python. A permission is valid for one
-version of the authorizer's rules. ACLs change only with the metadata log, whose new
-records a handler reads before it takes any short cut; the version of an authorizer from
-a plug-in is compared before each request.
+whose permission is not in the tables takes the usual way through Python. A permission
+is valid for one version of the authorizer's rules. ACLs change only with the metadata
+log, whose new records a handler reads before it takes any short cut. The version of an
+authorizer from a plug-in is compared before each request.
 
 native/server/verdicts.c reads the tables; request_context.py says what identifies a
 sender. Without the compiled core there is no short cut, and these tables do not exist.
@@ -26,7 +28,7 @@ _MAX_VERDICTS: Final = 50_000
 
 
 class Verdicts:
-    """The tables of permissions of one handler process.
+    """Fills the tables of permissions of one handler process.
 
     Two tables, for writing and for reading, map a sender's key (Sender.key) to a set of
     topic names and ids. Two sets hold the topics that any sender may write to or read.
@@ -66,6 +68,9 @@ class Verdicts:
         topic_id: bytes | None = None,
     ) -> None:
         """Add a permission that was just granted to a sender.
+
+        Do nothing if the authorizer's decisions must not be kept, or if its rules have
+        changed since the permission was granted.
 
         Args:
             access: the sender's access; it has allowed the operation.

@@ -33,6 +33,7 @@ _REFUSED_OPERATIONS: Final = {_APPEND: "APPEND", _SUBTRACT: "SUBTRACT"}
 _PACKAGES: Final = (
     "broker",
     "config",
+    "console",
     "coordinator",
     "exporter",
     "ipc",
@@ -47,7 +48,7 @@ _MARK: Final = b" = get_logger(__name__)"
 
 
 class Levels(Protocol):
-    """The levels in shared memory that all processes use, by name of the logger."""
+    """Reads and changes the levels in shared memory, by name of the logger."""
 
     def read(self) -> Mapping[str, int]: ...
 
@@ -55,12 +56,12 @@ class Levels(Protocol):
 
 
 def broker_loggers(node_id: int, levels: Levels | None) -> BrokerLoggers | None:
-    """Return the loggers of a broker; None if ``levels`` is None."""
+    """Return an object for the loggers of a broker; None if ``levels`` is None."""
     return None if levels is None else BrokerLoggers(node_id, levels, logger_names)
 
 
 class BrokerLoggers:
-    """The loggers of one broker.
+    """Describes and changes the levels of one broker's loggers.
 
     Args:
         node_id: the broker's id, by which requests name the resource.
@@ -82,7 +83,7 @@ class BrokerLoggers:
 
         Args:
             resource_name: the broker's id.
-            wanted: names of loggers; empty: all.
+            wanted: names of loggers; empty: all loggers.
 
         Raises:
             ApiError: INVALID_REQUEST: the resource is not this broker.
@@ -117,9 +118,14 @@ class BrokerLoggers:
         *,
         validate_only: bool,
     ) -> None:
-        """Set levels, or remove them, so that the parent logger's level is used.
+        """Set or remove levels. Without a level, a logger uses that of its parent.
 
         All operations are executed, or none.
+
+        Args:
+            resource_name: the broker's id.
+            operations: SET or DELETE, for each logger.
+            validate_only: check the operations, and change nothing.
 
         Raises:
             ApiError: INVALID_REQUEST or INVALID_CONFIG; nothing was changed.
@@ -171,7 +177,10 @@ class BrokerLoggers:
 
 
 def _effective(name: str, levels: Mapping[str, int]) -> int:
-    """Return the level of a logger, else of its nearest parent that has one."""
+    """Return the level of a logger.
+
+    If it has none, return that of its nearest parent that has one, or the default.
+    """
     while name:
         if name in levels:
             return levels[name]

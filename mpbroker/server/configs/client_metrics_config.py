@@ -55,7 +55,7 @@ CLIENT_METRICS_CONFIG_DEF: Final = ConfigDef("client metrics config", (
 
 
 class Client(NamedTuple):
-    """The properties of a client that the patterns of subscriptions can name."""
+    """Holds the properties of a client that the patterns of subscriptions can name."""
 
     client_instance_id: str
     client_id: str | None
@@ -66,11 +66,11 @@ class Client(NamedTuple):
 
 
 class Subscription(NamedTuple):
-    """The metrics that one client shall push, and how often.
+    """Says which metrics one client shall push, and how often.
 
     Attributes:
         subscription_id: a checksum of the other fields and of the client's id.
-        metrics: prefixes of metric names, sorted; ["*"]: all; empty: none.
+        metrics: prefixes of metric names, sorted; ["*"]: all metrics; empty: none.
         interval_ms: the time between two pushes.
     """
 
@@ -80,21 +80,24 @@ class Subscription(NamedTuple):
 
 
 class Registry(Protocol):
-    """The part of the TopicRegistry that knows the subscriptions."""
+    """Gives access to the metadata image, which has the subscriptions (KIP-714).
+
+    TopicRegistry, a process's view of the metadata log, is such an object.
+    """
 
     @property
     def image(self) -> MetadataImage: ...
 
 
 def subscription_names(registry: Registry) -> list[str]:
-    """Return the names of all subscriptions."""
+    """Return the names of all subscriptions to clients' metrics."""
     return [
         name for kind, name in registry.image.configs if kind == CLIENT_METRICS_RESOURCE
     ]
 
 
 def check_subscription_name(name: str) -> None:
-    """Raise ApiError INVALID_REQUEST if the name of a subscription is empty."""
+    """Raise ApiError INVALID_REQUEST if a metrics subscription's name is empty."""
     if not name:
         raise invalid_request(
             "Client metrics subscription name must not be empty.",
@@ -102,11 +105,12 @@ def check_subscription_name(name: str) -> None:
 
 
 def check_client_metrics_configs(overrides: Mapping[str, str]) -> None:
-    """Check the configs of a subscription.
+    """Check the configs of a subscription to clients' metrics (KIP-714).
 
     Raises:
-        ApiError: INVALID_REQUEST: a key is unknown, or a value cannot be parsed or is
-            outside its limits; INVALID_CONFIG: a pattern has another form.
+        ApiError: INVALID_REQUEST if a key is unknown, or a value cannot be parsed or
+            is outside its limits. INVALID_CONFIG if a pattern is not of the form
+            NAME=PATTERN, or not a regular expression.
     """
     try:
         for name, text in overrides.items():
@@ -119,7 +123,7 @@ def check_client_metrics_configs(overrides: Mapping[str, str]) -> None:
 def subscription_records(
     name: str, before: Mapping[str, str], after: Mapping[str, str]
 ) -> list[MetadataRecord]:
-    """Return the metadata records that change a subscription's configs."""
+    """Return the metadata records that change a metrics subscription's configs."""
     return [
         config_record(CLIENT_METRICS_RESOURCE, name, key, after.get(key))
         for key in sorted({*before, *after})
@@ -128,12 +132,14 @@ def subscription_records(
 
 
 def subscription_of(registry: Registry, client: Client, uuid: bytes) -> Subscription:
-    """Return what a client shall push; no metrics if it matches no subscription.
+    """Return which metrics a client shall push.
 
-    The id depends on the content and on the client, and on nothing else: so all
-    processes compute the same id.
+    There are none if the client matches no subscription. The subscription's id depends
+    only on its content and on the client, so all processes compute the same id.
 
     Args:
+        registry: knows the subscriptions.
+        client: the client's properties.
         uuid: the client's instance id, 16 bytes.
     """
     metrics: set[str] = set()
@@ -170,7 +176,11 @@ def _is_match(texts: Mapping[str, str], client: Client) -> bool:
 
 
 def _patterns(text: str) -> dict[str, re.Pattern[str]]:
-    """Parse a list of NAME=PATTERN; return the patterns by name."""
+    """Parse a list of NAME=PATTERN; return the patterns by name.
+
+    Raises:
+        ApiError: INVALID_CONFIG if an item has another form.
+    """
     patterns = {}
     for item in _list(MATCH, text):
         name, equals, pattern = (part.strip() for part in item.partition("="))

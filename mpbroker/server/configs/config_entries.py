@@ -21,10 +21,10 @@ GROUP_RESOURCE: Final = 32
 
 
 class Synonym(NamedTuple):
-    """One source of a config's value. In a list of them, the first is in effect.
+    """Describes one source of a config's value. The first of a list is in effect.
 
     Attributes:
-        name: the key that is set there, which may be another key than the config's:
+        name: the key that is set. It may be another key than the config's, such as
             log.retention.ms for a topic's retention.ms.
         text: the value.
         source: the layer.
@@ -36,7 +36,11 @@ class Synonym(NamedTuple):
 
 
 class BrokerConfigs:
-    """A broker's configs in their layers: dynamic, dynamic default, static, default."""
+    """Finds the values of a broker's configs in four layers.
+
+    The layers are: dynamic configs of this broker, dynamic configs of all brokers,
+    static configs, defaults. The first that has a value is in effect.
+    """
 
     def __init__(
         self,
@@ -62,11 +66,11 @@ class BrokerConfigs:
         )
 
     def synonyms(self, name: str) -> list[Synonym]:
-        """Return the sources of a broker key's value, the one in effect first.
+        """Return the sources of a broker key's value; the first is in effect.
 
-        Sources of other keys follow that serve only if this one is not set: the key
-        log.retention.hours after log.retention.ms. If only such keys are set, the list
-        is empty, since the key itself has no value.
+        Another key may serve while this key is not set, such as log.retention.hours for
+        log.retention.ms. The sources of such a key come after those of this key. If
+        only such keys are set, the list is empty, since this key itself has no value.
         """
         found = self._synonyms_of(_STAND_INS.get(name, (name,)))
         return list(dropwhile(lambda synonym: synonym.name != name, found))
@@ -82,7 +86,7 @@ class BrokerConfigs:
         return list(found)
 
     def synonyms_of_listener(self, name: str, key: ConfigKey) -> list[Synonym]:
-        """Return the sources of a listener's key: its own, then the broker's.
+        """Return the sources of a listener's key, before those of the broker's key.
 
         Args:
             name: the key with its prefix: ``listener.name.NAME.KEY``.
@@ -96,10 +100,11 @@ class BrokerConfigs:
         return own + self.synonyms(key.name)
 
     def synonyms_of_topic_key(self, name: str) -> list[Synonym]:
-        """Return the sources of the default of a topic's key.
+        """Return the sources of a topic key's default: the values of broker keys.
 
         Kafka returns only the first broker key, so it does not show that a topic's
-        retention.ms comes from log.retention.hours=1. Here all keys are returned.
+        retention.ms comes from log.retention.hours=1. This method returns all broker
+        keys.
         """
         return self._synonyms_of(
             tuple(synonym.name for synonym in BROKER_SYNONYMS.get(name, ()))
@@ -130,7 +135,7 @@ _STAND_INS: Final = {
 
 
 def canonical(key: ConfigKey, text: str) -> str | None:
-    """Return a text in the key's own form ("TRUE" becomes "true").
+    """Return a config's text in the form in which its key prints it ("TRUE" as "true").
 
     A text that cannot be parsed is returned unchanged.
     """

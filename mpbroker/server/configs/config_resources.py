@@ -1,8 +1,8 @@
 """Change the configs of one resource: a topic, a group, a broker or a subscription.
 
-AlterConfigs and IncrementalAlterConfigs share this module. Each gives a function that
-makes the new overrides of a resource from the old ones; the result is checked and
-written to the metadata log.
+AlterConfigs and IncrementalAlterConfigs share this module. Each of the two handlers
+gives a function that makes the new overrides of a resource from the old ones. The new
+overrides are checked and written to the metadata log.
 
 Source: KIP-133, KIP-339; Kafka's ConfigAdminManager and ConfigurationControlManager.
 """
@@ -51,12 +51,14 @@ from mpbroker.server.configs.group_config_def import (
 )
 from mpbroker.server.errors import invalid_request
 
+MIN_ISR_KEY: Final = "min.insync.replicas"
+
 # Takes a copy of a resource's overrides, by key; returns the new ones.
 ConfigChange = Callable[[dict[str, str]], Mapping[str, str]]
 
 
 class Broker(Protocol):
-    """The part of a handler's Broker that is used here."""
+    """The parts of a broker that a change of configs needs: registry, keys, id."""
 
     @property
     def node_id(self) -> int: ...
@@ -72,7 +74,7 @@ class Broker(Protocol):
 
 
 def unsupported_resource(resource_type: int) -> ApiError:
-    """Return the error for a resource of a type without configs to change."""
+    """Return the error for a resource whose type has no configs that can be changed."""
     text = "there is no such resource"
     if resource_type == BROKER_LOGGER_RESOURCE:
         text = "levels of loggers are changed by IncrementalAlterConfigs"
@@ -92,14 +94,14 @@ def check_broker_name(name: str, node_id: int) -> None:
 
 
 class Resource(Protocol):
-    """A resource in a request of any config API."""
+    """Names a resource in a request that describes or changes configs."""
 
     resource_type: int
     resource_name: str
 
 
 class Config(Protocol):
-    """A config of a resource in a request."""
+    """Names a config of a resource in a request that changes configs."""
 
     name: str
 
@@ -109,7 +111,7 @@ ConfigT = TypeVar("ConfigT", bound=Config)
 
 
 class NamedOnce:
-    """Counts the resources of one request, each of which must appear only once."""
+    """Counts the resources of one request, to refuse those that it names twice."""
 
     def __init__(self, resources: Iterable[Resource]) -> None:
         self._counts = Counter(
@@ -128,6 +130,7 @@ def alter_each(
     """Alter the resources of a request; return a response for each.
 
     Args:
+        resources: the resources. One that is named twice is refused.
         alter: changes one resource. If it raises ApiError, the resource's response has
             the error's code and message.
     """
@@ -176,7 +179,9 @@ def alter_resource(
     """Change the configs of one resource.
 
     Args:
+        resource: the resource.
         change: makes the new overrides from the old ones; may raise ApiError.
+        broker: has the topic registry, which writes the change, and the broker's keys.
         validate_only: check the change, and do not make it.
 
     Raises:
@@ -228,13 +233,18 @@ def _alter_subscription(
 def _alter_broker(
     name: str, change: ConfigChange, broker: Broker, validate_only: bool
 ) -> None:
-    """Change the configs of this broker; with an empty name, those of all brokers."""
+    """Change the configs of this broker, or, if the name is empty, of all brokers."""
     if name:
         check_broker_name(name, broker.node_id)
 
     def checked(before: dict[str, str]) -> Mapping[str, str]:
         after = change(dict(before))
         changed = {key: text for key, text in after.items() if before.get(key) != text}
+        if name and MIN_ISR_KEY in changed:
+            raise ApiError(
+                ErrorCode.INVALID_CONFIG,
+                f"Broker-level {MIN_ISR_KEY} cannot be altered while ELR is enabled.",
+            )
         _check_broker_configs(changed, broker.definition, is_default=not name)
         touched = changed.keys() | before.keys() - after.keys()
         if touched:
@@ -254,11 +264,16 @@ _ALTERATIONS: Final[Mapping[int, Callable[[str, ConfigChange, Broker, bool], Non
 
 def broker_configs(broker: Broker) -> BrokerConfigs:
     """Return the broker's configs in their layers, as they are now."""
+    static = broker.static_configs
     return BrokerConfigs(
         broker.definition,
         broker.registry.broker_overrides(str(broker.node_id)),
-        broker.registry.broker_overrides(""),
-        broker.static_configs,
+        # Kafka's controller sets this one when a cluster begins (KIP-966).
+        {
+            MIN_ISR_KEY: static.get(MIN_ISR_KEY, "1"),
+            **broker.registry.broker_overrides(""),
+        },
+        static,
     )
 
 
@@ -293,17 +308,17 @@ def _check_broker_configs(
         if prefixed is not None:
             key = prefixed[1]
             _check_may_change(key, name, is_prefixed=True)
-            if is_default and key.update_mode is UpdateMode.PER_BROKER:
-                raise invalid_request(
-                    "Cannot update these configs at default cluster level, broker id"
-                    f" must be specified: {name}",
-                )
         else:
             try:
                 key = definition.key(name)
             except ConfigError as error:
                 raise ApiError(ErrorCode.INVALID_CONFIG, str(error)) from None
             _check_may_change(key, name, is_prefixed=False)
+        if is_default and key.update_mode is UpdateMode.PER_BROKER:
+            raise invalid_request(
+                "Cannot update these configs at default cluster level, broker id must"
+                f" be specified: {name}",
+            )
         try:
             key.parse(text)
         except ConfigError as error:
@@ -315,13 +330,15 @@ def _check_may_change(key: ConfigKey, name: str, *, is_prefixed: bool) -> None:
     """Raise ApiError INVALID_REQUEST if a running broker cannot change a key.
 
     Args:
+        key: the key's definition.
         name: the key's name in the request, with its listener prefix if it has one.
+        is_prefixed: whether the name has a listener prefix.
     """
     if key.update_mode is UpdateMode.READ_ONLY or (
         key.name != name and not is_prefixed
     ):
         raise _read_only(name)
-    if key.update_mode is UpdateMode.PER_BROKER and not is_prefixed:
+    if key.only_per_listener and not is_prefixed:
         raise invalid_request(
             "These security configs can be dynamically updated only per-listener using"
             f" the listener prefix: {name}; set listener.name.<listener>.{name}",

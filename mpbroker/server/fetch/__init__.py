@@ -1,1 +1,1 @@
-"""Fetch: sessions, reads, and waiting for records."""
+"""Execute Fetch: keep sessions, read records, and wait for more."""

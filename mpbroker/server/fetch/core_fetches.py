@@ -1,8 +1,9 @@
-"""Keep fetches that the compiled core may answer, until it has.
+"""Keep the fetches for which the compiled core (C code) has found too few records.
 
-The core has found too little for such a fetch. It is read by the core again, whenever
-one of its partitions grows, until it is answered. When it is not plain any more,
-``FetchService`` handles it as if it had just come.
+The core has found less than min.bytes for such a fetch. Whenever one of its partitions
+grows, the core reads the fetch's partitions again. If the core cannot execute it any
+more, for example after a change of metadata, ``FetchService`` handles the fetch like a
+new request.
 """
 
 from __future__ import annotations
@@ -19,24 +20,27 @@ if TYPE_CHECKING:
 
 
 class Fetches(Protocol):
-    """What ``FetchService`` does for fetches that the core has parked."""
+    """The methods of `FetchService`, which handles a fetch in Python."""
 
     def handle(self, request: Request) -> list[bytes | FilePart] | Deferred:
-        """Answer a fetch now, or park it."""
+        """Answer a fetch now, or keep it until there are enough records."""
 
     def send(self, request: Request, parts: list[bytes | FilePart]) -> None:
-        """Send an answer."""
+        """Send the answer to a fetch."""
 
     def deadline_ns(self, slot: int, max_wait_ms: int, now_ns: int) -> int:
-        """Return when to answer at the latest."""
+        """Return the latest time at which a fetch must be answered.
+
+        It is in ns of CLOCK_MONOTONIC.
+        """
 
 
 class CoreFetches:
-    """The parked fetches of one handler process that the core may answer.
+    """Keeps the waiting fetches of one handler process that the C core may answer.
 
     Args:
-        parts: what the services share.
-        service: handles the fetches that are not plain any more.
+        parts: the objects that the services of Produce and Fetch share.
+        service: handles the fetches that the core cannot execute any more.
     """
 
     def __init__(self, parts: ServiceParts, service: Fetches) -> None:
@@ -48,7 +52,13 @@ class CoreFetches:
         self._parked: dict[int, DelayedCoreFetch] = {}  # by slot
 
     def park(self, slot: int, max_wait_ms: int, rows: tuple[int, ...], /) -> None:
-        """Keep a fetch for which the core has found too little."""
+        """Keep a fetch for which the C core has found less than min.bytes.
+
+        Args:
+            slot: the fetch's slot, which is its entry in shared memory.
+            max_wait_ms: the longest wait.
+            rows: the rows of the fetch's partitions in the shared partition table.
+        """
         deadline = self._service.deadline_ns(slot, max_wait_ms, time.monotonic_ns())
         operation = DelayedCoreFetch(self, slot, rows, deadline)
         self._channel.park(slot, deadline)
@@ -59,13 +69,17 @@ class CoreFetches:
         self._purgatory.look_at(operation, rows[0])
 
     def was_answered(self, slot: int, /) -> None:
-        """Forget a fetch that the core has answered, with what it has appended."""
+        """Forget a waiting fetch, because the C core has answered it."""
         operation = self._parked[slot]
         self._forget(slot)
         self._purgatory.unwatch(operation)
 
     def _forget(self, slot: int) -> None:
-        """Keep the core from answering a fetch that is parked no more."""
+        """Forget a fetch that does not wait any more, here and in the C core's table.
+
+        Remove its entries from the core's table too, so that the core does not answer
+        it.
+        """
         operation = self._parked.pop(slot, None)
         if operation is None:
             return
@@ -75,12 +89,22 @@ class CoreFetches:
                 del waiting[row]
 
     def try_answer(self, slot: int, *, must_answer: bool) -> bool:
-        """Answer a parked fetch by the core, or by Python; False: it waits on."""
+        """Try to answer a waiting fetch, in the C core or else in Python.
+
+        Args:
+            slot: the fetch's slot, which is its entry in shared memory.
+            must_answer: answer also if there is less than min.bytes.
+
+        Returns:
+            False if the fetch still waits. True if it is answered, or if Python's
+            service has parked it again.
+        """
         waits = False
         try:
             waits = not self._try_answer(slot, must_answer=must_answer)
         finally:
-            # After a bug, too: the error is the answer, and the slot is free after it.
+            # Also after a bug: the request is answered with the error, and its slot
+            # becomes free.
             if not waits:
                 self._forget(slot)
         return not waits
@@ -102,12 +126,12 @@ class CoreFetches:
         return True
 
     def request(self, slot: int) -> Request:
-        """Return the request in a slot, which Python has not read before."""
+        """Parse and return the request in a slot (its entry in shared memory)."""
         return parse_request(*self._channel.request(slot))
 
 
 class DelayedCoreFetch:
-    """A fetch that waits for more, and that the core may answer."""
+    """Keeps a fetch, which the C core answers when it finds enough records."""
 
     may_end_early = True
 
@@ -115,17 +139,17 @@ class DelayedCoreFetch:
         self, fetches: CoreFetches, slot: int, rows: Iterable[int], deadline_ns: int
     ) -> None:
         self._fetches = fetches
-        self._slot = slot
+        self.slot = slot
         self.keys = rows
         self.deadline_ns = deadline_ns
         self.done = False
 
     @property
     def request(self) -> Request:
-        return self._fetches.request(self._slot)
+        return self._fetches.request(self.slot)
 
     def try_complete(self, row: int) -> bool:
-        return self._fetches.try_answer(self._slot, must_answer=False)
+        return self._fetches.try_answer(self.slot, must_answer=False)
 
     def expire(self) -> None:
-        self._fetches.try_answer(self._slot, must_answer=True)
+        self._fetches.try_answer(self.slot, must_answer=True)

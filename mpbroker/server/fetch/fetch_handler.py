@@ -1,7 +1,7 @@
 """Read record batches for a Fetch, and make its answer.
 
-Few records are copied into the answer. In place of many it names a range of a segment
-file, which the connection's processor sends from the page cache.
+Few records are copied into the answer. In place of many records the answer names a
+range of a segment file, which the connection's processor sends from the page cache.
 
 Source: Kafka protocol guide, "Fetch"; KafkaApis.handleFetchRequest, ReplicaManager.
 """
@@ -9,8 +9,10 @@ Source: Kafka protocol guide, "Fetch"; KafkaApis.handleFetchRequest, ReplicaMana
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
+from mpbroker.base.named_tuple import NamedTuple
+from mpbroker.base.storage_errors import RemotePendingError, RemoteWait
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.fetch import (
@@ -32,7 +34,7 @@ _READ_COMMITTED: Final = 1
 
 
 class SegmentRegion:
-    """A range of a segment file that stands in a response for the records in it."""
+    """Names a range of a segment file, which is sent in place of its records' bytes."""
 
     __slots__ = ("inode", "path", "position", "size_in_bytes")
 
@@ -44,7 +46,7 @@ class SegmentRegion:
 
 
 class Target(NamedTuple):
-    """One partition that a fetch reads."""
+    """Describes one partition that a fetch reads, or the error that it gets."""
 
     name: str
     topic_id: bytes
@@ -62,7 +64,7 @@ MayRead = Callable[[str], bool]
 
 
 class Topics(Protocol):
-    """Where partitions are found."""
+    """Finds topics by name or id."""
 
     def topic(self, name: str) -> Topic | None: ...
 
@@ -76,10 +78,14 @@ def full_targets(
     log: Callable[[Topic, int], PartitionLog],
     may_read: MayRead | None = None,
 ) -> list[Target]:
-    """Resolve every partition that a request names.
+    """Find every partition that a request names, or its error.
 
     Args:
-        may_read: asked for each topic; None: every sender may read.
+        request: the request.
+        version: its version; from 13 on it names topics by id.
+        topics: finds topics.
+        log: finds a partition's log.
+        may_read: called with the name of each topic; None: every sender may read.
     """
     targets: list[Target] = []
     for wanted in request.topics:
@@ -92,7 +98,8 @@ def full_targets(
         if may_read is not None:
             name = topic.name if topic is not None else wanted.topic
             if name and not may_read(name):
-                # The same answer whether it exists or not: that is not for the sender.
+                # The answer is the same if the topic does not exist: the sender may not
+                # learn that.
                 topic, unknown = None, ErrorCode.TOPIC_AUTHORIZATION_FAILED
         targets.extend(
             _target(partition, topic, wanted.topic, wanted.topic_id, unknown, log)
@@ -134,23 +141,38 @@ def _target(
 
 
 class Reading:
-    """What one pass over a fetch's partitions has found."""
+    """Holds what was found when a fetch's partitions were all read once."""
 
-    __slots__ = ("bytes_found", "has_error", "results")
+    __slots__ = ("bytes_found", "has_error", "pending", "results")
 
     def __init__(self) -> None:
         self.results: list[tuple[Target, ReadResult | None, ErrorCode]] = []
+        # By row of the partition: the answer of the remote store that a read waits for.
+        self.pending: dict[int, RemoteWait] = {}
         self.bytes_found = 0
         self.has_error = False
 
 
 def read_targets(
-    targets: list[Target], request: FetchRequest, max_bytes: int, first: int = 0
+    targets: list[Target],
+    request: FetchRequest,
+    max_bytes: int,
+    first: int = 0,
+    is_behind: Callable[[], bool] = lambda: False,
 ) -> Reading:
-    """Read every partition, in order from ``first``, until ``max_bytes`` are found.
+    """Read every partition, until ``max_bytes`` are found in all together.
 
     The first batch found is returned whole even if it is larger. Otherwise a consumer
-    could never pass a large batch.
+    could never pass a large batch. Partitions after the limit are read with no bytes,
+    so their results have offsets but no records.
+
+    Args:
+        targets: the partitions.
+        request: the request.
+        max_bytes: the limit.
+        first: the index of the partition to begin with; those before it come last.
+        is_behind: says whether logs of shared topics may lack records that the client
+            knows of. Then an offset above their end is waited for.
     """
     reading = Reading()
     left = max(0, max_bytes)
@@ -170,6 +192,16 @@ def read_targets(
                 )
             except ApiError as refused:
                 error = refused.error_code
+                if _is_above_copy(target, error) and is_behind():
+                    error = ErrorCode.NONE
+                    result = log.reader.nothing(read_committed=read_committed)
+            except RemotePendingError as pending:
+                reading.pending[log.row.index] = pending.wait
+                pending.wait.ask(log.row.index)
+                try:
+                    result = log.reader.nothing(read_committed=read_committed)
+                except ApiError as refused:
+                    error = refused.error_code
         if result is not None:
             reading.bytes_found += result.length
             left = max(0, left - result.length)
@@ -179,14 +211,27 @@ def read_targets(
     return reading
 
 
+def _is_above_copy(target: Target, error: ErrorCode) -> bool:
+    """Return whether an offset is above the end of a log that follows a cluster's."""
+    log = target.log
+    return (
+        error == ErrorCode.OFFSET_OUT_OF_RANGE
+        and log is not None
+        and log.view.config.diskless_enable
+        and target.fetch_offset > log.row.log_end_offset
+    )
+
+
 def check_leader_epoch(current: int, log: LogLookup | EmptyLog) -> None:
     """Refuse a client that knows another leader epoch (KIP-320).
 
     Args:
-        current: the client's; below 0: it knows none.
+        current: the epoch that the client knows; below 0: it knows none.
+        log: the partition's log.
 
     Raises:
-        ApiError: FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH.
+        ApiError: FENCED_LEADER_EPOCH if the client's epoch is older than the log's,
+            UNKNOWN_LEADER_EPOCH if it is newer.
     """
     if current < 0:
         return
@@ -203,7 +248,14 @@ def partition_data(
     error: ErrorCode,
     read_small: Callable[[ReadResult], bytes | None],
 ) -> PartitionData:
-    """Return one partition's answer; ``read_small`` returns records that are few."""
+    """Return the part of a Fetch's answer that is about one partition.
+
+    Args:
+        target: the partition.
+        result: the records that were found, and offsets; None: only an error.
+        error: the partition's error, or NONE.
+        read_small: returns the records as bytes if they are few, otherwise None.
+    """
     if result is None:
         return PartitionData(
             partition_index=target.partition,
@@ -237,7 +289,7 @@ def partition_data(
 def grouped(
     answers: list[tuple[Target, PartitionData]],
 ) -> list[FetchableTopicResponse]:
-    """Put partitions under their topics, in order."""
+    """Put the answers of partitions under their topics, in order."""
     responses: dict[tuple[str, bytes], FetchableTopicResponse] = {}
     for target, data in answers:
         key = (target.name, target.topic_id)
@@ -251,5 +303,5 @@ def grouped(
 
 
 def session_error(error: ErrorCode) -> FetchResponse:
-    """Return an answer that only says what is wrong with the session."""
+    """Return a Fetch's answer that has only an error of the fetch session."""
     return FetchResponse(error_code=error, session_id=0)

@@ -1,8 +1,8 @@
 """Execute Fetch requests: sessions, reads, and waiting for more records.
 
-A fetch that finds less than min.bytes is parked in the purgatory. It is read again when
-one of its partitions grows, and answered at max.wait.ms at the latest. The fetches that
-the compiled core reads are parked by core_fetches.py.
+A fetch that finds less than min.bytes is parked (kept unanswered) in the purgatory. Its
+partitions are read again when one of them grows, and it is answered at max.wait.ms at
+the latest. The fetches that the compiled core reads are parked by core_fetches.py.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mpbroker.ipc.counters.fetched_bytes import first_word
@@ -18,6 +19,7 @@ from mpbroker.ipc.response_parts import FilePart
 from mpbroker.protocol.acl import AclOperation
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
+from mpbroker.protocol.message import SizedRegion
 from mpbroker.protocol.messages.fetch import FetchRequest, FetchResponse
 from mpbroker.server.fetch.core_fetches import CoreFetches
 from mpbroker.server.fetch.fetch_handler import (
@@ -41,6 +43,7 @@ from mpbroker.server.fetch.fetch_session import (
 from mpbroker.server.request import CLOSE, PARKED, Deferred, Request
 
 if TYPE_CHECKING:
+    from mpbroker.base.storage_errors import RemoteWait
     from mpbroker.network.request_channel import HandlerEnd
     from mpbroker.server.authorization.authorization import Access
     from mpbroker.server.quotas.client_quotas import ClientQuotas
@@ -48,19 +51,22 @@ if TYPE_CHECKING:
     from mpbroker.storage.log.log_reader import ReadResult
 
 # Up to here a copy into the answer is cheaper than another system call for the file.
-_SMALL_BYTES: Final = 32 * 1024
-# A parked fetch holds a slot even after its client has gone. So it is answered with
-# nothing after this long; a client that asked to wait longer asks again.
-_MAX_WAIT_MS: Final = 60_000
+SMALL_BYTES: Final = 32 * 1024
+# A parked fetch holds a slot until the kernel says that its client has gone. If the
+# client's machine has lost its power, that takes long. So a fetch is answered with
+# nothing after ten minutes; a client that asked to wait longer asks again. Kafka closes
+# its connection then (connections.max.idle.ms), whatever waits there. If others need
+# the slot, the wait ends before that (network/waits.py).
+_MAX_WAIT_MS: Final = 600_000
 _SESSIONS_FROM: Final = 7
 _NONE: Final = ErrorCode.NONE
 _DENIED: Final = ErrorCode.TOPIC_AUTHORIZATION_FAILED
 
 
 class Answer:
-    """A fetch's partitions, and which of them its answer names."""
+    """Holds the partitions that a fetch reads, and which of them the answer names."""
 
-    __slots__ = ("again", "base", "full", "session_id", "targets")
+    __slots__ = ("again", "base", "begun_ns", "full", "session_id", "targets")
 
     def __init__(
         self, targets: list[Target], session_id: int, base: int, *, full: bool
@@ -71,17 +77,21 @@ class Answer:
         self.full = full  # name all partitions, not only those that have something new
         # It was executed before: what is noted as sent may never have been sent.
         self.again = False
+        self.begun_ns = time.monotonic_ns()
 
 
 class FetchService:
-    """Fetches of one handler process.
+    """Executes the Fetch requests of one handler process.
 
     Args:
-        parts: what it shares with the service of Produce.
+        parts: the objects that it shares with the service of Produce.
         sessions: the fetch sessions of all handlers.
         max_bytes: fetch.max.bytes.
         quotas: charge clients for what they fetch; None: nothing is charged.
         handler: this process's id.
+        remote_wait_ms: remote.fetch.max.wait.ms.
+        is_behind: says whether logs of shared topics may lack what was acknowledged
+            before a time (CLOCK_MONOTONIC); None: the broker is in no cluster.
     """
 
     def __init__(
@@ -92,7 +102,11 @@ class FetchService:
         quotas: ClientQuotas | None = None,
         *,
         handler: int = 0,
+        remote_wait_ms: int = 500,
+        is_behind: Callable[[int], bool] | None = None,
     ) -> None:
+        self._is_behind = is_behind
+        self._remote_wait_ms = remote_wait_ms
         self._parts = parts
         self._channel = parts.channel
         self._registry = parts.registry
@@ -105,7 +119,11 @@ class FetchService:
         parts.core_cache.execute_fetches(handler, max_bytes, CoreFetches(parts, self))
 
     def handle(self, request: Request) -> list[bytes | FilePart] | Deferred:
-        """Answer a fetch now, or park it."""
+        """Answer a fetch now, or keep it until there are enough records.
+
+        Returns:
+            The answer in parts, or a Deferred. CLOSE if the client has disconnected.
+        """
         message = FetchRequest.decode(request.api_version, request.body)
         self._limit(request, message)
         authorization = self._parts.authorization
@@ -127,13 +145,17 @@ class FetchService:
         if self._is_enough(message, answer, reading):
             return self._respond(request, answer, reading)
         now = time.monotonic_ns()
-        deadline = self.deadline_ns(request.slot, message.max_wait_ms, now)
+        wait_ms = self._remote_wait_ms if reading.pending else message.max_wait_ms
+        deadline = self.deadline_ns(request.slot, wait_ms, now)
         if deadline <= now:
             return self._respond(request, answer, reading)
-        return self._park(request, message, answer, deadline)
+        return self._park(request, message, answer, deadline, reading)
 
     def _teach_core(self, targets: list[Target], access: Access | None) -> None:
-        """Let the core execute the sender's next fetches of these partitions."""
+        """Let the C core, instead of Python, execute fetches like this one from now on.
+
+        It may read these partitions, for this sender.
+        """
         core_cache = self._parts.core_cache
         for target in targets:
             if target.log is not None:
@@ -142,10 +164,19 @@ class FetchService:
                 core_cache.allow(access, AclOperation.READ, name, topic_id)
 
     def _park(
-        self, request: Request, message: FetchRequest, answer: Answer, deadline: int
+        self,
+        request: Request,
+        message: FetchRequest,
+        answer: Answer,
+        deadline: int,
+        reading: Reading,
     ) -> list[bytes | FilePart] | Deferred:
-        """Park a fetch, unless there is enough by now."""
+        """Keep a fetch until it has enough records, and return PARKED.
+
+        Return the fetch's answer instead, if enough records came meanwhile.
+        """
         operation = DelayedFetch(self, request, message, answer, deadline)
+        operation.pending = reading.pending
         self._channel.park(request.slot, deadline)
         self._purgatory.watch(operation)
         # An append sends notices to the handlers whose bits it finds in the row. Look
@@ -155,7 +186,7 @@ class FetchService:
                 reading = self._read(message, answer)
                 enough = self._is_enough(message, answer, reading)
             except BaseException:
-                self._unpark(operation)  # or it would be answered twice: as a bug, too
+                self._unpark(operation)  # the dispatcher answers the bug: only once
                 raise
             if enough:
                 self._unpark(operation)
@@ -163,7 +194,10 @@ class FetchService:
         return PARKED
 
     def _limit(self, request: Request, message: FetchRequest) -> None:
-        """Read no more than the sender's quota will ever let pass."""
+        """Lower the request's max_bytes and min_bytes to the sender's quota.
+
+        A fetch of more bytes could never be answered with records.
+        """
         if self._quotas is not None:
             window = self._quotas.fetch_window(request)
             if window is not None:
@@ -171,10 +205,13 @@ class FetchService:
                 message.min_bytes = min(message.min_bytes, message.max_bytes)
 
     def deadline_ns(self, slot: int, max_wait_ms: int, now_ns: int) -> int:
-        """Return when to answer at the latest: what was noted when it was first parked.
+        """Return the latest time at which a fetch must be answered (CLOCK_MONOTONIC).
 
-        A handler that died may have parked it before.
+        If a handler had parked the fetch and has died, return the deadline that it had
+        set. Return ``now_ns`` if the request must not wait (network/waits.py).
         """
+        if self._channel.must_end(slot):
+            return now_ns
         return self._channel.deadline_ns(slot) or (
             now_ns + min(max_wait_ms, _MAX_WAIT_MS) * 1_000_000
         )
@@ -190,13 +227,18 @@ class FetchService:
             # Clients rotate the partitions of full requests; those of a session are
             # rotated here, so that the last ones get their bytes, too.
             first = message.session_epoch % len(answer.targets)
-        return read_targets(answer.targets, message, limit, first)
+        if self._is_behind is None:
+            return read_targets(answer.targets, message, limit, first)
+        is_behind = partial(self._is_behind, answer.begun_ns)
+        return read_targets(answer.targets, message, limit, first, is_behind)
 
     def _is_enough(
         self, message: FetchRequest, answer: Answer, reading: Reading
     ) -> bool:
+        # What comes from the remote store is waited for, whatever min.bytes says.
+        found, wanted = reading.bytes_found, message.min_bytes
         return (
-            reading.bytes_found >= message.min_bytes
+            (found > 0 if reading.pending else found >= wanted)
             or reading.has_error
             or message.max_wait_ms <= 0
             or not answer.targets
@@ -237,7 +279,7 @@ class FetchService:
         for target in targets:
             if target.error or target.log is None:
                 return NO_SESSION  # the client must name them all until they exist
-            entries.append(_entry(target))
+            entries.append(self._entry(target))
         return self._sessions.create(entries, time.monotonic_ns(), uses_ids=uses_ids)
 
     def _continue(
@@ -262,7 +304,7 @@ class FetchService:
                 )
         targets = []
         for index, entry in enumerate(entries):
-            found = self._registry.partition_by_row(entry.row)
+            found = self._registry.partition_by_row_id(entry.row_id)
             if found is None:  # deleted: a full request gets the error for it
                 self._sessions.close(session_id)
                 raise ApiError(
@@ -285,6 +327,15 @@ class FetchService:
             )
         return Answer(targets, session_id, base, full=False)
 
+    def _entry(self, target: Target) -> SessionEntry:
+        assert target.log is not None
+        return SessionEntry(
+            self._registry.row_id(target.log.row.index),
+            target.fetch_offset,
+            target.max_bytes,
+            target.leader_epoch,
+        )
+
     def _changed(
         self,
         message: FetchRequest,
@@ -293,8 +344,15 @@ class FetchService:
         entries: list[SessionEntry],
         may_read: MayRead | None,
     ) -> list[SessionEntry]:
-        """Return the session's entries with what a request adds, moves and forgets."""
-        by_row = {entry.row: entry for entry in entries}
+        """Return a session's entries after the changes that a request makes.
+
+        A request adds partitions, changes fetch offsets, and forgets partitions.
+
+        Raises:
+            ApiError: FETCH_SESSION_ID_NOT_FOUND if the request adds a partition that
+                cannot be read. The session is closed.
+        """
+        by_row = {entry.row_id: entry for entry in entries}
         for forgotten in message.forgotten_topics_data:
             topic = (
                 self._registry.topic_by_id(forgotten.topic_id)
@@ -303,7 +361,8 @@ class FetchService:
             )
             for partition in forgotten.partitions:
                 if topic is not None and 0 <= partition < len(topic.partitions):
-                    by_row.pop(topic.partitions[partition], None)
+                    row = topic.partitions[partition]
+                    by_row.pop(self._registry.row_id(row), None)
         for target in full_targets(
             message, version, self._registry, self._log, may_read
         ):
@@ -313,15 +372,14 @@ class FetchService:
                     ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
                     "it names what does not exist; a full request says what",
                 )
-            row = target.log.row.index
-            known = by_row.get(row)
-            entry = _entry(target)
+            entry = self._entry(target)
+            known = by_row.get(entry.row_id)
             if known is not None:
                 entry = entry._replace(
                     sent_high_watermark=known.sent_high_watermark,
                     sent_log_start=known.sent_log_start,
                 )
-            by_row[row] = entry
+            by_row[entry.row_id] = entry
         return list(by_row.values())
 
     # -- answers -----------------------------------------------------------------------
@@ -332,6 +390,8 @@ class FetchService:
         quotas = self._quotas
         if quotas is not None and not quotas.charge_fetch(request, reading.bytes_found):
             return self._throttled(request, answer)
+        if reading.pending:
+            reading.results = [_given_up(each, reading) for each in reading.results]
         answers = []
         if answer.full and answer.session_id:
             self._note_all_sent(answer.session_id, reading)
@@ -353,7 +413,10 @@ class FetchService:
         return parts
 
     def _throttled(self, request: Request, answer: Answer) -> list[bytes | FilePart]:
-        """Return no records, and how long to be quiet; an existing session goes on."""
+        """Return an answer without records, which has the throttle time.
+
+        Close the fetch session if this request began it. An older session stays.
+        """
         session_id = answer.session_id
         if answer.full and session_id:
             self._sessions.close(session_id)
@@ -364,7 +427,11 @@ class FetchService:
         return _parts(response, request.api_version)
 
     def _note_all_sent(self, session_id: int, reading: Reading) -> None:
-        """Note what the first answer of a session says; the next names only news."""
+        """Store the offsets and errors that a session's first answer has.
+
+        Later answers name only the partitions for which these have changed, or for
+        which there are records.
+        """
         base = self._sessions.find(session_id)
         if base is None:
             return
@@ -386,7 +453,12 @@ class FetchService:
         result: ReadResult | None,
         error: ErrorCode,
     ) -> bool:
-        """Return whether an incremental answer must name this partition."""
+        """Return whether a session's later answer must name a partition.
+
+        It must if there are records or an error, or if the high watermark or the log
+        start has changed since the session's last answer. Store the values that have
+        changed.
+        """
         high_watermark = result.high_watermark if result is not None else -1
         log_start = result.log_start_offset if result is not None else -1
         base = answer.base
@@ -400,7 +472,7 @@ class FetchService:
         return True
 
     def complete(self, operation: DelayedFetch, reading: Reading) -> None:
-        """Answer a parked fetch."""
+        """Send the answer to a fetch that has waited."""
         request = operation.request
         self._channel.unpark(request.slot)
         parts = self._respond(request, operation.answer, reading)
@@ -417,7 +489,7 @@ class FetchService:
 
 
 class DelayedFetch:
-    """A fetch that waits for more."""
+    """Keeps a fetch that waits until its partitions have more records."""
 
     may_end_early = True
 
@@ -431,10 +503,12 @@ class DelayedFetch:
     ) -> None:
         self._service = service
         self.request = request
+        self.slot = request.slot
         self.message = message
         self.answer = answer
         self.deadline_ns = deadline_ns
         self.done = False
+        self.pending: dict[int, RemoteWait] = {}  # as of the last reading
         self._by_row = {
             target.log.row.index: target
             for target in answer.targets
@@ -443,7 +517,7 @@ class DelayedFetch:
         self.keys: Iterable[int] = self._by_row.keys()
 
     def has_more(self, target: Target) -> bool:
-        """Return whether a partition has records, or an error, to tell of."""
+        """Return whether a partition has more records for this fetch, or is offline."""
         log = target.log
         return log is not None and (
             log.row.log_end_offset > target.fetch_offset or log.row.status != _ONLINE
@@ -452,7 +526,11 @@ class DelayedFetch:
     def try_complete(self, row: int) -> bool:
         if not self.has_more(self._by_row[row]):
             return False
+        wait = self.pending.get(row)
+        if wait is not None and not wait.is_over():
+            return False  # the notice was of an append
         reading = self._service.read_again(self)
+        self.pending = reading.pending
         if not self._service.is_enough(self, reading):
             return False
         self._service.complete(self, reading)
@@ -462,22 +540,32 @@ class DelayedFetch:
         self._service.complete(self, self._service.read_again(self))
 
 
+def _given_up(
+    found: tuple[Target, ReadResult | None, ErrorCode], reading: Reading
+) -> tuple[Target, ReadResult | None, ErrorCode]:
+    """Return a partition's result, or an error if its remote segment cannot be read.
+
+    Args:
+        found: the partition, its result and its error.
+        reading: says for which partitions the remote store was asked.
+    """
+    target, _, error = found
+    wait = None if target.log is None else reading.pending.get(target.log.row.index)
+    if error or wait is None or not wait.failure():
+        return found
+    return target, None, ErrorCode.KAFKA_STORAGE_ERROR
+
+
 _ONLINE: Final = 1  # RowStatus.ONLINE, as an int for the hot path
 
 
-def _entry(target: Target) -> SessionEntry:
-    assert target.log is not None
-    return SessionEntry(
-        target.log.row.index,
-        target.fetch_offset,
-        target.max_bytes,
-        target.leader_epoch,
-    )
-
-
 def read_small(result: ReadResult) -> bytes | None:
-    """Return the records if they are few; None: the processor sends the file."""
-    if result.length > _SMALL_BYTES:
+    """Return the records that a read has found as bytes, if they are at most 32 KiB.
+
+    Return None if they are more, or cannot be read by this process. Then the processor
+    sends the range of the file.
+    """
+    if result.length > SMALL_BYTES:
         return None
     try:
         # Where descriptors lack, the read of a later partition closes the files of the
@@ -493,8 +581,16 @@ def read_small(result: ReadResult) -> bytes | None:
 
 
 def _parts(response: FetchResponse, version: int) -> list[bytes | FilePart]:
+    return file_parts(response.encode_parts(version))
+
+
+def file_parts(encoded: Iterable[bytes | SizedRegion]) -> list[bytes | FilePart]:
+    """Return an encoded answer's parts; a file's range takes the place of its records.
+
+    The network process sends that range from the page cache.
+    """
     parts: list[bytes | FilePart] = []
-    for part in response.encode_parts(version):
+    for part in encoded:
         if isinstance(part, SegmentRegion):
             parts.append(
                 FilePart(part.path, part.inode, part.position, part.size_in_bytes)
@@ -508,7 +604,7 @@ def _parts(response: FetchResponse, version: int) -> list[bytes | FilePart]:
 def send_parts(
     channel: HandlerEnd, request: Request, parts: list[bytes | FilePart]
 ) -> None:
-    """Frame and send an answer in parts, or as bytes if it has one part only."""
+    """Send an answer in parts, with size and header; send a single part as bytes."""
     framed = request.frame_parts(parts)
     if len(framed) == 1 and isinstance(framed[0], bytes):
         channel.send_bytes(request.slot, framed[0])
@@ -516,4 +612,4 @@ def send_parts(
         channel.send_parts(request.slot, framed)
 
 
-__all__ = ["DelayedFetch", "FetchService", "send_parts"]
+__all__ = ["DelayedFetch", "FetchService", "file_parts", "send_parts"]

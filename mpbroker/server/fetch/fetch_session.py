@@ -1,4 +1,4 @@
-"""Keep fetch sessions in shared memory: any handler may serve the next fetch of one.
+"""Keep fetch sessions in shared memory, so that any handler may serve a session.
 
 A session remembers which partitions a client reads and from where, so that its next
 request names only what has changed. Each session has a row of words, with an entry of
@@ -6,8 +6,8 @@ words for each partition (ipc/session_layout.py). The session table's mutex guar
 and epochs. The entries belong to the request that has claimed the session's epoch,
 until the next request claims it.
 
-A fetch of too many partitions, or of one that does not exist, gets no session: its
-client names everything in every request, as before KIP-227.
+A fetch of too many partitions, or of a partition that does not exist, gets no session:
+its client names all partitions in every request, as before KIP-227.
 
 Source: KIP-227; kafka.server.FetchSession.
 """
@@ -15,8 +15,10 @@ Source: KIP-227; kafka.server.FetchSession.
 from __future__ import annotations
 
 import os
-from typing import Final, NamedTuple
+from collections.abc import Callable
+from typing import Final
 
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.ipc.segment import Segment
 from mpbroker.ipc.session_layout import (
     ENTRY_FETCH_OFFSET,
@@ -51,9 +53,9 @@ TABLE_BYTES: Final = MAX_SESSIONS * SESSION_WORDS * 8
 
 
 class SessionEntry(NamedTuple):
-    """One partition of a session."""
+    """Describes one partition of a session, and what the last answer said of it."""
 
-    row: int
+    row_id: int  # TopicRegistry.row_id()
     fetch_offset: int
     max_bytes: int
     leader_epoch: int
@@ -63,15 +65,26 @@ class SessionEntry(NamedTuple):
 
 
 class FetchSessions:
-    """The session table, as one handler process sees it.
+    """Creates, claims and updates fetch sessions in the shared table.
+
+    A session is named by its id in requests. In this class its handle (``base``) is the
+    first word of its row.
 
     Args:
-        segment: MAX_SESSIONS rows.
+        segment: the table, which has MAX_SESSIONS rows.
         cell: its mutex guards the table; its end counts the rows ever used.
         limit: max.incremental.fetch.session.cache.slots.
+        refused: called when a fetch gets no session for lack of room.
     """
 
-    def __init__(self, segment: Segment, cell: SharedLogCell, limit: int) -> None:
+    def __init__(
+        self,
+        segment: Segment,
+        cell: SharedLogCell,
+        limit: int,
+        refused: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._refused = refused
         self._segment = segment
         self._words = segment.words
         self._cell = cell
@@ -84,13 +97,20 @@ class FetchSessions:
     def create(
         self, entries: list[SessionEntry], now_ns: int, *, uses_ids: bool
     ) -> int:
-        """Start a session; return its id, or NO_SESSION if there is no room for it."""
-        if not entries or len(entries) > SESSION_MAX_ENTRIES:
+        """Start a fetch session; return its id.
+
+        Return NO_SESSION if there is no room for it, or ``entries`` is empty.
+        """
+        if not entries:
+            return NO_SESSION
+        if len(entries) > SESSION_MAX_ENTRIES:
+            self._refused()
             return NO_SESSION
         words = self._words
         with self._cell.locked():
             base = self._free_row(now_ns)
             if base is None:
+                self._refused()
                 return NO_SESSION
             # Not by the module random: importing it would delay every start.
             random = int.from_bytes(os.urandom(4), "big")
@@ -107,7 +127,11 @@ class FetchSessions:
         return session_id
 
     def _free_row(self, now_ns: int) -> int | None:
-        """Return a free row, else the one unused for longest, if for long enough."""
+        """Return the first word of a row for a new session.
+
+        It is a free row. If there is none, it is the row of the session that was unused
+        for longest. Return None if all sessions were used in the last two minutes.
+        """
         words = self._words
         oldest, oldest_used = None, now_ns - _MIN_AGE_NS
         for base in self._rows():
@@ -123,18 +147,24 @@ class FetchSessions:
         return oldest
 
     def _rows(self) -> range:
-        """Return the rows that were ever used; a look at others would allocate them."""
+        """Return where in the table each row begins that ever had a fetch session.
+
+        To read other rows would allocate their memory.
+        """
         rows = min(self._limit, self._cell.end)
         return range(0, rows * SESSION_WORDS, SESSION_WORDS)
 
     def find(self, session_id: int) -> int | None:
-        """Return the handle of a session that its creator has not yet answered."""
+        """Return the first word of a session's row; None if no session has this id.
+
+        Only for the request that has created the session. Other requests call `claim`.
+        """
         with self._cell.locked():
             return self._find(session_id)
 
     def _find(self, session_id: int) -> int | None:
         if session_id == NO_SESSION:
-            return None  # free rows have it, and what is left of an old epoch
+            return None  # free rows have this id
         words = self._words
         for base in self._rows():
             if words[base + SESSION_ID] == session_id:
@@ -144,11 +174,16 @@ class FetchSessions:
     def claim(
         self, session_id: int, epoch: int, now_ns: int, claimed: int, *, uses_ids: bool
     ) -> tuple[ErrorCode, int]:
-        """Claim a session for the request that carries its next epoch.
+        """Claim a fetch session for the request that carries its next epoch.
 
         Args:
+            session_id: the session's id.
+            epoch: the request's epoch.
+            now_ns: monotonic.
             claimed: the epoch that an earlier execution of the same request claimed,
                 plus 1; 0: there was none.
+            uses_ids: whether the request names topics by id. The session must do the
+                same.
 
         Returns:
             An error and -1, or NONE and the session's handle.
@@ -170,7 +205,7 @@ class FetchSessions:
         return ErrorCode.NONE, base
 
     def close(self, session_id: int) -> None:
-        """End a session, if it is still there."""
+        """End a fetch session. Do nothing if it has ended already."""
         with self._cell.locked():
             base = self._find(session_id)
             if base is not None:
@@ -189,7 +224,10 @@ class FetchSessions:
         ]
 
     def store(self, session_id: int, base: int, entries: list[SessionEntry]) -> bool:
-        """Replace a session's entries; False if they are too many, or it has ended."""
+        """Replace a fetch session's entries, which are one for each partition.
+
+        Return False, and store nothing, if they are too many or the session has ended.
+        """
         if len(entries) > SESSION_MAX_ENTRIES:
             return False
         with self._cell.locked():
@@ -202,7 +240,7 @@ class FetchSessions:
         words = self._words
         word = base + SESSION_HEADER_WORDS
         for entry in entries:
-            words[word + ENTRY_ROW] = entry.row
+            words[word + ENTRY_ROW] = entry.row_id
             words[word + ENTRY_FETCH_OFFSET] = entry.fetch_offset
             words[word + ENTRY_MAX_BYTES] = entry.max_bytes
             words[word + ENTRY_LEADER_EPOCH] = entry.leader_epoch
@@ -213,7 +251,7 @@ class FetchSessions:
         words[base + SESSION_ENTRY_COUNT] = len(entries)
 
     def sent(self, base: int, index: int) -> tuple[int, int, int]:
-        """Return what ``note_sent`` stored: high watermark, log start, error."""
+        """Return the high watermark, log start and error that ``note_sent`` stored."""
         word = base + SESSION_HEADER_WORDS + index * SESSION_ENTRY_WORDS
         words = self._words
         return (
@@ -231,7 +269,7 @@ class FetchSessions:
         log_start: int,
         error: int,
     ) -> None:
-        """Store what the client has been told of one partition.
+        """Store the offsets and the error that the last answer had for a partition.
 
         Store nothing if the session has ended: another may have its row by now.
         """
@@ -246,7 +284,7 @@ class FetchSessions:
 
 
 assert tuple(SessionEntry._fields) == (
-    "row",
+    "row_id",
     "fetch_offset",
     "max_bytes",
     "leader_epoch",

@@ -1,1 +1,1 @@
-"""Execute APIs, one module for each: a request message in, a response message out."""
+"""Execute APIs, one module for each: it takes a request and returns a response."""

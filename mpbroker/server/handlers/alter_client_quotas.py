@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from mpbroker.metadata.metadata_image import MetadataImage
@@ -26,6 +26,7 @@ from mpbroker.protocol.messages.alter_client_quotas import (
     AlterClientQuotasRequest,
     AlterClientQuotasResponse,
     EntityData,
+    EntryData,
     EntryResult,
     OpData,
 )
@@ -59,14 +60,14 @@ def handle_alter_client_quotas(
 ) -> AlterClientQuotasResponse:
     """Change the quotas of all entities whose entries are valid; answer each entry.
 
-    An entry with a mistake changes nothing.
-
-    Raises:
-        ApiError: KAFKA_STORAGE_ERROR; nothing was changed.
+    An entry with a mistake gets an error and changes nothing. If the metadata log
+    cannot be written, nothing is changed, and the valid entries get
+    KAFKA_STORAGE_ERROR.
     """
     results: list[EntryResult] = []
     wanted: list[tuple[QuotaEntity, dict[str, float | None]]] = []
     named = Counter(_named(entry.entity) for entry in request.entries)
+    unknown_hosts = context.broker.unknown_hosts(_addresses(request.entries))
     for entry in request.entries:
         result = EntryResult(
             error_code=ErrorCode.NONE,
@@ -78,7 +79,7 @@ def handle_alter_client_quotas(
         )
         results.append(result)
         try:
-            entity = _entity(entry.entity, context.broker.resolves)
+            entity = _entity(entry.entity, unknown_hosts)
             if named[_named(entry.entity)] > 1:
                 raise invalid_request(f"Ignoring duplicate entity {described(entity)}")
             wanted.append((entity, _changes(entity, entry.ops)))
@@ -95,7 +96,15 @@ def handle_alter_client_quotas(
         ]
 
     if wanted and not request.validate_only:
-        context.broker.registry.change(records)
+        try:
+            context.broker.registry.change(records)
+        except ApiError as error:
+            for result in results:
+                if result.error_code == ErrorCode.NONE:
+                    result.error_code, result.error_message = (
+                        error.error_code,
+                        str(error),
+                    )
     return AlterClientQuotasResponse(entries=results)
 
 
@@ -104,13 +113,25 @@ def _named(entity: Iterable[EntityData]) -> tuple[tuple[str, str | None], ...]:
     return tuple(sorted(pairs, key=repr))
 
 
-def _entity(
-    parts: Sequence[EntityData], resolves: Callable[[str], bool]
-) -> QuotaEntity:
-    """Return the entity of an entry.
+def _addresses(entries: Iterable[EntryData]) -> set[str]:
+    """Return the texts that entries name as IP addresses, or as hosts."""
+    return {
+        part.entity_name
+        for entry in entries
+        for part in entry.entity
+        if part.entity_type == IP and part.entity_name
+    }
+
+
+def _entity(parts: Sequence[EntityData], unknown_hosts: Container[str]) -> QuotaEntity:
+    """Return the entity (user, client id or IP address) whose quotas an entry changes.
+
+    Args:
+        parts: types and names, as in the request.
+        unknown_hosts: texts that are neither an IP address nor a known host name.
 
     Raises:
-        ApiError: INVALID_REQUEST: its parts make no entity.
+        ApiError: INVALID_REQUEST: the parts are not those of a valid entity.
     """
     if not parts:
         raise invalid_request("Invalid empty client quota entity")
@@ -132,7 +153,7 @@ def _entity(
             " or ClientId"
         )
     address = names.get(IP)
-    if address is not None and not resolves(address):
+    if address is not None and address in unknown_hosts:
         raise invalid_request(f"{address} is not a valid IP or resolvable host.")
     return quota_entity(names)
 
@@ -143,7 +164,8 @@ def _changes(
     """Return the new value of each key of an entry; None removes the quota.
 
     Raises:
-        ApiError: INVALID_REQUEST: the entity cannot have a key or a value.
+        ApiError: INVALID_REQUEST: a key is named twice, or the entity cannot have the
+            key or the value.
     """
     keys = _IP_KEYS if entity[0][0] == IP else _CLIENT_KEYS
     changes: dict[str, float | None] = {}

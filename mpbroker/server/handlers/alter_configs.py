@@ -1,4 +1,6 @@
-"""AlterConfigs: replace all overrides of a resource; configs not named are reset.
+"""AlterConfigs: replace all overrides of a resource.
+
+A config that the request does not name gets its default again.
 
 Source: Kafka protocol guide, "AlterConfigs"; KIP-133.
 """
@@ -39,7 +41,11 @@ def handle_alter_configs(
 
 
 def _wanted(resource: AlterConfigsResource) -> Mapping[str, str]:
-    """Return the overrides that a request sets; a resource keeps no others."""
+    """Return the configs (overrides) that a request sets for a resource.
+
+    Raises:
+        ApiError: INVALID_REQUEST: a config is null, or is named twice.
+    """
     wanted: dict[str, str] = {}
     for config in each_once(resource.configs):
         if config.value is None:

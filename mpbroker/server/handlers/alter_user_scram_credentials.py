@@ -1,8 +1,8 @@
 """AlterUserScramCredentials: set and remove SCRAM credentials of users.
 
 As in Kafka, a request may name each user only once, for one mechanism. If it names a
-user twice, both changes are refused. So the answer, which has one result for each user,
-is unambiguous.
+user twice, both changes are refused, since the answer has only one result for each
+user.
 
 Source: Kafka protocol guide, "AlterUserScramCredentials"; KIP-554; Kafka's
 ScramControlManager, which also has the texts of the errors.
@@ -24,6 +24,7 @@ from mpbroker.metadata.scram_credentials import (
     scram_credential_record,
 )
 from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.alter_user_scram_credentials import (
     AlterUserScramCredentialsRequest,
     AlterUserScramCredentialsResponse,
@@ -35,6 +36,7 @@ from mpbroker.server.handler_context import HandlerContext
 
 _MECHANISMS: Final = {int(mechanism) for mechanism in ScramMechanism}
 _MAX_SALT_BYTES: Final = 1024  # Kafka's clients make 32
+_MAX_SALTED_BYTES: Final = 1024  # mechanisms make 32 and 64
 
 Records = Sequence[dict[str, Any]]
 Change = ScramCredentialDeletion | ScramCredentialUpsertion
@@ -46,11 +48,10 @@ def handle_alter_user_scram_credentials(
 ) -> AlterUserScramCredentialsResponse:
     """Change the credentials of all users whose changes are valid.
 
-    The intent has one word for each deletion of the request: 1 if it is made. So a
-    second execution knows what the first one has deleted.
-
-    Raises:
-        ApiError: KAFKA_STORAGE_ERROR; nothing was changed.
+    Deletions are noted before they are made (intent.py): a word for each deletion of
+    the request, 1 if it will be made. So a second execution after the death of a
+    handler knows what the first one has deleted. If the metadata log cannot be written,
+    nothing is changed, and all users get KAFKA_STORAGE_ERROR.
     """
     intent = context.intent
     changes: list[Change] = [*request.deletions, *request.upsertions]
@@ -76,7 +77,12 @@ def handle_alter_user_scram_credentials(
             _record(each) for each, goes in zip(changes, going, strict=True) if goes
         ]
 
-    context.broker.registry.change(decide)
+    try:
+        context.broker.registry.change(decide)
+    except ApiError as error:
+        unchanged = (ErrorCode(error.error_code), str(error))
+        for each in changes:
+            refused.setdefault(each.name, unchanged)
     return AlterUserScramCredentialsResponse(
         results=[
             AlterUserScramCredentialsResult(
@@ -91,7 +97,7 @@ def handle_alter_user_scram_credentials(
 def _is_there(
     name: str, changes: Sequence[Change], credentials: ScramCredentials
 ) -> bool:
-    """Return whether the credential exists that a user's first change is about."""
+    """Return whether the credential that a user's first change names exists."""
     first = next(each for each in changes if each.name == name)
     return first.mechanism in credentials.of(name)
 
@@ -99,9 +105,14 @@ def _is_there(
 def _refusals(
     changes: Sequence[Change], credentials: ScramCredentials, gone: Collection[str]
 ) -> Refusals:
-    """Return the error of each user whose changes are refused: the first mistake.
+    """Return the error of each user whose changes are refused.
+
+    It is the error of the first wrong change, or DUPLICATE_RESOURCE if the user is
+    named twice.
 
     Args:
+        changes: the changes of the request.
+        credentials: all credentials that exist now.
         gone: users whose credentials an earlier execution has deleted.
     """
     refused: Refusals = {}
@@ -135,7 +146,6 @@ def _reason(
             ErrorCode.RESOURCE_NOT_FOUND,
             "Attempt to delete a user credential that does not exist",
         )
-    mechanism = ScramMechanism(change.mechanism)
     if change.iterations < MIN_ITERATIONS:
         return ErrorCode.UNACCEPTABLE_CREDENTIAL, "Too few iterations"
     if change.iterations > MAX_ITERATIONS:
@@ -145,11 +155,15 @@ def _reason(
             ErrorCode.UNACCEPTABLE_CREDENTIAL,
             f"A salt of {len(change.salt)} bytes; it must have 1 to {_MAX_SALT_BYTES}",
         )
-    if len(change.salted_password) != mechanism.key_bytes:
+    # As in Kafka, any length but 0 is accepted. With a length that the mechanism does
+    # not make, a client that computes it from the password cannot log in. The stored
+    # keys have their full length even then. Tools send such lengths, and Kafka takes
+    # them, so they are not refused.
+    if not 0 < len(change.salted_password) <= _MAX_SALTED_BYTES:
         return (
             ErrorCode.UNACCEPTABLE_CREDENTIAL,
-            f"A salted password of {len(change.salted_password)} bytes;"
-            f" {mechanism.mechanism_name} makes {mechanism.key_bytes}",
+            f"A salted password of {len(change.salted_password)} bytes; it must have 1"
+            f" to {_MAX_SALTED_BYTES}",
         )
     return None
 

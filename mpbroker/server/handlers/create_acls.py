@@ -22,7 +22,11 @@ from mpbroker.server.handler_context import HandlerContext
 def handle_create_acls(
     request: CreateAclsRequest, context: HandlerContext
 ) -> CreateAclsResponse:
-    """Add the valid entries, all or none of them; answer each entry."""
+    """Add all valid entries in one step; answer each entry.
+
+    An entry that is not valid gets an error. If the authorizer refuses the valid
+    entries, none is added, and all of them get its error.
+    """
     access = context.access
     results: list[AclCreationResult | None] = []
     valid = []

@@ -9,6 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
+from mpbroker.metadata.topic_names import (
+    OFFSETS_TOPIC,
+    SHARE_STATE_TOPIC,
+    TRANSACTION_TOPIC,
+)
 from mpbroker.metadata.topics import MAX_PARTITIONS_PER_BATCH, Topic
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
@@ -23,10 +28,17 @@ from mpbroker.server.handler_context import HandlerContext
 
 # A hash of the group or transactional id chooses the partition of an internal topic, so
 # another number of partitions would hide what is stored there. Kafka documents that its
-# number "should not change after deployment".
+# number "should not change after deployment", and changes it if it is asked to.
 _FIXED: Final = (
-    "The number of partitions of {} cannot be changed: what is in it is found by it."
+    "The number of partitions of {} cannot be changed: it decides which of them has the"
+    " records of a group or transaction, so what is there would not be found any more."
+    " {} is the number that a new topic gets."
 )
+_SETTINGS: Final = {
+    OFFSETS_TOPIC: "offsets.topic.num.partitions",
+    TRANSACTION_TOPIC: "transaction.state.log.num.partitions",
+    SHARE_STATE_TOPIC: "share.coordinator.state.topic.num.partitions",
+}
 
 
 def handle_create_partitions(
@@ -34,8 +46,8 @@ def handle_create_partitions(
 ) -> CreatePartitionsResponse:
     """Add partitions to each topic for which the request is valid; answer each topic.
 
-    The intent has one word for each topic of the request: its number of partitions
-    before the change. So a second execution knows what the first one has changed.
+    Each topic's number of partitions is noted before the change (intent.py). So a
+    second execution after the death of a handler knows what the first one has changed.
     """
     registry, intent = context.broker.registry, context.intent
     permit = context.mutation_permit(strict_since=3)
@@ -58,7 +70,10 @@ def handle_create_partitions(
             ):
                 continue
             if topic is not None and topic.is_internal:
-                raise ApiError(ErrorCode.INVALID_PARTITIONS, _FIXED.format(topic.name))
+                setting = _SETTINGS[topic.name]
+                raise ApiError(
+                    ErrorCode.INVALID_PARTITIONS, _FIXED.format(topic.name, setting)
+                )
             _check_assignments(wanted, topic, context.broker.node_id)
             if topic is not None:
                 left -= max(0, wanted.count - len(topic.partitions))
@@ -90,9 +105,12 @@ def _check_assignments(
 ) -> None:
     """Check the manual assignment of replicas for the new partitions.
 
+    Do nothing if the request has none, or if the topic or its new number of partitions
+    is wrong, which the TopicRegistry refuses later.
+
     Raises:
         ApiError: INVALID_REPLICA_ASSIGNMENT: a replica is on another broker, or the
-            assignments are not as many as the new partitions.
+            number of assignments is not that of the new partitions.
     """
     added = wanted.count - (len(topic.partitions) if topic is not None else 0)
     if wanted.assignments is None or topic is None or added <= 0:

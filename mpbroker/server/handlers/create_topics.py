@@ -43,11 +43,9 @@ def handle_create_topics(
 ) -> CreateTopicsResponse:
     """Create each topic for which the request is valid; answer each topic once.
 
-    The intent has the ids of the new topics. So a second execution knows what the first
-    one has created.
-
-    Raises:
-        ApiError: KAFKA_STORAGE_ERROR; nothing was created.
+    The ids of the new topics are noted before the write (intent.py). So a second
+    execution after the death of a handler knows what the first one has created. If the
+    metadata log cannot be written, no topic is created.
     """
     too_many = _too_many(request, context.broker.num_partitions)
     if too_many is not None:
@@ -79,9 +77,13 @@ def handle_create_topics(
     permit = context.mutation_permit(strict_since=6)
     if permit is not None:
         wanted = _permitted(wanted, registry, permit, results)
-    created = registry.create_topics(
-        wanted, validate_only=request.validate_only, about_to=about_to
-    )
+    created: Sequence[Topic | ApiError]
+    try:
+        created = registry.create_topics(
+            wanted, validate_only=request.validate_only, about_to=about_to
+        )
+    except ApiError as error:  # the disk has failed, and nothing was created
+        created = [error] * len(wanted)
     for new, outcome in zip(wanted, created, strict=True):
         made = registry.topic(new.name) if earlier else None
         if not isinstance(outcome, ApiError):
@@ -94,10 +96,13 @@ def handle_create_topics(
 
 
 def _too_many(request: CreateTopicsRequest, default: int) -> ApiError | None:
-    """Return the error of a request for more partitions than one may create, or None.
+    """Return the error of a request that would create too many partitions in all.
+
+    Return None if there are not too many.
 
     Args:
-        default: partitions of a topic whose request does not say.
+        request: the request.
+        default: the number of partitions of a topic for which the request names none.
     """
     total = 0
     for topic in request.topics:
@@ -122,9 +127,15 @@ def _permitted(
     permit: Callable[[int], None],
     results: dict[str, CreatableTopicResult],
 ) -> list[NewTopic]:
-    """Return the topics that the sender's quota allows; put the others into results.
+    """Return the topics for which the sender's quota is enough, and charge it.
 
-    A topic that cannot be created is not charged.
+    A topic that cannot be created is returned too, and not charged.
+
+    Args:
+        wanted: the topics to create.
+        registry: says which of them can be created.
+        permit: charges the quota; raises ApiError if it is not enough.
+        results: gets the refusals of the other topics, by name.
     """
     permitted = []
     outcomes = registry.create_topics(wanted, validate_only=True)
@@ -158,7 +169,7 @@ def _new_topic(topic: CreatableTopic, broker: Broker) -> NewTopic:
 
 
 def _check_replication(factor: int) -> None:
-    """Check that a topic wants one replica, or the default.
+    """Check that a topic wants one replica, or the default (-1).
 
     Raises:
         ApiError: INVALID_REPLICATION_FACTOR, with Kafka's texts.
@@ -179,10 +190,11 @@ def _check_replication(factor: int) -> None:
 
 
 def _assigned(topic: CreatableTopic, node_id: int) -> int:
-    """Check a manual assignment of replicas; return its number of partitions.
+    """Check a topic's manual assignment of replicas; return its number of partitions.
 
     Raises:
-        ApiError: INVALID_REQUEST, INVALID_REPLICA_ASSIGNMENT.
+        ApiError: INVALID_REQUEST if the request also has numbers of partitions or
+            replicas. INVALID_REPLICA_ASSIGNMENT if the assignment is wrong.
     """
     if (topic.num_partitions, topic.replication_factor) != (-1, -1):
         raise invalid_request(
@@ -202,10 +214,10 @@ def _assigned(topic: CreatableTopic, node_id: int) -> int:
 def check_assignments(
     assignments: Sequence[CreatableReplicaAssignment], node_id: int
 ) -> None:
-    """Check that each partition has one replica, on this broker.
+    """Check that each partition has exactly one replica, which is on this broker.
 
     Raises:
-        ApiError: INVALID_REPLICA_ASSIGNMENT.
+        ApiError: INVALID_REPLICA_ASSIGNMENT: a partition has another assignment.
     """
     for each in assignments:
         if each.broker_ids != [node_id]:

@@ -28,10 +28,12 @@ from mpbroker.server.intent import Intent, id_words, noted_ids
 def handle_delete_acls(
     request: DeleteAclsRequest, context: HandlerContext
 ) -> DeleteAclsResponse:
-    """Remove the entries that the valid filters match, all or none; answer each filter.
+    """Remove the entries that the valid filters match; answer each filter.
 
-    The intent has an id of this request, which the removing records in the metadata log
-    contain. So a second execution finds there what the first one has removed.
+    Either all these entries are removed, or none. An id of this request is noted before
+    the removal (intent.py), and the removing records in the metadata log contain it. So
+    a second execution after the death of a handler finds in the log what the first one
+    has removed.
     """
     access = context.access
     results: list[DeleteAclsFilterResult | None] = []

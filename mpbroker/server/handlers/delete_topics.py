@@ -6,6 +6,7 @@ Source: Kafka protocol guide, "DeleteTopics"; ControllerApis.deleteTopics.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Final
 
 from mpbroker.metadata.topics import Topic, TopicRegistry
@@ -29,11 +30,10 @@ def handle_delete_topics(
 ) -> DeleteTopicsResponse:
     """Delete each topic that exists; answer each topic of the request.
 
-    The intent has the id of each topic of the request, or NO_ID. So a second execution
-    knows what the first one has deleted.
-
-    Raises:
-        ApiError: KAFKA_STORAGE_ERROR; nothing was deleted.
+    The id of each topic, or NO_ID, is noted before the change (intent.py). So a second
+    execution after the death of a handler knows what the first one has deleted. If the
+    metadata log cannot be written, nothing is deleted, and the topics get
+    KAFKA_STORAGE_ERROR.
     """
     broker, intent, version = context.broker, context.intent, context.version
     permit = context.mutation_permit(strict_since=5)
@@ -74,7 +74,11 @@ def handle_delete_topics(
             places.append(result)
     if found:
         intent.note(id_words(ids))
-    outcomes = broker.registry.delete_topics(found) if found else []
+    outcomes: Sequence[ApiError | None]
+    try:
+        outcomes = broker.registry.delete_topics(found) if found else []
+    except ApiError as error:  # the disk has failed, and nothing was deleted
+        outcomes = [error] * len(found)
     for topic, result, refused in zip(found, places, outcomes, strict=True):
         if refused is not None:
             _refuse(result, refused)

@@ -1,4 +1,4 @@
-"""DescribeAcls: the access control entries that a filter matches.
+"""DescribeAcls: list the access control entries that a filter matches.
 
 Source: Kafka protocol guide, "DescribeAcls"; AclApis.handleDescribeAcls.
 """

@@ -1,4 +1,4 @@
-"""DescribeClientQuotas: the quotas of all entities that a filter matches.
+"""DescribeClientQuotas: list the quotas of all entities that a filter matches.
 
 Source: Kafka protocol guide, "DescribeClientQuotas"; KIP-546; ClientQuotasImage.
 """
@@ -39,13 +39,15 @@ _TYPES: Final = (USER, CLIENT_ID, IP)
 
 
 class _Filter:
-    """The filter of a request: the types and names that an entity must have.
+    """Keeps the types and names that an entity must have to match a request's filter.
 
     Args:
-        strict: whether an entity with further types does not match.
+        components: the parts of the filter.
+        strict: whether an entity that has further types does not match.
 
     Raises:
-        ApiError: INVALID_REQUEST, UNSUPPORTED_VERSION: the filter is invalid.
+        ApiError: the filter is invalid: INVALID_REQUEST, or UNSUPPORTED_VERSION if it
+            has an unknown type of entity.
     """
 
     def __init__(self, components: Iterable[ComponentData], *, strict: bool) -> None:

@@ -1,4 +1,4 @@
-"""DescribeCluster: describe the only broker, which is also the controller.
+"""DescribeCluster: describe the live nodes, with this node as the controller.
 
 Source: Kafka protocol guide, "DescribeCluster"; KIP-700, KIP-919, KIP-1073.
 """
@@ -23,7 +23,10 @@ CONTROLLERS: Final = 2
 def handle_describe_cluster(
     request: DescribeClusterRequest, context: HandlerContext
 ) -> DescribeClusterResponse:
-    """Answer with this broker and its address for the client."""
+    """Answer with the live nodes and their addresses for the client.
+
+    Refuse a request for controllers.
+    """
     broker = context.broker
     if request.endpoint_type != BROKERS:
         return _refusal(request.endpoint_type)
@@ -35,7 +38,16 @@ def handle_describe_cluster(
         brokers=[
             DescribeClusterBroker(
                 broker_id=broker.node_id, host=host, port=port, rack=broker.rack
-            )
+            ),
+            *(
+                DescribeClusterBroker(
+                    broker_id=each.node_id,
+                    host=each.host,
+                    port=each.port,
+                    rack=each.rack,
+                )
+                for each in context.other_nodes
+            ),
         ],
     )
     if request.include_cluster_authorized_operations:
@@ -44,7 +56,7 @@ def handle_describe_cluster(
 
 
 def _refusal(endpoint_type: int) -> DescribeClusterResponse:
-    """Return the error for a request to endpoints of another type than broker.
+    """Return the error for a request that wants other endpoints than brokers.
 
     Such requests exist from version 1 on.
     """

@@ -53,7 +53,7 @@ from mpbroker.server.handler_context import Broker, HandlerContext
 def handle_describe_configs(
     request: DescribeConfigsRequest, context: HandlerContext
 ) -> DescribeConfigsResponse:
-    """Answer each resource with its configs, or with an error."""
+    """Answer each resource of the request with its configs, or with an error."""
     describer = _Describer(request, context.broker)
     # A resource is a few bytes of the request and some 10 KB of the answer. Without
     # this check a request that repeats one resource could exhaust the memory.
@@ -134,7 +134,7 @@ class _Describer:
     def _group_entries(
         self, group_id: str, wanted: Collection[str]
     ) -> Iterator[DescribeConfigsResourceResult]:
-        """Yield the configs of a group; it need not exist."""
+        """Yield the configs of a group, which need not exist."""
         overrides = self._registry.group_overrides(group_id)
         for key in _chosen(GROUP_CONFIG_DEF, wanted):
             default = group_default(key.name, self._broker)
@@ -149,7 +149,7 @@ class _Describer:
     def _subscription_entries(
         self, name: str, wanted: Collection[str]
     ) -> Iterator[DescribeConfigsResourceResult]:
-        """Yield the configs of a subscription; it need not exist."""
+        """Yield the configs of a metrics subscription, which need not exist."""
         overrides = self._registry.image.config(CLIENT_METRICS_RESOURCE, name)
         for key in _chosen(CLIENT_METRICS_CONFIG_DEF, wanted):
             default = key.format(key.default) or ""
@@ -183,7 +183,7 @@ class _Describer:
     def _broker_default_entries(
         self, wanted: Collection[str]
     ) -> Iterator[DescribeConfigsResourceResult]:
-        """Yield the dynamic configs of all brokers; only those that are set."""
+        """Yield those dynamic configs that are set for all brokers."""
         for name, text in self._broker.dynamic_default.items():
             prefixed = self._broker.definition.of_listener(name)
             key = prefixed[1] if prefixed else self._broker.definition.get(name)
@@ -226,7 +226,7 @@ class _Describer:
 
 
 def _chosen(definition: ConfigDef, wanted: Collection[str]) -> Iterable[ConfigKey]:
-    """Return the keys that a request wants; all keys if it names none, as in Kafka."""
+    """Return the keys that a request wants. As in Kafka, no names mean all keys."""
     if not wanted:
         return definition
     return [key for key in definition if key.name in wanted]

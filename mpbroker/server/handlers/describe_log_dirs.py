@@ -22,12 +22,13 @@ from mpbroker.server.handler_context import HandlerContext, Volume
 
 if TYPE_CHECKING:
     from mpbroker.metadata.topics import Topic, TopicRegistry
+    from mpbroker.storage.log_manager import LogManager
 
 
 def handle_describe_log_dirs(
     request: DescribeLogDirsRequest, context: HandlerContext
 ) -> DescribeLogDirsResponse:
-    """Answer each log directory with those of the wanted partitions that it holds.
+    """Answer with each log directory, and the wanted partitions that are in it.
 
     A partition that does not exist, or whose size is unknown, is left out.
     """
@@ -35,8 +36,10 @@ def handle_describe_log_dirs(
     found: dict[str, dict[str, list[DescribeLogDirsPartition]]] = {
         path: {} for path in broker.log_dirs
     }
+    wanted: dict[tuple[str, int], Topic] = {}
     for topic, indexes in _wanted(request.topics, broker.registry):
         for index in indexes:
+            wanted[topic.name, index] = topic
             try:
                 path, size = broker.logs.place_and_size(topic, index)
             except ApiError:
@@ -49,6 +52,7 @@ def handle_describe_log_dirs(
                     is_future_key=False,
                 )
             )
+    _add_copies(found, wanted, broker.logs)
     return DescribeLogDirsResponse(
         error_code=ErrorCode.NONE,
         results=[
@@ -57,13 +61,38 @@ def handle_describe_log_dirs(
     )
 
 
+def _add_copies(
+    found: dict[str, dict[str, list[DescribeLogDirsPartition]]],
+    wanted: dict[tuple[str, int], Topic],
+    logs: LogManager,
+) -> None:
+    """Add the copies of wanted partitions that move to another log directory."""
+    for future in logs.future_replicas():
+        topic = wanted.get((future.topic, future.partition))
+        if topic is None:
+            continue
+        try:
+            size, lag = logs.progress(topic, future)
+        except ApiError:
+            continue
+        found[future.log_directory].setdefault(topic.name, []).append(
+            DescribeLogDirsPartition(
+                partition_index=future.partition,
+                partition_size=size,
+                offset_lag=lag,
+                is_future_key=True,
+            )
+        )
+
+
 def _wanted(
     asked: Sequence[DescribableLogDirTopic] | None, registry: TopicRegistry
 ) -> Iterator[tuple[Topic, Iterable[int]]]:
     """Yield each wanted topic once, with the wanted partitions that exist.
 
     Args:
-        asked: the topics of the request; None: all.
+        asked: the topics of the request; None: all topics.
+        registry: finds topics.
     """
     if asked is None:
         for topic in registry.topics():

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def handle_describe_producers(
     request: DescribeProducersRequest, context: HandlerContext
 ) -> DescribeProducersResponse:
-    """Answer each partition with the producers in its state, or with an error."""
+    """Answer each partition with the producers that its log knows, or with an error."""
     broker = context.broker
     answers = []
     for wanted in request.topics:

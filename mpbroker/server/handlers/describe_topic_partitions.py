@@ -9,6 +9,7 @@ DescribeTopicPartitionsRequestHandler.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 from mpbroker.metadata.topic_names import is_legal_topic_name
@@ -21,6 +22,7 @@ from mpbroker.protocol.messages.describe_topic_partitions import (
     DescribeTopicPartitionsResponsePartition,
     DescribeTopicPartitionsResponseTopic,
 )
+from mpbroker.server.described_partitions import partitions_elsewhere
 from mpbroker.server.handler_context import Broker, HandlerContext
 from mpbroker.server.handlers.metadata import TOPIC_OPERATIONS
 
@@ -33,9 +35,11 @@ def handle_describe_topic_partitions(
 ) -> DescribeTopicPartitionsResponse:
     """Answer with a page that begins at the request's cursor.
 
-    It has at most ``response_partition_limit`` partitions, and at most 2000.
+    The page has at most ``response_partition_limit`` partitions, and never more than
+    2000.
     """
     registry = context.broker.registry
+    live = {each.node_id for each in context.other_nodes}
     cursor = request.cursor
     first_name = cursor.topic_name if cursor is not None else ""
     wanted = {topic.name for topic in request.topics}
@@ -57,7 +61,9 @@ def handle_describe_topic_partitions(
         is_first = cursor is not None and name == first_name
         start = cursor.partition_index if cursor is not None and is_first else 0
         end = min(len(topic.partitions), start + left)
-        response.topics.append(_describe(topic, range(start, end), context.broker))
+        response.topics.append(
+            _describe(topic, range(start, end), context.broker, live)
+        )
         if end < len(topic.partitions):
             response.next_cursor = Cursor(topic_name=name, partition_index=end)
             break
@@ -66,8 +72,12 @@ def handle_describe_topic_partitions(
 
 
 def _describe(
-    topic: Topic, indexes: range, broker: Broker
+    topic: Topic, indexes: range, broker: Broker, live: Collection[int]
 ) -> DescribeTopicPartitionsResponseTopic:
+    if broker.nodes is not None and topic.leader != broker.node_id:
+        known = partitions_elsewhere(topic, is_live=topic.leader in live)
+    else:
+        known = broker.described.partitions(topic)
     return DescribeTopicPartitionsResponseTopic(
         error_code=ErrorCode.NONE,
         name=topic.name,
@@ -75,16 +85,17 @@ def _describe(
         is_internal=topic.is_internal,
         partitions=[
             DescribeTopicPartitionsResponsePartition(
-                error_code=ErrorCode.NONE,
-                partition_index=index,
-                leader_id=broker.node_id,
-                leader_epoch=broker.logs.leader_epoch(topic, index),
-                replica_nodes=[broker.node_id],
-                isr_nodes=[broker.node_id],
+                error_code=each.error_code,
+                partition_index=each.partition_index,
+                leader_id=each.leader_id,
+                leader_epoch=each.leader_epoch,
+                replica_nodes=each.replica_nodes,
+                isr_nodes=each.isr_nodes,
+                offline_replicas=each.offline_replicas,
                 eligible_leader_replicas=[],
                 last_known_elr=[],
             )
-            for index in indexes
+            for each in known[indexes.start : indexes.stop]
         ],
         topic_authorized_operations=TOPIC_OPERATIONS,
     )

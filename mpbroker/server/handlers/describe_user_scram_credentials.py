@@ -1,4 +1,6 @@
-"""DescribeUserScramCredentials: show users' mechanisms and iterations, no secrets.
+"""DescribeUserScramCredentials: show users' mechanisms and numbers of iterations.
+
+Secrets are not shown.
 
 Source: Kafka protocol guide, "DescribeUserScramCredentials"; KIP-554; ScramImage.
 """

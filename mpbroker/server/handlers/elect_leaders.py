@@ -1,6 +1,6 @@
 """ElectLeaders: answer that no election is needed.
 
-With one replica a partition's leader is always the preferred one.
+Each partition has only one replica, so its leader is always the preferred one.
 
 Source: Kafka protocol guide, "ElectLeaders"; ReplicationControlManager.electLeaders.
 """
@@ -26,9 +26,10 @@ _UNCLEAN: Final = 1
 def handle_elect_leaders(
     request: ElectLeadersRequest, context: HandlerContext
 ) -> ElectLeadersResponse:
-    """Answer each partition of the request.
+    """Answer each partition of the request with ELECTION_NOT_NEEDED or another error.
 
-    A request for all partitions gets those with an election, which are none.
+    If the request wants all partitions, the answer names none: it names only those for
+    which there was an election.
     """
     response = ElectLeadersResponse()
     if request.election_type not in (_PREFERRED, _UNCLEAN):

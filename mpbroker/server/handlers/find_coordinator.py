@@ -1,14 +1,22 @@
-"""FindCoordinator: name the broker that coordinates a group or a transactional id.
+"""FindCoordinator: name the node that coordinates a group or transactional id.
 
-It is always this broker, since there is no other.
+A key may also be a share-partition, whose state a node keeps.
 
-Source: Kafka protocol guide, "FindCoordinator"; KIP-699 for several keys at once.
+Outside of a cluster the coordinator is always this broker. In a cluster, groups are
+spread over the live nodes, and a file of this node says which one has a group. All
+transactional ids have one coordinator: the first node that is asked for it creates the
+topic of their records. There is no coordinator of share-partitions.
+
+Source: Kafka protocol guide, "FindCoordinator"; KIP-699 for several keys at once,
+KIP-932 and SharePartitionKey for the keys of share-partitions.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+from mpbroker.metadata.meta_properties import uuid_of_text
+from mpbroker.metadata.topic_names import TRANSACTION_TOPIC
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages.find_coordinator import (
     Coordinator,
@@ -19,42 +27,103 @@ from mpbroker.server.handler_context import HandlerContext
 
 GROUP: Final = 0
 TRANSACTION: Final = 1
+SHARE: Final = 2
 _BATCHED_SINCE: Final = 4
+_SHARE_SINCE: Final = 6
 _NO_NODE: Final = -1
+_NOT_AVAILABLE: Final = ErrorCode.COORDINATOR_NOT_AVAILABLE
 
 
 def handle_find_coordinator(
     request: FindCoordinatorRequest, context: HandlerContext
 ) -> FindCoordinatorResponse:
-    """Answer each key with this broker; refuse types other than group and transaction.
+    """Answer each key with its node, or with an error.
 
-    From version 4 on a request has several keys.
+    A request before version 4 has only one key. Key types other than group, transaction
+    and share-partition are refused.
     """
-    node_id, (host, port) = context.broker.node_id, context.endpoint
-    code, message = ErrorCode.NONE, None
-    if request.key_type not in (GROUP, TRANSACTION):
-        code = ErrorCode.INVALID_REQUEST
-        message = f"Unknown coordinator type {request.key_type}"
-    if code:
-        node_id, host, port = _NO_NODE, "", _NO_NODE
     if context.version < _BATCHED_SINCE:
+        only = _coordinator_of(request.key, request.key_type, context)
         return FindCoordinatorResponse(
-            error_code=code,
-            error_message=message,
-            node_id=node_id,
-            host=host,
-            port=port,
+            error_code=only.error_code,
+            error_message=only.error_message,
+            node_id=only.node_id,
+            host=only.host,
+            port=only.port,
         )
     return FindCoordinatorResponse(
         coordinators=[
-            Coordinator(
-                key=key,
-                node_id=node_id,
-                host=host,
-                port=port,
-                error_code=code,
-                error_message=message,
-            )
+            _coordinator_of(key, request.key_type, context)
             for key in request.coordinator_keys
         ]
     )
+
+
+def _coordinator_of(key: str, key_type: int, context: HandlerContext) -> Coordinator:
+    if message := _refusal(key, key_type, context.version):
+        return _no_coordinator(key, ErrorCode.INVALID_REQUEST, message)
+    nodes = context.broker.nodes
+    if nodes is not None:
+        if key_type == GROUP:
+            return _node(key, nodes.coordinator(key), context)
+        if key_type == TRANSACTION:
+            return _coordinator_of_transactions(key, context)
+        message = "a cluster has no share groups"
+        return _no_coordinator(key, ErrorCode.UNSUPPORTED_VERSION, message)
+    host, port = context.endpoint
+    return Coordinator(key=key, node_id=context.broker.node_id, host=host, port=port)
+
+
+def _node(key: str, node_id: int | None, context: HandlerContext) -> Coordinator:
+    """Return a live node as coordinator, or an error if it is not there."""
+    if node_id is None:
+        return _no_coordinator(key, _NOT_AVAILABLE, "no node has it now")
+    if node_id == context.broker.node_id:
+        host, port = context.endpoint
+        return Coordinator(key=key, node_id=node_id, host=host, port=port)
+    for each in context.other_nodes:
+        if each.node_id == node_id:
+            return Coordinator(key=key, node_id=node_id, host=each.host, port=each.port)
+    return _no_coordinator(key, _NOT_AVAILABLE, f"node {node_id} is not there")
+
+
+def _coordinator_of_transactions(key: str, context: HandlerContext) -> Coordinator:
+    """Return the node that coordinates all transactional ids.
+
+    Make the topic of their records if there is none; another node may be faster.
+    """
+    registry = context.broker.registry
+    if registry.topic(TRANSACTION_TOPIC) is None:
+        wanted = context.broker.internal_topics[TRANSACTION_TOPIC]
+        (made,) = registry.create_topics([wanted])
+        if registry.topic(TRANSACTION_TOPIC) is None:
+            return _no_coordinator(key, _NOT_AVAILABLE, str(made))
+    topic = registry.topic(TRANSACTION_TOPIC)
+    return _node(key, None if topic is None else topic.leader, context)
+
+
+def _no_coordinator(key: str, code: ErrorCode, message: str) -> Coordinator:
+    return Coordinator(
+        key=key,
+        node_id=_NO_NODE,
+        host="",
+        port=_NO_NODE,
+        error_code=code,
+        error_message=message,
+    )
+
+
+def _refusal(key: str, key_type: int, version: int) -> str:
+    """Return why no broker can coordinate a key; "" if a broker can."""
+    if key_type in (GROUP, TRANSACTION):
+        return ""
+    if key_type != SHARE or version < _SHARE_SINCE:
+        return f"Unknown coordinator type {key_type} in version {version}"
+    group_id, *rest = key.split(":")
+    try:
+        topic_id, partition = rest
+        uuid_of_text(topic_id)
+        int(partition)
+    except ValueError:
+        return f"Invalid key {key}: expected groupId:topicId:partition"
+    return "" if group_id.strip() else f"Invalid key {key}: it names no group"

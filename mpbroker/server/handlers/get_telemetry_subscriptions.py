@@ -39,8 +39,10 @@ def handle_get_telemetry_subscriptions(
 ) -> GetTelemetrySubscriptionsResponse | Deferred:
     """Answer with the client's subscription; a new client gets an instance id.
 
+    Return CLOSE if the client has disconnected.
+
     Raises:
-        ApiError: see `subscribe`.
+        ApiError: THROTTLING_QUOTA_EXCEEDED: the client asks too early, see `subscribe`.
     """
     telemetry, received = context.broker.telemetry, context.request
     assert telemetry is not None
@@ -72,7 +74,8 @@ def subscribe(
 
     Args:
         instance_id: the client's id, 16 bytes.
-        state: the client's state; the caller holds it.
+        state: the client's state, which the caller has locked.
+        subscription: the client's subscription.
         now_ns: when the request was received (CLOCK_MONOTONIC). If a handler has died
             and the request is executed again, its time is equal to the time in the
             state, so it is not refused as too early.
@@ -80,7 +83,8 @@ def subscribe(
 
     Raises:
         ApiError: THROTTLING_QUOTA_EXCEEDED: the client last asked or pushed less than
-            an interval ago.
+            an interval ago. A client whose push was refused because of its subscription
+            or codec may ask at once.
     """
     last_ns = max(state.asked_ns, state.pushed_ns)
     is_early = now_ns - last_ns < subscription.interval_ms * NS_PER_MS

@@ -39,7 +39,7 @@ from mpbroker.server.handler_context import Broker, HandlerContext
 
 
 class OpType(IntEnum):
-    """The operation on a config."""
+    """Names the operations on a config: set, delete, append, subtract."""
 
     SET = 0
     DELETE = 1
@@ -81,7 +81,7 @@ def _check_operations(resource: AlterConfigsResource) -> None:
 
 
 class _Edit:
-    """The operations of a request on one resource."""
+    """Applies the operations of a request to the configs of one resource."""
 
     def __init__(self, resource: AlterConfigsResource, broker: Broker) -> None:
         self._resource = resource
@@ -94,9 +94,13 @@ class _Edit:
         }.get(resource.resource_type, broker.definition)
 
     def apply(self, overrides: dict[str, str]) -> Mapping[str, str]:
-        """Return the overrides after all operations.
+        """Change and return a resource's overrides.
 
         The registry calls this under its lock.
+
+        Raises:
+            ApiError: INVALID_CONFIG: a config to append to or subtract from is not a
+                list.
         """
         for config in self._resource.configs:
             value = config.value or ""
@@ -109,10 +113,10 @@ class _Edit:
         return overrides
 
     def _edit_list(self, config: AlterableConfig, overrides: dict[str, str]) -> str:
-        """Return a list with members added or removed; it has each member once.
+        """Return a config's list with members added or removed, each member once.
 
-        The operation starts from the list in effect: the override, or else the
-        inherited value.
+        The operation starts from the list in effect. This is the override, or the
+        inherited value if there is no override.
 
         Raises:
             ApiError: INVALID_CONFIG: the config is not a list.

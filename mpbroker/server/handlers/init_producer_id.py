@@ -18,7 +18,7 @@ def handle_init_producer_id(
 ) -> InitProducerIdResponse | Deferred:
     """Answer with a new producer id and epoch 0.
 
-    An idempotent producer that asks for a new epoch also gets a new id, as from Kafka.
+    An idempotent producer that asks for a new epoch also gets a new id, as in Kafka.
     Requests with a transactional id are forwarded to the coordinator.
     """
     if request.transactional_id is not None:

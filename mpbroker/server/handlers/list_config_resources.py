@@ -41,7 +41,8 @@ def handle_list_config_resources(
 ) -> ListConfigResourcesResponse:
     """List the resources of the wanted types, or of all types if none is named.
 
-    Version 0 has only one type: subscriptions to clients' metrics.
+    Version 0 knows only one type: subscriptions to clients' metrics. Refuse types that
+    the version does not know.
     """
     known = _KNOWN if context.version else (CLIENT_METRICS_RESOURCE,)
     wanted = dict.fromkeys(request.resource_types) or dict.fromkeys(known)

@@ -1,13 +1,14 @@
 """ListOffsets: find the offset at a timestamp, or at the start or end of a log.
 
 Source: Kafka protocol guide, "ListOffsets"; KIP-734 for the largest timestamp,
-KIP-405 and KIP-1005 for the offsets of tiered storage, which is not used here.
+KIP-405 and KIP-1005 for the offsets of tiered storage.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from mpbroker.base.storage_errors import RemotePendingError
 from mpbroker.metadata.topics import require_partition
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
@@ -39,12 +40,16 @@ _SINCE: Final = {
     EARLIEST_PENDING_UPLOAD: 11,
 }
 _READ_COMMITTED: Final = 1
+_SINCE_NOT_AVAILABLE: Final = 5
 
 
 def handle_list_offsets(
     request: ListOffsetsRequest, context: HandlerContext
 ) -> ListOffsetsResponse:
-    """Answer each partition with an offset, or with an error."""
+    """Answer each partition with an offset, or with an error.
+
+    A partition that is named twice gets INVALID_REQUEST.
+    """
     seen: set[tuple[str, int]] = set()
     twice: set[tuple[str, int]] = set()
     for wanted in request.topics:
@@ -77,10 +82,28 @@ def handle_list_offsets(
                         partition_index=index, error_code=error.error_code
                     )
                 )
+            except RemotePendingError as pending:
+                # A client tries again after its backoff, and no handler waits.
+                pending.wait.ask(existing.partitions[index])
+                answers.append(
+                    ListOffsetsPartitionResponse(
+                        partition_index=index,
+                        error_code=_not_yet(pending, context.version),
+                    )
+                )
         response.topics.append(
             ListOffsetsTopicResponse(name=wanted.name, partitions=answers)
         )
     return response
+
+
+def _not_yet(pending: RemotePendingError, version: int) -> ErrorCode:
+    """Return the error for an offset that must first be read from the remote store."""
+    if pending.wait.failure():
+        return ErrorCode.KAFKA_STORAGE_ERROR
+    if version >= _SINCE_NOT_AVAILABLE:
+        return ErrorCode.OFFSET_NOT_AVAILABLE
+    return ErrorCode.LEADER_NOT_AVAILABLE
 
 
 def _lookup(
@@ -101,12 +124,17 @@ def _lookup(
     if timestamp == LATEST:
         end = log.last_stable_offset() if committed else log.latest()
         found = (end, -1)
-    elif timestamp in (EARLIEST, EARLIEST_LOCAL):
+    elif timestamp == EARLIEST:
         found = (log.earliest(), -1)
+    elif timestamp == EARLIEST_LOCAL:
+        found = (log.earliest_local(), -1)
     elif timestamp == MAX_TIMESTAMP:
         found = log.max_timestamp()
     elif timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
-        found = None  # nothing is tiered
+        tiered = log.latest_tiered()
+        if timestamp == EARLIEST_PENDING_UPLOAD:
+            tiered += tiered >= 0
+        found = (tiered, -1) if tiered >= 0 else None
     elif timestamp < 0:
         raise invalid_request(f"timestamp {timestamp}")
     else:

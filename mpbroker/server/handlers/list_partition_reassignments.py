@@ -16,7 +16,7 @@ from mpbroker.server.handler_context import HandlerContext
 def handle_list_partition_reassignments(
     request: ListPartitionReassignmentsRequest, context: HandlerContext
 ) -> ListPartitionReassignmentsResponse:
-    """Answer with no reassignments."""
+    """Answer with an empty list of reassignments."""
     return ListPartitionReassignmentsResponse(
         error_code=ErrorCode.NONE, error_message=None
     )

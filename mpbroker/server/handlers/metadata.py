@@ -1,14 +1,16 @@
-"""Metadata: describe the broker and topics, and create topics that do not exist.
+"""Metadata: describe the nodes and topics, and create topics that do not exist.
 
 A topic is created if both the broker and the request allow it. The answer already
-describes the new topic; Kafka answers LEADER_NOT_AVAILABLE, and the client asks again.
+describes the new topic. (Kafka answers LEADER_NOT_AVAILABLE, and the client asks
+again.)
 
 Source: Kafka protocol guide, "Metadata"; KafkaApis.handleTopicMetadataRequest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from typing import Final
 
 from mpbroker.metadata.topic_names import check_topic_name
@@ -28,7 +30,7 @@ from mpbroker.protocol.messages.metadata import (
     MetadataResponseBroker,
     MetadataResponseTopic,
 )
-from mpbroker.server.described_partitions import DescribedPartitions
+from mpbroker.server.described_partitions import partitions_elsewhere
 from mpbroker.server.handler_context import Broker, HandlerContext
 
 # Without an authorizer all operations are allowed: a bit for each operation of the
@@ -40,26 +42,27 @@ CLUSTER_OPERATIONS: Final = sum(1 << bit for bit in OPERATIONS[ResourceType.CLUS
 def handle_metadata(
     request: MetadataRequest, context: HandlerContext
 ) -> MetadataResponse:
-    """Answer with this broker, its address for the client, and the wanted topics."""
+    """Answer with the live nodes, their addresses for the client, and the topics."""
     broker, version = context.broker, context.version
-    registry, described = broker.registry, broker.described
+    registry, others = broker.registry, context.other_nodes
+    describe = partial(_describe, broker=broker, live={each[0] for each in others})
     wanted = request.topics
     if wanted is None or (version == 0 and not wanted):
-        topics = [_describe(topic, described) for topic in registry.topics()]
+        topics = [describe(topic) for topic in registry.topics()]
     else:
         # Each topic once: a request of some MB that repeats one name would otherwise
         # get an answer of some GB.
-        asked = list({(each.name, each.topic_id): each for each in wanted}.values())
+        asked = list(
+            {(each.asked_name, each.topic_id): each for each in wanted}.values()
+        )
         found = [_find(each, registry) for each in asked]
         refusals: Mapping[str, ApiError] = {}
         if None in found:
             may_create = version < 4 or request.allow_auto_topic_creation
-            refusals = _create_missing(asked, broker, may_create=may_create)
+            refusals = _create_missing(asked, context, may_create=may_create)
             found = [_find(each, registry) for each in asked]
         topics = [
-            _missing(each, refusals, version)
-            if topic is None
-            else _describe(topic, described)
+            _missing(each, refusals, version) if topic is None else describe(topic)
             for each, topic in zip(asked, found, strict=True)
         ]
     host, port = context.endpoint
@@ -67,7 +70,8 @@ def handle_metadata(
         brokers=[
             MetadataResponseBroker(
                 node_id=broker.node_id, host=host, port=port, rack=broker.rack
-            )
+            ),
+            *(MetadataResponseBroker(**each._asdict()) for each in others),
         ],
         cluster_id=broker.cluster_id,
         controller_id=broker.node_id,
@@ -83,17 +87,24 @@ def handle_metadata(
 
 
 def _find(wanted: MetadataRequestTopic, registry: TopicRegistry) -> Topic | None:
-    """Return a topic by its name, or by its id if the request has no name."""
-    if wanted.name is None:
+    """Return the topic that a request names by name or id; None if there is none."""
+    name = wanted.asked_name
+    if name is None:
         return registry.topic_by_id(wanted.topic_id)
-    return registry.topic(wanted.name)
+    return registry.topic(name)
 
 
 def _missing(
     wanted: MetadataRequestTopic, refusals: Mapping[str, ApiError], version: int
 ) -> MetadataResponseTopic:
-    """Describe a topic that does not exist by its error."""
-    name = wanted.name
+    """Return the answer for a topic that does not exist, with its error.
+
+    Args:
+        wanted: the topic as the request names it.
+        refusals: why topics were not created, by name.
+        version: the version of the request.
+    """
+    name = wanted.asked_name
     if name is None:
         return MetadataResponseTopic(
             error_code=ErrorCode.UNKNOWN_TOPIC_ID,
@@ -107,20 +118,44 @@ def _missing(
     )
 
 
+def _charge(permit: Callable[[int], None], new: NewTopic) -> None:
+    """Charge the sender for the partitions of a new topic.
+
+    Raises:
+        ApiError: LEADER_NOT_AVAILABLE: the sender has used up its quota. No version of
+            Metadata has an error for that.
+    """
+    try:
+        permit(new.num_partitions)
+    except ApiError as error:
+        raise ApiError(ErrorCode.LEADER_NOT_AVAILABLE, str(error)) from None
+
+
+# Topics that are created because a client asks for them leave this part of the broker's
+# partitions to CreateTopics and CreatePartitions: a quarter.
+AUTO_CREATION_SPARES: Final = 4
+
+
 def _create_missing(
-    asked: Iterable[MetadataRequestTopic], broker: Broker, *, may_create: bool
+    asked: Iterable[MetadataRequestTopic],
+    context: HandlerContext,
+    *,
+    may_create: bool,
 ) -> dict[str, ApiError]:
     """Create the topics that do not exist, all with one write to disk.
 
     Returns:
-        Why a topic still does not exist, by name. LEADER_NOT_AVAILABLE, at which
-        clients ask again, for what is more than one request may create.
+        The errors of the topics that still do not exist, by name. A topic that is more
+        than one request may create, or more than the sender's controller_mutation_rate
+        allows now, gets LEADER_NOT_AVAILABLE, so that clients ask again.
     """
+    broker = context.broker
     registry, refusals = broker.registry, dict[str, ApiError]()
+    permit = context.mutation_permit(strict_since=0)
     missing: list[NewTopic] = []
     left = MAX_PARTITIONS_PER_BATCH
     for each in asked:
-        name = each.name
+        name = each.asked_name
         if name is None or registry.topic(name) is not None:
             continue
         try:
@@ -137,27 +172,34 @@ def _create_missing(
                     ErrorCode.LEADER_NOT_AVAILABLE,
                     f"one request may create {MAX_PARTITIONS_PER_BATCH} partitions",
                 )
+            if permit is not None:
+                _charge(permit, new)
         except ApiError as error:
             refusals[name] = error
         else:
             left -= new.num_partitions
             missing.append(new)
     if missing:
-        try:
-            outcomes = registry.create_topics(missing)
-        except ApiError as error:  # nothing was created
-            outcomes = [error] * len(missing)
+        # A client that asks for many names must not use up the partitions of all.
+        spare = registry.capacity // AUTO_CREATION_SPARES
+        outcomes = registry.create_topics(missing, spare=spare)
         for new, outcome in zip(missing, outcomes, strict=True):
             if isinstance(outcome, ApiError):
                 refusals[new.name] = outcome
     return refusals
 
 
-def _describe(topic: Topic, described: DescribedPartitions) -> MetadataResponseTopic:
+def _describe(
+    topic: Topic, broker: Broker, live: Collection[int]
+) -> MetadataResponseTopic:
+    if broker.nodes is None or topic.leader == broker.node_id:
+        partitions = broker.described.partitions(topic)
+    else:
+        partitions = partitions_elsewhere(topic, is_live=topic.leader in live)
     return MetadataResponseTopic(
         error_code=ErrorCode.NONE,
         name=topic.name,
         topic_id=topic.topic_id,
         is_internal=topic.is_internal,
-        partitions=described.partitions(topic),
+        partitions=partitions,
     )

@@ -1,4 +1,4 @@
-"""PushTelemetry: check whether a client may push now, and give its metrics on.
+"""PushTelemetry: check whether a client may push metrics now, and pass them on.
 
 Source: KIP-714; Kafka's ClientMetricsManager and ClientMetricsInstance.
 """
@@ -40,9 +40,11 @@ def handle_push_telemetry(
 ) -> PushTelemetryResponse | Deferred:
     """Check a push, decompress its metrics and give them to the receiver.
 
+    Return CLOSE if the client has disconnected.
+
     Raises:
-        ApiError: INVALID_REQUEST: the request has no client instance id; see also
-            `admit_push`, `inflate` and `ClientTelemetry.export`.
+        ApiError: INVALID_REQUEST: the request has no client instance id. `admit_push`,
+            `inflate` and `ClientTelemetry.export` raise further errors.
     """
     telemetry, received = context.broker.telemetry, context.request
     assert telemetry is not None
@@ -75,13 +77,15 @@ def admit_push(
     now_ns: int,
     max_bytes: int,
 ) -> None:
-    """Store a push in the client's state, or refuse it.
+    """Check whether a client may push now, and note the result in the client's state.
 
-    A client may push right after it got its subscription, then once an interval, and
-    once more when it terminates.
+    A client may push right after it got its subscription, after that once in an
+    interval, and once more when it terminates. As in Kafka, a push that comes in time
+    and is refused uses up its interval, too. The metrics are not decompressed.
 
     Args:
-        state: the client's state; the caller holds it.
+        request: the push.
+        state: the client's state, which the caller has locked.
         subscription: the client's subscription as it is now.
         now_ns: when the request was received; see `subscribe`.
         max_bytes: telemetry.max.bytes.
@@ -90,8 +94,8 @@ def admit_push(
         ApiError: INVALID_REQUEST: the client has said before that it terminates;
             THROTTLING_QUOTA_EXCEEDED: the interval is not over;
             UNKNOWN_SUBSCRIPTION_ID: the client's subscription has changed;
-            UNSUPPORTED_COMPRESSION_TYPE;
-            TELEMETRY_TOO_LARGE: more than telemetry.max.bytes.
+            UNSUPPORTED_COMPRESSION_TYPE: the codec is unknown;
+            TELEMETRY_TOO_LARGE: the push has more than telemetry.max.bytes.
     """
     is_again = state.pushed_ns == now_ns
     had_ended = state.is_terminating and not is_again
@@ -139,7 +143,7 @@ def _check(
 
 
 def inflate(request: PushTelemetryRequest, max_bytes: int) -> bytes | None:
-    """Return the decompressed metrics of a push; None: it has none.
+    """Return the decompressed metrics of a push; None if it has no metrics.
 
     Raises:
         ApiError: INVALID_RECORD: the codec of the request cannot decompress them;

@@ -17,7 +17,7 @@ from mpbroker.server.handler_context import HandlerContext
 def handle_sasl_authenticate(
     request: SaslAuthenticateRequest, context: HandlerContext
 ) -> SaslAuthenticateResponse:
-    """Answer ILLEGAL_SASL_STATE; ignore the token."""
+    """Answer ILLEGAL_SASL_STATE, without a look at the token."""
     return SaslAuthenticateResponse(
         error_code=ErrorCode.ILLEGAL_SASL_STATE,
         error_message="SaslAuthenticate request received after successful"

@@ -1,8 +1,8 @@
 """SaslHandshake: refuse a request that reaches a handler.
 
 On a listener with SASL, the processor answers this request until the client has
-authenticated. So if a handler gets it, the listener has no SASL, or the client has
-authenticated already.
+authenticated. So a handler gets the request only if the listener has no SASL, or if the
+client has authenticated already.
 
 Source: Kafka protocol guide, "SaslHandshake"; KafkaApis.handleSaslHandshakeRequest.
 """
@@ -20,5 +20,5 @@ from mpbroker.server.handler_context import HandlerContext
 def handle_sasl_handshake(
     request: SaslHandshakeRequest, context: HandlerContext
 ) -> SaslHandshakeResponse:
-    """Answer ILLEGAL_SASL_STATE."""
+    """Answer a SaslHandshake request with ILLEGAL_SASL_STATE."""
     return SaslHandshakeResponse(error_code=ErrorCode.ILLEGAL_SASL_STATE, mechanisms=[])

@@ -1,1 +1,1 @@
-"""Produce: validation, appends, and waiting for the disk."""
+"""Execute Produce: validate batches, append them, and wait for the disk."""

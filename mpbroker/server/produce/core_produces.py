@@ -1,7 +1,8 @@
-"""Hold back the answers to produces that the compiled core has executed.
+"""Hold back the answers to produces that the compiled core (C code) has executed.
 
-The core has appended the records and written the answer into the slot's block. With
-acks=all that answer goes only when the records are on disk.
+The core has appended the records and written the answer into the block of the request's
+slot, its place in shared memory. With acks=all this answer is sent only when the
+records are on disk.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ if TYPE_CHECKING:
     from mpbroker.server.group_commit import GroupCommit
     from mpbroker.storage.log.partition_log import PartitionLog
 
-# A sync ends, well or badly; the deadline is only for one whose end is never told.
+# Each sync ends, with success or an error. The deadline is for a lost notice of this.
 SYNC_DEADLINE_NS: Final = 120 * 1_000_000_000
 NOT_WRITTEN: Final = "the log could not be written to disk"
 NO_ANSWER: Final = "the disk has not answered"
 
 
 class CoreProduces:
-    """The produces of one handler process that the core has executed."""
+    """Answers Produce requests whose records C code (the core) has appended."""
 
     def __init__(
         self, channel: HandlerEnd, purgatory: Purgatory, group_commit: GroupCommit
@@ -47,13 +48,17 @@ class CoreProduces:
         *,
         at_once: bool = False,
     ) -> None:
-        """Send a written answer when its records are on disk.
+        """Send the answer that the C core has written, once the records are on disk.
+
+        This may be at once. Otherwise the request waits, and its slot says PARKED.
 
         Args:
+            slot: the request's slot, which is its entry in shared memory.
             needed: each partition's log, in the order of the request, and the offset
-                below which all must be on disk.
+                below which all records must be on disk.
             answer_bytes: length of the answer.
-            at_once: its client has nothing else under way.
+            at_once: whether the client has no other request under way, so that the
+                logs may be synced at once.
         """
         deadline = time.monotonic_ns() + SYNC_DEADLINE_NS
         operation = DelayedCoreProduce(self, slot, needed, answer_bytes, deadline)
@@ -66,15 +71,19 @@ class CoreProduces:
         self._purgatory.watch(operation)
 
     def complete(self, slot: int, answer_bytes: int) -> None:
-        """Send the answer as the core has written it."""
+        """Send the answer to a Produce unchanged, as the C core has written it."""
         self._channel.unpark(slot)
         self._channel.send_written(slot, answer_bytes)
 
     def refuse(self, slot: int, answer_bytes: int, failed: Mapping[int, str]) -> None:
-        """Send the written answer with errors for what could not be made durable.
+        """Put errors into an answer that the C core has written, and send it.
+
+        They are for the partitions whose records could not be written to disk.
 
         Args:
-            failed: why, by the partition's place in the request.
+            slot: the request's slot, which is its entry in shared memory.
+            answer_bytes: length of the answer.
+            failed: the reason, by the partition's place in the request.
         """
         request = self.request(slot)
         version = request.api_version
@@ -93,7 +102,7 @@ class CoreProduces:
         self._channel.send_bytes(slot, request.frame(body))
 
     def request(self, slot: int) -> Request:
-        """Return the request in a slot, which Python has not read before."""
+        """Parse and return the request in a slot (its entry in shared memory)."""
         return parse_request(*self._channel.request(slot))
 
     def want_sync(self, log: PartitionLog) -> None:
@@ -101,7 +110,7 @@ class CoreProduces:
 
 
 class DelayedCoreProduce:
-    """A produce that the core has appended; its answer is written, and waits."""
+    """Keeps a Produce that C code has executed, until its records are on disk."""
 
     may_end_early = False
 
@@ -114,7 +123,7 @@ class DelayedCoreProduce:
         deadline_ns: int,
     ) -> None:
         self._produces = produces
-        self._slot = slot
+        self.slot = slot
         # Row -> the partition's place in the request; log, and what must be on disk.
         self._waiting = {
             log.row.index: (ordinal, log, offset)
@@ -128,7 +137,7 @@ class DelayedCoreProduce:
 
     @property
     def request(self) -> Request:
-        return self._produces.request(self._slot)
+        return self._produces.request(self.slot)
 
     def try_complete(self, row: int) -> bool:
         wanted = self._waiting.get(row)
@@ -153,6 +162,6 @@ class DelayedCoreProduce:
 
     def _complete(self) -> None:
         if self._failed:
-            self._produces.refuse(self._slot, self._answer_bytes, self._failed)
+            self._produces.refuse(self.slot, self._answer_bytes, self._failed)
         else:
-            self._produces.complete(self._slot, self._answer_bytes)
+            self._produces.complete(self.slot, self._answer_bytes)

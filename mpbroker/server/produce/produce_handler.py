@@ -1,12 +1,16 @@
-"""Judge each partition's batch of a Produce, append it, and say what acks asks for.
+"""Judge each partition's batch of a Produce, and append it.
+
+The outcome says what must happen before the answer is sent, which acks decides:
 
     acks=0   there is no answer; an error closes the connection, so the client notices
     acks=1   answered when the batch is in the log, that is, in the page cache
-    acks=all answered when the batch is on disk
+    acks=all answered when the batch is on disk; if the topic has flush.acks.all=false,
+             when it is in the log
 
 A request is executed a second time if its handler dies. The request's progress words
-say what the first execution appended: that is answered, and is not appended again. The
-core executes the same for plain batches (native/storage/append.c).
+say what the first execution appended. The second execution answers these partitions
+without a second append. The core executes plain batches in the same way
+(native/server/produce.c).
 
 Source: Kafka protocol guide, "Produce"; KafkaApis.handleProduceRequest.
 """
@@ -16,10 +20,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
+from mpbroker.base.named_tuple import NamedTuple
+from mpbroker.ipc import pulse
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.fast_produce import SingleProduce, encode_single_answer
 from mpbroker.protocol.messages.produce import (
+    BatchIndexAndErrorMessage,
     PartitionProduceData,
     PartitionProduceResponse,
     ProduceRequest,
@@ -30,41 +37,66 @@ from mpbroker.protocol.messages.produce import (
 from mpbroker.protocol.records.batch_header import RecordBatchError
 from mpbroker.protocol.records.log_validator import (
     InflationBudget,
+    RecordsError,
+    ValidatedBatch,
     ValidationPolicy,
     validate_produce,
 )
 from mpbroker.protocol.transactional_produce import producer_of
+from mpbroker.storage.log.partition_log import AppendResult
 
 if TYPE_CHECKING:
     from mpbroker.metadata.log_config import LogConfig
     from mpbroker.metadata.topics import Topic
     from mpbroker.server.produce_transactions import ProduceTransactions
-    from mpbroker.storage.log.partition_log import AppendResult, PartitionLog
+    from mpbroker.storage.log.partition_log import PartitionLog
 
 _ACKS_ALL: Final = -1
 _VALID_ACKS: Final = (-1, 0, 1)
 _ZSTD_SINCE: Final = 7
 _IMPLICIT_ADD_SINCE: Final = 12
 _TOPIC_IDS_SINCE: Final = 13
+# A batch that Kafka refuses with one of these was compared with the log, so the answer
+# has the log's start.
+_WITH_LOG_START: Final = (
+    ErrorCode.INVALID_RECORD,
+    ErrorCode.INVALID_TIMESTAMP,
+    ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+    ErrorCode.DUPLICATE_SEQUENCE_NUMBER,
+    ErrorCode.INVALID_PRODUCER_EPOCH,
+    ErrorCode.UNKNOWN_PRODUCER_ID,
+    ErrorCode.INVALID_TXN_STATE,
+)
 
 
 class Progress(Protocol):
-    """What earlier executions of a request have done, and a place to note more."""
+    """Stores what a request's execution has appended, for a repeated execution.
+
+    A request is executed again if its handler process dies.
+    """
 
     slot: int
 
     def earlier(self) -> Sequence[int]:
-        """Return a word a partition done: its base offset, or -1 - error code."""
+        """Return what an earlier execution has done, an integer for each partition.
+
+        It is the base offset of the append, or -1 minus the error code.
+        """
 
     def capacity(self) -> int:
-        """Return for how many partitions there are words."""
+        """Return for how many partitions there is room to store what was done."""
 
     def note(self, ordinal: int, word: int) -> None:
-        """Note the result of a partition to which nothing was appended."""
+        """Store the result of a partition to which nothing was appended.
+
+        Args:
+            ordinal: the partition's place in the request.
+            word: the base offset of the earlier append, or -1 minus the error code.
+        """
 
 
 class Topics(Protocol):
-    """Where partitions are found."""
+    """Finds topics by name or id."""
 
     def topic(self, name: str) -> Topic | None: ...
 
@@ -72,7 +104,10 @@ class Topics(Protocol):
 
 
 class Learn(Protocol):
-    """Let the core execute the next plain produces: see ``CoreCache.learn_produce``."""
+    """Lets the compiled core (C code) execute the next plain produces to a partition.
+
+    ``CoreCache.learn_produce`` does this.
+    """
 
     def __call__(
         self, topic: Topic, partition: int, log: PartitionLog, policy: ValidationPolicy
@@ -81,24 +116,57 @@ class Learn(Protocol):
 
 # Raises ApiError if the sender may not write to the topic of this name.
 Check = Callable[[str], None]
+# Raises ApiError if the sender may not copy records from another cluster.
+CheckCopy = Callable[[], None]
+_NO_SOURCE: Final = -1
+
+
+class SharedAppend(NamedTuple):
+    """Holds a validated batch for a topic whose records are in the object store.
+
+    The process that writes the cluster's objects must commit it.
+
+    Attributes:
+        answer: the partition's answer, which still lacks the batch's base offset.
+        topic_id: the topic's id.
+        partition: the partition's index in the topic.
+        row: the partition's row in the shared partition table.
+        batch: the batch.
+    """
+
+    answer: PartitionProduceResponse
+    topic_id: bytes
+    partition: int
+    row: int
+    batch: ValidatedBatch
 
 
 class ProduceOutcome:
-    """A request's response so far, and the logs that must be on disk before it goes."""
+    """Holds a request's response, and what must be done before it is sent.
 
-    __slots__ = ("answers", "failed", "needed", "response")
+    Attributes:
+        response: the response, with an answer for each partition.
+        needed: by partition row, the log, and the offset below which it must be on
+            disk.
+        answers: the answers of these partitions, by row.
+        failed: whether any partition was refused.
+        shared: the batches that the cluster must commit; None: there are none.
+    """
+
+    __slots__ = ("answers", "failed", "needed", "response", "shared")
 
     def __init__(self) -> None:
         self.response = ProduceResponse()
         self.needed: dict[int, tuple[PartitionLog, int]] = {}  # row -> log, offset
         self.answers: dict[int, PartitionProduceResponse] = {}  # row -> its answer
         self.failed = False
+        self.shared: list[SharedAppend] | None = None
 
     def encode(self, version: int) -> bytes:
         return self.response.encode(version)
 
     def errors(self) -> set[int]:
-        """Return the codes of the partitions that failed, each once."""
+        """Return the error codes of all partitions that failed, each once."""
         codes = {
             partition.error_code
             for topic in self.response.responses
@@ -107,31 +175,41 @@ class ProduceOutcome:
         return codes - {ErrorCode.NONE}
 
     def fail(self, row: int, error_code: ErrorCode, message: str) -> None:
-        """Refuse a partition that was appended and could not be made durable."""
+        """Turn a partition's answer into an error: its records are not on disk."""
         refuse(self.answers[row], error_code, message)
 
     def wait_for(
         self, log: PartitionLog, offset: int, answer: PartitionProduceResponse
     ) -> None:
-        """Hold the response back until all below ``offset`` is on disk."""
+        """Note that records of a log must be on disk before the response is sent.
+
+        Args:
+            log: the log.
+            offset: all records below it must be on disk.
+            answer: the partition's answer, for the case that this fails.
+        """
         row = log.row.index
         self.needed[row] = (log, offset)
         self.answers[row] = answer
 
 
 class SingleOutcome:
-    """The same for the commonest request: one partition, whose append succeeded."""
+    """Holds the response to a Produce of one partition, like `ProduceOutcome`."""
 
     __slots__ = ("_error", "_request", "_result", "needed")
 
     def __init__(
-        self, request: SingleProduce, result: AppendResult, log: PartitionLog
+        self,
+        request: SingleProduce,
+        result: AppendResult,
+        log: PartitionLog,
+        waits_for_disk: bool,
     ) -> None:
         self._request = request
         self._result = result
         self._error: ApiError | None = None
         self.needed: dict[int, tuple[PartitionLog, int]] = {}
-        if request.acks == _ACKS_ALL:
+        if request.acks == _ACKS_ALL and waits_for_disk:
             self.needed[log.row.index] = (log, result.last_offset + 1)
 
     def encode(self, version: int) -> bytes:
@@ -148,18 +226,20 @@ class SingleOutcome:
         )
 
     def fail(self, row: int, error_code: ErrorCode, message: str) -> None:
-        """The partition could not be made durable."""
+        """Turn the response into an error, because the records are not on disk."""
         self._error = ApiError(error_code, message)
 
 
 class _Execution:
-    """One execution of a request: what it was given, and its outcome so far."""
+    """Holds the arguments of one execution of a Produce, and its outcome so far."""
 
     __slots__ = (
         "capacity",
         "check",
+        "check_copy",
         "earlier",
         "inflation",
+        "named",
         "now_ms",
         "outcome",
         "progress",
@@ -174,15 +254,18 @@ class _Execution:
         progress: Progress,
         now_ms: int,
         check: Check | None,
+        check_copy: CheckCopy | None,
     ) -> None:
         self.request = request
         self.version = version
         self.progress = progress
         self.now_ms = now_ms
         self.check = check
+        self.check_copy = check_copy
         self.earlier = progress.earlier()
         self.capacity = progress.capacity()
         self.outcome = ProduceOutcome()
+        self.named: set[int] = set()  # rows of the partitions so far
         self.inflation = InflationBudget(
             sum(
                 len(partition.records)
@@ -194,14 +277,14 @@ class _Execution:
 
 
 class ProduceHandler:
-    """Appends what clients produce, for one handler process.
+    """Appends the records that clients produce, for one handler process.
 
     Args:
-        topics: the registry.
+        topics: the topic registry.
         log: finds a partition's log.
-        appended: told of every log that has grown, to wake waiting fetches.
-        learn: told of what a plain produce was judged by and appended to.
-        transactions: None: no transaction is ever open, nor asked for.
+        appended: called with each log that has grown, to wake waiting fetches.
+        learn: lets the core execute the next produces to a partition.
+        transactions: finds open transactions; None: they are not checked.
     """
 
     def __init__(
@@ -227,33 +310,51 @@ class ProduceHandler:
         progress: Progress,
         now_ms: int,
         check: Check | None = None,
+        check_copy: CheckCopy | None = None,
     ) -> ProduceOutcome:
-        """Append every partition's batch; each has its own result.
+        """Append the batch of every partition of a request, if it is valid.
+
+        A partition that is refused has an error in the response; the others are
+        appended.
 
         Args:
+            request: the request.
+            version: its version.
+            progress: what an earlier execution has done, as its slot in shared memory
+                says.
+            now_ms: wall clock.
             check: called with the name of each topic; None: every sender may write.
+            check_copy: called for each batch that keeps its offsets; None: every
+                sender may copy.
         """
-        execution = _Execution(request, version, progress, now_ms, check)
+        execution = _Execution(request, version, progress, now_ms, check, check_copy)
         outcome = execution.outcome
         ordinal = 0
         for data in request.topic_data:
             topic = self._topic(data, version)
             answers = []
             for partition in data.partition_data:
+                log = None
                 try:
-                    self._judge(execution, data, topic, partition.index, ordinal)
+                    self._judge(execution, data, topic, partition, ordinal)
                     assert topic is not None
                     log = self._log(topic, partition.index)
-                    if ordinal < len(execution.earlier):
-                        answer = self._again(execution, log, partition.index, ordinal)
+                    if topic.config.diskless_enable:
+                        # The writer gives a repeated request the answer of the first.
+                        answer = self._share(execution, log, topic, partition)
+                    elif ordinal < len(execution.earlier):
+                        answer = self._again(
+                            execution, log, topic, partition.index, ordinal
+                        )
                     else:
                         answer = self._append(execution, log, topic, partition, ordinal)
                 except ApiError as error:
                     if ordinal < execution.capacity:
                         progress.note(ordinal, -1 - error.error_code)
                     outcome.failed = True
-                    answer = _refusal(partition.index, error)
+                    answer = _refusal(partition.index, error, log)
                 answers.append(answer)
+                pulse.step()
                 ordinal += 1
             outcome.response.responses.append(
                 TopicProduceResponse(
@@ -267,26 +368,31 @@ class ProduceHandler:
     def begins_elsewhere(
         self, request: ProduceRequest, version: int, check: Check | None = None
     ) -> bool:
-        """Return whether the coordinator must open transactions before the appends.
+        """Return whether a request must go to the coordinator before it is executed.
 
-        It must if a producer's transaction is not open in a partition: it adds the
-        partition, or refuses. Partitions that ``check`` refuses do not count.
+        That is so if it has records of a transaction that is not open in their
+        partition. The coordinator then adds the partition to the transaction, or
+        refuses to. Partitions that ``check`` refuses do not count.
         """
         if self._is_open is None:
             return False
         if not self._verify and version < _IMPLICIT_ADD_SINCE:
-            # The client adds partitions by itself. If it has not, no marker will end
-            # these records, and this setting accepts that.
+            # The client adds partitions by itself. If it has not done so, no marker
+            # will end these records, and this setting accepts that.
             return False
         return any(
             any(self._must_begin(topic, each) for each in data.partition_data)
             for data in request.topic_data
             if (topic := self._topic(data, version)) is not None
+            and not topic.config.diskless_enable
             and _passes(check, topic.name)
         )
 
     def _must_begin(self, topic: Topic, partition: PartitionProduceData) -> bool:
-        """Return whether records are of a transaction that is not open here."""
+        """Return whether records are of a transaction not open in their partition.
+
+        Return False if the partition does not exist or the records cannot be read.
+        """
         assert self._is_open is not None
         if not 0 <= partition.index < len(topic.partitions):
             return False
@@ -305,15 +411,18 @@ class ProduceHandler:
         now_ms: int,
         check: Check | None = None,
     ) -> SingleOutcome | None:
-        """Append the one batch of a request; None: ``handle`` must see to it.
+        """Append the batch of a request that has one batch, for one partition.
 
-        None means that nothing was appended, or that it was by an earlier execution:
-        all that is not a plain success is the other method's business.
+        Returns:
+            The outcome. None if nothing was appended now: the request was refused,
+            needs more checks, or was executed before. Then the caller calls ``handle``.
         """
         topic = self._topics.topic(request.topic)
         if (
             topic is None
             or topic.is_internal
+            or topic.config.mirror_source
+            or topic.config.diskless_enable
             or not 0 <= request.partition < len(topic.partitions)
             or request.acks not in _VALID_ACKS
             or progress.earlier()
@@ -326,7 +435,7 @@ class ProduceHandler:
             policy = self._policy(topic, version)
             batch = validate_produce(request.records, policy, now_ms)
             if batch.header.is_transactional:
-                return None  # of nobody's transaction: this request names none
+                return None  # the request names no transaction: `handle` refuses it
             result = log.append(batch, slot=progress.slot, now_ms=now_ms)
         except ApiError:
             return None
@@ -334,8 +443,8 @@ class ProduceHandler:
             progress.note(0, result.base_offset)
         else:
             self._appended(log)
-            self._learn(topic, request.partition, log, policy)
-        return SingleOutcome(request, result, log)
+            self._teach(topic, request.partition, log, policy)
+        return SingleOutcome(request, result, log, topic.config.flush_acks_all)
 
     # -- one partition ---------------------------------------------------------------
 
@@ -349,18 +458,26 @@ class ProduceHandler:
         execution: _Execution,
         data: TopicProduceData,
         topic: Topic | None,
-        index: int,
+        partition: PartitionProduceData,
         ordinal: int,
     ) -> None:
-        """Refuse what needs no look at the records.
+        """Check a partition of a Produce, as far as this needs none of its records.
 
-        The order matters: the authorizer comes before all that tells whether a topic
-        exists.
+        The authorizer comes before all checks of the topic, so that a sender without
+        permission does not learn whether a topic exists.
+
+        Args:
+            execution: the execution of the request.
+            data: the topic's part of the request.
+            topic: the topic; None: there is no such topic.
+            partition: the partition's part of the request.
+            ordinal: the partition's place in the request.
 
         Raises:
             ApiError: the partition's error.
         """
         acks, check = execution.request.acks, execution.check
+        index = partition.index
         if ordinal >= execution.capacity:
             raise ApiError(
                 ErrorCode.INVALID_REQUEST,
@@ -381,11 +498,25 @@ class ProduceHandler:
                 ErrorCode.INVALID_TOPIC_EXCEPTION,
                 f"Cannot append to internal topic {topic.name}",
             )
+        is_copy = partition.source_offset != _NO_SOURCE
+        if is_copy and execution.check_copy is not None:
+            execution.check_copy()
+        if is_copy != bool(topic.config.mirror_source):
+            raise _not_mirrored(topic) if is_copy else _mirrored(topic)
         if not 0 <= index < len(topic.partitions):
             raise ApiError(
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
                 f"{topic.name} has {len(topic.partitions)} partitions",
             )
+        row = topic.partitions[index]
+        if row in execution.named:
+            # Kafka keeps the last of them and drops the others in silence.
+            raise ApiError(
+                ErrorCode.INVALID_REQUEST,
+                f"partition {index} of {topic.name} is named more than once: send one"
+                " batch a partition in a request",
+            )
+        execution.named.add(row)
 
     def _append(
         self,
@@ -404,6 +535,8 @@ class ProduceHandler:
         records = partition.records
         if records is None:
             raise ApiError(ErrorCode.INVALID_RECORD, "no records")
+        if partition.source_offset != _NO_SOURCE:
+            return self._append_copies(execution, log, topic, partition, ordinal)
         policy = self._policy(topic, execution.version)
         batch = validate_produce(
             memoryview(records), policy, now_ms, execution.inflation
@@ -415,7 +548,8 @@ class ProduceHandler:
             )
         # Under the row's lock the log stores an intent in the slot, commits, and stores
         # the progress word; so the repair after a death in between can tell whether
-        # this request's append was committed. Only what appends nothing is noted here.
+        # this request's append was committed. A duplicate appends nothing, so it is
+        # noted by this method.
         result = log.append(
             batch,
             slot=execution.progress.slot,
@@ -427,25 +561,156 @@ class ProduceHandler:
             execution.progress.note(ordinal, result.base_offset)
         else:
             self._appended(log)
-            self._learn(topic, partition.index, log, policy)
+            self._teach(topic, partition.index, log, policy)
+        return self._answer(execution, log, topic, partition.index, result)
+
+    def _share(
+        self,
+        execution: _Execution,
+        log: PartitionLog,
+        topic: Topic,
+        partition: PartitionProduceData,
+    ) -> PartitionProduceResponse:
+        """Validate a batch of a shared topic, and keep it for the topic's writer.
+
+        A shared topic has its records in the object store; one process writes them
+        there.
+
+        Return the partition's answer, which still lacks the base offset.
+
+        Raises:
+            ApiError: the partition's error.
+        """
+        if partition.records is None:
+            raise ApiError(ErrorCode.INVALID_RECORD, "no records")
+        batch = validate_produce(
+            memoryview(partition.records),
+            self._policy(topic, execution.version),
+            execution.now_ms,
+            execution.inflation,
+        )
+        if batch.header.is_transactional:
+            raise ApiError(
+                ErrorCode.POLICY_VIOLATION,
+                f"{topic.name} is shared by a cluster, and takes no records of"
+                " transactions yet: produce to it without a transactional id",
+            )
         answer = PartitionProduceResponse(
             index=partition.index,
+            error_code=0,
+            base_offset=-1,
+            log_start_offset=log.row.log_start_offset,
+        )
+        row = topic.partitions[partition.index]
+        append = SharedAppend(answer, topic.topic_id, partition.index, row, batch)
+        if execution.outcome.shared is None:
+            execution.outcome.shared = []
+        execution.outcome.shared.append(append)
+        return answer
+
+    def _append_copies(
+        self,
+        execution: _Execution,
+        log: PartitionLog,
+        topic: Topic,
+        partition: PartitionProduceData,
+        ordinal: int,
+    ) -> PartitionProduceResponse:
+        """Append batches of another cluster, with the offsets that they have there.
+
+        A batch that the log has already is skipped. So this method may be killed at any
+        line and executed again, and needs no note in the request's slot (in shared
+        memory) for each batch.
+
+        Raises:
+            ApiError: OFFSET_OUT_OF_RANGE if the log lacks records before these, or the
+                partition's error. Batches before the refused one stay in the log.
+        """
+        # Imported here: few brokers are the target of a mirror.
+        from mpbroker.protocol.records.copied_batch import copies_in
+
+        assert partition.records is not None
+        end = log.lookup.latest()
+        if end < partition.source_offset:
+            # The disk or the page cache has lost records that were answered.
+            raise ApiError(
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"copies from offset {partition.source_offset} on, but"
+                f" {topic.name}-{partition.index} ends at {end}",
+            )
+        first = -1
+        for batch in copies_in(memoryview(partition.records)):
+            if first < 0:
+                first = batch.header.base_offset
+            if batch.header.last_offset >= log.row.log_end_offset:
+                log.append(batch, now_ms=execution.now_ms, keep_offset=True)
+            pulse.step()
+        log.raise_log_start(partition.source_log_start_offset)
+        start = log.row.log_start_offset
+        if first >= 0:
+            execution.progress.note(ordinal, first)
+        self._appended(log)
+        last = log.row.log_end_offset - 1
+        result = AppendResult(first, -1, start, False, last)
+        return self._answer(execution, log, topic, partition.index, result)
+
+    def _answer(
+        self,
+        execution: _Execution,
+        log: PartitionLog,
+        topic: Topic,
+        index: int,
+        result: AppendResult,
+    ) -> PartitionProduceResponse:
+        """Return the answer for a partition whose batch was appended.
+
+        With acks=all, note in the outcome that the log must be on disk first, unless
+        the topic has flush.acks.all=false.
+        """
+        answer = PartitionProduceResponse(
+            index=index,
             error_code=0,
             base_offset=result.base_offset,
             log_append_time_ms=result.log_append_time_ms,
             log_start_offset=result.log_start_offset,
         )
-        if request.acks == _ACKS_ALL:
+        if execution.request.acks == _ACKS_ALL and topic.config.flush_acks_all:
             execution.outcome.wait_for(log, result.last_offset + 1, answer)
         return answer
 
+    def _teach(
+        self, topic: Topic, partition: int, log: PartitionLog, policy: ValidationPolicy
+    ) -> None:
+        """Let the C core, instead of Python, append the next batches to a partition.
+
+        Do nothing if the topic has flush.acks.all=false.
+        """
+        # The core makes each acks=all wait for the disk.
+        if topic.config.flush_acks_all:
+            self._learn(topic, partition, log, policy)
+
     def _again(
-        self, execution: _Execution, log: PartitionLog, index: int, ordinal: int
+        self,
+        execution: _Execution,
+        log: PartitionLog,
+        topic: Topic,
+        index: int,
+        ordinal: int,
     ) -> PartitionProduceResponse:
-        """Answer what an earlier execution of this request did.
+        """Return the answer for a partition that a dead handler has already executed.
+
+        Nothing is appended. The base offset or the error is in the slot, which is the
+        request's entry in shared memory (`Progress`).
+
+        Args:
+            execution: the execution of the request.
+            log: the partition's log.
+            topic: the topic.
+            index: the partition's index in the topic.
+            ordinal: the partition's place in the request.
 
         Raises:
-            ApiError: the error that it was refused with.
+            ApiError: the error with which the batch was refused.
         """
         done = execution.earlier[ordinal]
         if done < 0:
@@ -458,13 +723,16 @@ class ProduceHandler:
             base_offset=done,
             log_start_offset=log.row.log_start_offset,
         )
-        if execution.request.acks == _ACKS_ALL:
+        if execution.request.acks == _ACKS_ALL and topic.config.flush_acks_all:
             # The progress word has the batch's first offset only, so wait for the end.
             execution.outcome.wait_for(log, log.row.log_end_offset, answer)
         return answer
 
     def _policy(self, topic: Topic, version: int) -> ValidationPolicy:
-        """Return what a topic accepts now; kept until its config changes."""
+        """Return the rules by which a topic's batches are validated.
+
+        They are kept until the topic's config changes.
+        """
         key = topic.partitions[0] << 4 | version
         known = self._policies.get(key)
         if known is not None and known[0] is topic.config:
@@ -479,27 +747,50 @@ class ProduceHandler:
 def encode_single_refusal(
     request: SingleProduce, version: int, error: ApiError
 ) -> bytes:
-    """Encode the answer to a request for one partition that was refused."""
+    """Encode the answer to a refused Produce that has one partition."""
     answer = _refusal(request.partition, error)
     topic = TopicProduceResponse(name=request.topic, partition_responses=[answer])
     return ProduceResponse(responses=[topic]).encode(version)
 
 
 def _name(topic: Topic | None, data: TopicProduceData, version: int) -> str:
-    """Return a topic's name, whether it exists or not; "" if only an id is known."""
+    """Return a topic's name, also if only the request has it.
+
+    Args:
+        topic: the topic; None: there is no such topic. Then the name is that of the
+            request, or "" if the request names topics by id.
+        data: the topic's part of the request.
+        version: the request's version.
+    """
     if topic is not None:
         return topic.name
     return "" if version >= _TOPIC_IDS_SINCE else data.name
 
 
 def _passes(check: Check | None, name: str) -> bool:
-    """Return whether the sender may write to a topic."""
+    """Return whether a sender may write to a topic: ``check`` raises no ApiError."""
     try:
         if check is not None:
             check(name)
     except ApiError:
         return False
     return True
+
+
+def _mirrored(topic: Topic) -> ApiError:
+    return ApiError(
+        ErrorCode.POLICY_VIOLATION,
+        f"{topic.name} is being mirrored from {topic.config.mirror_source}: it takes"
+        " records of producers when the mirror is complete, or when its setting"
+        " mirror.source is removed",
+    )
+
+
+def _not_mirrored(topic: Topic) -> ApiError:
+    return ApiError(
+        ErrorCode.POLICY_VIOLATION,
+        f"{topic.name} has no mirror.source: its records get offsets here",
+    )
 
 
 def _unknown_topic(data: TopicProduceData, version: int) -> ApiError:
@@ -515,23 +806,42 @@ def _unknown_topic(data: TopicProduceData, version: int) -> ApiError:
 def refuse(
     answer: PartitionProduceResponse, error_code: ErrorCode, message: str
 ) -> None:
-    """Turn the answer for an appended partition into that of a failed one."""
+    """Change a partition's answer, which names an offset, into an error."""
     answer.error_code = error_code
     answer.error_message = message
     answer.base_offset = answer.log_append_time_ms = answer.log_start_offset = -1
 
 
-def _refusal(index: int, error: ApiError) -> PartitionProduceResponse:
-    return PartitionProduceResponse(
+def _refusal(
+    index: int, error: ApiError, log: PartitionLog | None = None
+) -> PartitionProduceResponse:
+    """Return the answer for a partition that is refused.
+
+    Args:
+        index: the partition's index in the topic.
+        error: the reason.
+        log: the partition's log; None: it was not looked at.
+    """
+    answer = PartitionProduceResponse(
         index=index,
         error_code=error.error_code,
         base_offset=-1,
         error_message=str(error),
     )
+    if isinstance(error, RecordsError):
+        answer.record_errors = [
+            BatchIndexAndErrorMessage(
+                batch_index=record, batch_index_error_message=reason
+            )
+            for record, reason in error.reasons.items()
+        ]
+    if log is not None and error.error_code in _WITH_LOG_START:
+        answer.log_start_offset = log.row.log_start_offset
+    return answer
 
 
 def validation_policy(config: LogConfig, version: int) -> ValidationPolicy:
-    """Return what a topic accepts from a Produce request of a version."""
+    """Return the rules for validating a topic's batches in a version of Produce."""
     codec = config.compression_type
     return ValidationPolicy(
         max_message_bytes=config.max_message_bytes,

@@ -1,15 +1,16 @@
-"""Execute Produce requests: who may write, whether to forward, when to answer.
+"""Execute Produce requests: check permissions, forward or append, answer or park.
 
-``ProduceHandler`` judges and appends. The answer to acks=all goes when the records are
-on disk. If no other request waits for this process, the sync of a transaction's records
-or of several partitions is made at once; otherwise the request is parked until the
-group commit has ended.
+``ProduceHandler`` judges and appends. The answer to acks=all is sent when the records
+are on disk. If no other request waits for this process, the records of a transaction or
+of several partitions are synced at once. In all other cases the request is parked until
+the group commit has ended.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from mpbroker.ipc.layout import RowStatus
@@ -26,6 +27,7 @@ from mpbroker.server.produce.core_produces import (
 )
 from mpbroker.server.produce.produce_handler import (
     Check,
+    CheckCopy,
     ProduceHandler,
     ProduceOutcome,
     SingleOutcome,
@@ -44,13 +46,14 @@ from mpbroker.server.request import (
 if TYPE_CHECKING:
     from mpbroker.network.request_channel import HandlerEnd
     from mpbroker.server.authorization.authorization import Access
+    from mpbroker.server.produce.shared_produces import SharedProduces
     from mpbroker.server.produce_transactions import ProduceTransactions
     from mpbroker.server.service_parts import ServiceParts
     from mpbroker.storage.log.partition_log import PartitionLog
 
 
 class SlotProgress:
-    """The progress words of one request's slot."""
+    """Reads and stores a Produce's progress in its slot, its entry in shared memory."""
 
     __slots__ = ("_channel", "slot")
 
@@ -69,13 +72,16 @@ class SlotProgress:
 
 
 class ProduceService:
-    """Produces of one handler process.
+    """Executes the Produce requests of one handler process.
 
     Args:
-        parts: what it shares with the service of Fetch.
+        parts: the objects that it shares with the service of Fetch.
         group_commit: makes logs durable.
-        transactions: None: Python forwards no Produce, and checks no transaction.
-        sync_acks_all: acks=all waits for the disk.
+        transactions: finds and opens transactions. None: Python forwards no Produce,
+            and checks no transaction.
+        sync_acks_all: whether acks=all waits for the disk.
+        shared: gives batches of shared topics (with records in the object store) to the
+            process that writes them; None: the broker is in no cluster.
     """
 
     def __init__(
@@ -85,7 +91,9 @@ class ProduceService:
         transactions: ProduceTransactions | None = None,
         *,
         sync_acks_all: bool,
+        shared: SharedProduces | None = None,
     ) -> None:
+        self._shared = shared
         self._parts = parts
         self._channel = channel = parts.channel
         self._purgatory = purgatory = parts.purgatory
@@ -103,7 +111,12 @@ class ProduceService:
         )
 
     def handle(self, request: Request) -> bytes | Deferred:
-        """Append now; answer now, or when it is on disk."""
+        """Append a Produce's records; answer now, or later, or forward the request.
+
+        Returns:
+            The encoded body of the answer, or a Deferred. CLOSE if the client has
+            disconnected, or if a request with acks=0 has failed.
+        """
         version, authorization = request.api_version, self._parts.authorization
         access: Access | None = None
         if authorization is not None:
@@ -120,8 +133,10 @@ class ProduceService:
                 self._parts.core_cache.allow(access, AclOperation.WRITE, single.topic)
                 return self._answer_single(request, single.acks, done)
         message = ProduceRequest.decode(version, request.body)
+        check_copy: CheckCopy | None = None
         if access is not None:
             check = access.write_check(message.transactional_id)
+            check_copy = partial(access.require_cluster, AclOperation.CLUSTER_ACTION)
         if (
             message.transactional_id is not None
             and self._forward is not None
@@ -129,9 +144,26 @@ class ProduceService:
         ):
             self._forward(request.slot)
             return FORWARDED
-        outcome = self._handler.handle(message, version, progress, now_ms, check)
+        outcome = self._handler.handle(
+            message, version, progress, now_ms, check, check_copy
+        )
         if access is not None:
             self._allow(access, outcome)
+        if outcome.shared:
+            assert self._shared is not None, "a cluster's node starts as one only"
+            self._shared.begin(
+                request,
+                message,
+                outcome,
+                partial(self._finish, request, message, outcome),
+            )
+            return PARKED
+        return self._finish(request, message, outcome)
+
+    def _finish(
+        self, request: Request, message: ProduceRequest, outcome: ProduceOutcome
+    ) -> bytes | Deferred:
+        """Answer a Produce after its appends: now, or when the records are on disk."""
         if outcome.failed:
             for code in outcome.errors():
                 self._parts.count_error(request.api_key, code)
@@ -143,12 +175,12 @@ class ProduceService:
             if waiting:
                 self._park(request, outcome, waiting)
                 return PARKED
-        return outcome.response.encode(version)
+        return outcome.response.encode(request.api_version)
 
     def _answer_single(
         self, request: Request, acks: int, outcome: SingleOutcome
     ) -> bytes | Deferred:
-        """Answer the append of one batch now, or when it is on disk."""
+        """Answer a Produce of one batch: now, or when the records are on disk."""
         if acks == 0:
             return NO_RESPONSE
         if outcome.needed and self._sync_acks_all:
@@ -163,7 +195,7 @@ class ProduceService:
         return outcome.encode(request.api_version)
 
     def _allow(self, access: Access, outcome: ProduceOutcome) -> None:
-        """Let the core execute the sender's next produces to the same topics."""
+        """Let the C core execute the sender's next produces to the same topics."""
         registry, allow = self._parts.registry, self._parts.core_cache.allow
         for answer in outcome.response.responses:
             if all(partition.error_code for partition in answer.partition_responses):
@@ -181,9 +213,10 @@ class ProduceService:
     def _sync(
         self, message: ProduceRequest, outcome: ProduceOutcome
     ) -> dict[int, tuple[PartitionLog, int]]:
-        """Return the logs, by row, that must be waited for; sync at once if that helps.
+        """Return the logs, by partition row, whose records are not on disk yet.
 
-        What can never become durable is refused in the outcome.
+        First sync the logs, if that is faster than to park the request. If a log goes
+        offline by that, put an error into the outcome.
         """
         waiting = {
             row: (log, offset)
@@ -223,7 +256,7 @@ class ProduceService:
         self._group_commit.want(log)
 
     def complete(self, operation: DelayedProduce) -> None:
-        """Answer a parked produce."""
+        """Send the answer to a Produce that has waited for the disk."""
         request = operation.request
         self._channel.unpark(request.slot)
         body = operation.outcome.encode(request.api_version)
@@ -232,7 +265,7 @@ class ProduceService:
 
 
 class DelayedProduce:
-    """A produce whose records are on their way to the disk."""
+    """Keeps a Produce until its records are on disk."""
 
     may_end_early = False
 
@@ -246,6 +279,7 @@ class DelayedProduce:
     ) -> None:
         self._service = service
         self.request = request
+        self.slot = request.slot
         self.outcome = outcome
         self.deadline_ns = deadline_ns
         self.done = False

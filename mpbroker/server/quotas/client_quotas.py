@@ -84,16 +84,16 @@ Limit = tuple[QuotaRow, float]
 
 
 class ClientQuotas:
-    """The client quotas, as one process applies them.
+    """Charges requests to client quotas, and throttles clients, in one process.
 
     Args:
         table: the usage that all processes have counted.
         registry: has the limits.
-        words: the control segment, as 64-bit words.
-        name: returns the principal of a number (ipc/tables/principals.py).
+        words: the control segment (shared memory of all processes), in 64-bit words.
+        name: returns the principal that has a number (ipc/tables/principals.py).
         mutation_burst_s: a client may use controller_mutation_rate for this many
             seconds at once.
-        now_ns: the time (CLOCK_MONOTONIC).
+        now_ns: returns the time (CLOCK_MONOTONIC).
     """
 
     def __init__(
@@ -139,15 +139,15 @@ class ClientQuotas:
 
     @property
     def table(self) -> tuple[memoryview, int, int]:
-        """The table's memory, its number of samples, and the length of one in ns."""
+        """The memory of the table of clients' usage; its samples; a sample's ns."""
         return self._table.view, self._table.samples, self._table.window_ns
 
     def client_key(self, request: Request) -> bytes | None:
-        """Return the key of a request's client in the C core.
+        """Return the key by which the compiled core (C code) knows a request's client.
 
         Returns:
-            The principal's number (8 bytes, native-endian) and the client id in UTF-8;
-            None: the client has disconnected.
+            The principal's number (8 bytes, native-endian) and the client id in UTF-8.
+            None if the client has disconnected.
         """
         number = self._principal(request)
         if number == _NO_PRINCIPAL:
@@ -157,7 +157,7 @@ class ClientQuotas:
     def limits(
         self, key: bytes, client_id: str | None
     ) -> tuple[int, int, float, int, int, float]:
-        """Return the rows that a client's Produce requests are charged to.
+        """Return where in the usage table a client's Produce requests are charged.
 
         Args:
             key: the client's `client_key`.
@@ -191,14 +191,18 @@ class ClientQuotas:
     def settle(
         self, request: Request, answer: bytes | list[bytes | FilePart] | Deferred
     ) -> bytes | list[bytes | FilePart] | Deferred:
-        """Charge an executed request, and put the throttle time into its answer."""
+        """Charge an executed request, and return its answer with the throttle time.
+
+        A fetch has been charged before, and the coordinator charges a forwarded
+        request. If the answer is CLOSE, nothing is charged.
+        """
         if self._image.changes != self._changes:
             self._read_again()
         if (
             self._set
             and answer is not CLOSE
             and answer is not FORWARDED
-            and request.api_key != _FETCH  # it has charged itself
+            and request.api_key != _FETCH  # charged by charge_fetch()
         ):
             if request.api_key == _PRODUCE:
                 length = self._words[slot_row(request.slot) + SLOT_REQUEST_LENGTH]
@@ -213,7 +217,14 @@ class ClientQuotas:
         return answer
 
     def charge_time(self, request: Request, spent_ns: int) -> None:
-        """Charge the coordinator's time for a request, before it is answered."""
+        """Charge a request for time; mute its client if that is above the quota.
+
+        To be called in the coordinator, before the request is answered.
+
+        Args:
+            request: the request.
+            spent_ns: the coordinator's time. The processor's time is added.
+        """
         if request.api_key not in _EXEMPT:
             spent_ns += self._network_time(request, 0)
             self._charge_and_mute(QuotaKind.REQUEST, request, spent_ns)
@@ -223,7 +234,7 @@ class ClientQuotas:
         return network_ns(self._words, request.slot, length + answer_length)
 
     def _time(self, request: Request, answer_length: int) -> int:
-        """Return the ns that this process and the processor spend on a request.
+        """Return the ns that this process and the network process spend on a request.
 
         The time in which a request is parked does not count.
         """
@@ -238,9 +249,13 @@ class ClientQuotas:
             self.mute(request, throttle_ms)
 
     def charge(self, kind: QuotaKind, request: Request, amount: int) -> int:
-        """Charge an amount to a client; return its throttle time in ms, 0 if none.
+        """Charge an amount to a client; return its throttle time in ms.
+
+        Return 0 if the client is within its quota, or has none.
 
         Args:
+            kind: the quota.
+            request: a request of the client.
             amount: bytes or ns; negative to give a charge back.
         """
         limit = self._limit(kind, request) if self.is_set(kind) else None
@@ -258,7 +273,11 @@ class ClientQuotas:
         return max(0, throttle_ms)
 
     def mute(self, request: Request, throttle_ms: int) -> None:
-        """Mute the client's connection. To be called before the request is answered."""
+        """Mute the connection of a request's client for a time.
+
+        To be called before the request is answered. Do nothing to the connection if the
+        client has disconnected.
+        """
         request.throttle_ms = throttle_ms
         row = connection_row(request.connection)
         if self._words[row + CONNECTION_SLOT] != request.slot + 1:
@@ -269,9 +288,9 @@ class ClientQuotas:
     # -- fetches -------------------------------------------------------------------
 
     def fetch_window(self, request: Request) -> int | None:
-        """Return the bytes that a client may fetch in all full windows together.
+        """Return how many bytes a client may fetch in all full windows together.
 
-        None: the client has no consumer_byte_rate.
+        Return None if the client has no consumer_byte_rate.
         """
         if not self.is_set(QuotaKind.FETCH):
             return None
@@ -284,7 +303,11 @@ class ClientQuotas:
     def charge_fetch(self, request: Request, records_bytes: int) -> bool:
         """Charge a fetch before it is answered; return whether it may have its records.
 
-        If not, the charge for the bytes is given back, and the client is muted.
+        If it may not, the charge for the bytes is given back, and the client is muted.
+
+        Args:
+            request: the fetch.
+            records_bytes: the bytes of the records that were found.
         """
         if self._image.changes != self._changes:
             self._read_again()
@@ -305,9 +328,11 @@ class ClientQuotas:
     ) -> None:
         """Charge the bytes of a fetch's answer that were not charged before.
 
-        These are headers and field lengths; they never throttle this request.
+        These are headers and field lengths. To charge them never throttles the request.
 
         Args:
+            request: the fetch.
+            parts: the answer.
             charged: the bytes that were charged before.
         """
         if QuotaKind.FETCH in self._set:
@@ -323,8 +348,8 @@ class ClientQuotas:
     ) -> Callable[[int], None] | None:
         """Return a function to call before a request changes topics.
 
-        It takes the number of partitions to be created or deleted, and raises ApiError
-        (THROTTLING_QUOTA_EXCEEDED) if the quota does not allow them now.
+        The function takes the number of partitions to be created or deleted. It raises
+        ApiError (THROTTLING_QUOTA_EXCEEDED) if the quota does not allow them now.
 
         Args:
             strict_since: the first version of the API that has this error. For older
@@ -347,8 +372,10 @@ class ClientQuotas:
         """Charge partitions that a request is about to create or delete.
 
         Args:
+            request: the request.
             strict: whether to refuse the change while the client is above its quota. If
-                not, the change is charged, and the throttle time grows.
+                False, the change is charged, and the throttle time grows.
+            partitions: how many partitions are to be created or deleted.
 
         Raises:
             ApiError: THROTTLING_QUOTA_EXCEEDED: the change must not be made now.
@@ -379,10 +406,11 @@ class ClientQuotas:
     # -- the client of a request and its quota --------------------------------------
 
     def _principal(self, request: Request) -> int:
-        """Return the number of the sender's principal; _NO_PRINCIPAL if unknown.
+        """Return the number of the sender's principal; _NO_PRINCIPAL if not known.
 
-        If a connection closes while its request is executed, its row keeps the number,
-        and the slot negated, until another connection takes the row.
+        If a connection closes while its request is executed, its row (entry in shared
+        memory) keeps the number until another connection takes the row. The row then
+        has the request's slot as a negative number.
         """
         words, row = self._words, connection_row(request.connection)
         number: int = words[row + CONNECTION_PRINCIPAL]
@@ -440,7 +468,10 @@ class ClientQuotas:
 
 
 def with_throttle(request: Request, body: bytes) -> bytes:
-    """Return an answer's body with the request's throttle time, if it has the field."""
+    """Return an answer's body with the request's throttle time.
+
+    Return the body unchanged if the time is 0, or the version has no field for it.
+    """
     if not request.throttle_ms:
         return body
     # Decodes and encodes the answer once more; only throttled requests come here.

@@ -11,7 +11,7 @@
     -             <default>     this client of any user
 
 Each kind of quota is searched by itself. A client that sends no client id has an empty
-one, which no quota can name.
+client id, which no quota can name.
 
 Source: Kafka's DefaultQuotaCallback in ClientQuotaManager.
 """
@@ -34,11 +34,11 @@ _BY_BOTH: Final = (True, True)
 
 
 class Quota(NamedTuple):
-    """A client's quota of one kind, and the clients that it is shared with.
+    """Describes a client's quota of one kind, and whose requests count for it.
 
     Attributes:
-        user: the user whose requests are counted; "": of any user.
-        client_id: the client id whose requests are counted; "": of any.
+        user: the user whose requests are counted; "": those of all users.
+        client_id: the client id whose requests are counted; "": those of all.
         bound: the rate: bytes/s, percent or partitions/s.
     """
 
@@ -50,7 +50,10 @@ class Quota(NamedTuple):
 def quota_of(
     image: ClientQuotasImage, key: str, user: str, client_id: str
 ) -> Quota | None:
-    """Return the quota of a client for a key, such as producer_byte_rate; or None."""
+    """Return the quota of a client for a key, such as producer_byte_rate.
+
+    Return None if no level has one.
+    """
     for entity, (by_user, by_client) in _levels(user, client_id):
         bound = image.entities.get(entity, {}).get(key)
         if bound is not None:

@@ -1,4 +1,4 @@
-"""Find the client behind a request of telemetry, and its subscription.
+"""Find the client that sent a request about metrics, and its subscription.
 
 Source: KIP-714; Kafka's ClientMetricsManager and ClientMetricsInstance.
 """
@@ -39,14 +39,14 @@ _UNKNOWN: Final = "unknown"
 
 
 class PushState(Protocol):
-    """A client's state, which all handlers share; changed only while it is held.
+    """Holds a client's state, which all handlers share.
 
-    Times are ns of CLOCK_MONOTONIC.
+    It may be changed only while it is locked. Times are ns of CLOCK_MONOTONIC.
 
     Attributes:
         asked_ns: when the client last got its subscription; 0: never.
-        pushed_ns: when a push of the client was last accepted; 0: never.
-        refusal: the error code of its last push; 0: none.
+        pushed_ns: when a push of the client last came in time; 0: never.
+        refusal: the error code with which its last push was refused; 0: none.
         is_terminating: whether its last push said that the client terminates.
     """
 
@@ -57,7 +57,7 @@ class PushState(Protocol):
 
 
 class PushingClient(NamedTuple):
-    """The client behind a request, and the metrics that it shall push."""
+    """Describes the client that sent a request, and the metrics that it shall push."""
 
     context: ClientTelemetryContext
     subscription: Subscription
@@ -67,7 +67,7 @@ class ClientTelemetry:
     """Finds the client of a request, and gives its metrics to the receiver.
 
     Args:
-        words: the control segment, as 64-bit words.
+        words: the control segment (shared memory of all processes), in 64-bit words.
         registry: has the subscriptions.
         instances: the clients' states, shared by all handlers.
         contexts: finds the sender of a request.
@@ -92,7 +92,7 @@ class ClientTelemetry:
         self.max_bytes = max_bytes
 
     def client(self, request: Request, instance_id: bytes) -> PushingClient | None:
-        """Return the client that sent a request; None: it has disconnected."""
+        """Return the client that sent a request; None if it has disconnected."""
         from mpbroker.server.configs.client_metrics_config import (
             Client,
             subscription_of,
@@ -140,7 +140,7 @@ class ClientTelemetry:
     def held(
         self, request: Request, instance_id: bytes
     ) -> AbstractContextManager[PushState]:
-        """Return a context manager that locks and gives the state of a client."""
+        """Return a context manager that locks a client's state and returns it."""
         row = connection_row(request.connection)
         cookie = self._words[row + CONNECTION_COOKIE]
         return self._instances.held(
@@ -150,10 +150,10 @@ class ClientTelemetry:
     def export(
         self, context: ClientTelemetryContext, payload: ClientTelemetryPayload
     ) -> None:
-        """Give metrics to the receiver.
+        """Give the metrics of a push to the operator's receiver, an object in Python.
 
         Raises:
-            ApiError: INVALID_RECORD: the metrics cannot be read, or the receiver
+            ApiError: INVALID_RECORD. Either the metrics cannot be read, or the receiver
                 raised an exception, which is logged.
         """
         try:

@@ -19,7 +19,7 @@ from mpbroker.protocol.otlp_metrics import read_metrics
 
 
 class ClientTelemetryContext(NamedTuple):
-    """The client that pushes metrics.
+    """Describes the client that pushes metrics.
 
     Attributes:
         client_instance_id: in Kafka's text form: 22 characters of base64.
@@ -44,7 +44,7 @@ class ClientTelemetryContext(NamedTuple):
 
 
 class ClientTelemetryPayload(NamedTuple):
-    """The metrics of one push.
+    """Holds the metrics of one push.
 
     Attributes:
         data: MetricsData of OpenTelemetry in protobuf, decompressed.
@@ -66,7 +66,9 @@ class ClientTelemetryReceiver(ABC):
     """
 
     def configure(self, settings: Mapping[str, str]) -> None:  # noqa: B027 - optional
-        """Take the broker's settings, by key. Called once, before other methods.
+        """Take the broker's settings, by key. The base class does nothing.
+
+        Called once, before other methods.
 
         Raises:
             ValueError: a setting is wrong; the broker prints the message and ends.
@@ -76,9 +78,10 @@ class ClientTelemetryReceiver(ABC):
     def export_metrics(
         self, context: ClientTelemetryContext, payload: ClientTelemetryPayload
     ) -> None:
-        """Take a push.
+        """Take the metrics of one push.
 
-        An exception is logged, and the client gets INVALID_RECORD, so it stops pushing.
+        If this method raises an exception, the broker logs it and answers
+        INVALID_RECORD, so the client stops pushing.
         """
 
 
@@ -86,7 +89,7 @@ class TelemetryLog(ClientTelemetryReceiver):
     """Appends each push to a file, as a line of JSON.
 
     Args:
-        path, max_bytes: as for LineFile.
+        path, max_bytes: the file, and the size at which it is renamed; see LineFile.
     """
 
     def __init__(self, path: str, max_bytes: int) -> None:
@@ -97,7 +100,7 @@ class TelemetryLog(ClientTelemetryReceiver):
     def export_metrics(
         self, context: ClientTelemetryContext, payload: ClientTelemetryPayload
     ) -> None:
-        """Append a push as one line.
+        """Append a push of metrics to the file, as one line of JSON.
 
         Raises:
             ProtocolError: the data cannot be parsed as metrics.
@@ -115,7 +118,7 @@ class TelemetryLog(ClientTelemetryReceiver):
 
 
 class Receivers(ClientTelemetryReceiver):
-    """Several receivers; each gets every push."""
+    """Gives every push to each of several receivers."""
 
     def __init__(self, receivers: Sequence[ClientTelemetryReceiver]) -> None:
         self._receivers = receivers

@@ -8,7 +8,7 @@ late and not added. With trigger "once", the last windows stay in the checkpoint
 until a later run has read later events.
 
 A table has each window once, even if a process is killed. A topic has it at least once,
-or exactly once with ``exactlyOnce = true`` in [topic].
+or exactly once with ``exactlyOnce = true`` in the TOML file's section [topic].
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from mpbroker.spark.pipeline.columns import RECORD_COLUMNS
 from mpbroker.spark.pipeline.decode import Decoder
 from mpbroker.spark.pipeline.description import Description
 from mpbroker.spark.pipeline.errors import PipelineError
 from mpbroker.spark.pipeline.ingest import BatchSink, write_stream
 from mpbroker.spark.pipeline.progress import Progress
 from mpbroker.spark.pipeline.query import read_stream, reason, run_query, start
+from mpbroker.spark.pipeline.schemas import column_types
+from mpbroker.spark.pipeline.schemas.columns import RECORD_COLUMNS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,7 +36,9 @@ if TYPE_CHECKING:
 
 
 def run(description: Description, spark: SparkSession, progress: Progress) -> None:
-    """Aggregate what is in the topic (trigger "once"), or go on until it is stopped.
+    """Aggregate a topic's records and write the windows, until the run is stopped.
+
+    With trigger "once", stop after the records that are in the topic now.
 
     Raises:
         PipelineError: Spark refuses an expression, the table cannot be used, or the
@@ -71,7 +74,7 @@ def run(description: Description, spark: SparkSession, progress: Progress) -> No
 
 
 def aggregated(description: Description, stream: DataFrame) -> DataFrame:
-    """Return the windows: window_start, window_end, the groups and the measures.
+    """Return a stream of windows, a row for each: start, end, groups and measures.
 
     Raises:
         PipelineError: Spark does not understand a measure or a duration.
@@ -112,7 +115,10 @@ def decoded(description: Description, stream: DataFrame) -> DataFrame:
 
     value = description.value
     columns = {**(value.fields or {"value": "binary"}), **RECORD_COLUMNS}
-    fields = ", ".join(f"`{name}` {kind}" for name, kind in columns.items())
+    kinds = column_types.struct(columns).fields
+    fields = ", ".join(
+        f"`{name.replace('`', '``')}` {kind.ddl}" for name, kind in kinds.items()
+    )
     ddl = f"{fields}, _bad BOOLEAN"
 
     def decode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -141,7 +147,10 @@ def decoded(description: Description, stream: DataFrame) -> DataFrame:
 
 
 def _to_topic(description: Description, windows: DataFrame) -> DataStreamWriter:
-    """Return a writer of records: the groups as the key, a whole row as JSON."""
+    """Return Spark's writer that sends each window to a topic as a record.
+
+    The key is the window's group columns joined by "|", the value the row as JSON.
+    """
     from pyspark.sql import functions as sql
 
     wanted = description.aggregate
@@ -161,10 +170,10 @@ def _to_topic(description: Description, windows: DataFrame) -> DataStreamWriter:
 
 
 class _Seen:
-    """Adds what Spark counts in each batch to the progress.
+    """Adds Spark's counts of bad values and late rows to the figures of a run.
 
-    These are bad values and late rows, and windows if they go to a topic: the sink of a
-    table counts its rows itself.
+    It adds the number of windows, too, if they go to a topic: the sink of a table
+    counts its rows itself.
     """
 
     def __init__(self, progress: Progress, *, to_topic: bool) -> None:
@@ -172,13 +181,13 @@ class _Seen:
         self._triggers: set[str] = set()
 
     def newest(self, query: StreamingQuery) -> None:
-        """Add the newest batch, unless it was added before."""
+        """Add Spark's counts for a query's newest batch, unless already added."""
         done = query.lastProgress
         if done is not None:
             self._add(done)
 
     def rest(self, query: StreamingQuery) -> None:
-        """Add those of the last 2,000 batches that were not added before."""
+        """Add Spark's counts for batches that `newest` missed; Spark keeps 2,000."""
         for done in query.recentProgress:
             self._add(done)
 

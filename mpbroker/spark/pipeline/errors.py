@@ -6,7 +6,12 @@ from mpbroker.base.errors import MpbrokerError
 
 
 class PipelineError(MpbrokerError):
-    """A pipeline cannot run; the text names the setting, its value and what is right.
+    """A pipeline cannot run; the message names the setting and says what is right.
 
-    The user changes the description, the table or the topic, and starts it again.
+    The user changes the pipeline's TOML file, the table or the topic, and starts the
+    pipeline again.
     """
+
+
+class DescriptionError(PipelineError):
+    """A pipeline's TOML file is wrong; only a change of the file helps."""

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TextIO
+from typing import TYPE_CHECKING, Final, TextIO
+
+from mpbroker.spark.lag import offsets_behind
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+# Seconds between two lines about the lag.
+_SAY_S: Final = 10.0
 
 
 @dataclass
@@ -14,12 +23,17 @@ class Progress:
     """Adds up the figures of a run, and prints a line for each batch.
 
     Attributes:
-        name: of the pipeline; begins each line.
+        name: the pipeline's name, with which each line begins.
         rows: rows written, or records sent.
         bad: values that could not be decoded.
-        late: rows older than the description allows.
+        late: rows older than the pipeline's TOML file allows.
+        late_label: the words for late rows in a line: "late", "late and dropped".
         skipped: batches that an earlier run had already committed.
+        last_batch: the id of the newest batch.
+        committed_s: the time of that batch's commit, in seconds since 1970.
         notes: lines to print after the summary.
+        watches: functions to call about once a second with the query, while it runs.
+        stopping: an event that is set when the user wants the run to end.
     """
 
     name: str
@@ -27,39 +41,50 @@ class Progress:
     rows: int = 0
     bad: int = 0
     late: int = 0
+    late_label: str = "late"
     batches: int = 0
     skipped: int = 0
+    last_batch: int | None = None
+    committed_s: float | None = None
     notes: list[str] = field(default_factory=list)
+    watches: list[Callable[[StreamingQuery], None]] = field(default_factory=list)
+    stopping: threading.Event = field(default_factory=threading.Event)
     started: float = field(default_factory=time.monotonic)
 
     def say(self, text: str) -> None:
-        """Print a line."""
+        """Print a line of text about the pipeline."""
         print(f"{self.name}: {text}", file=self.out, flush=True)
 
     def batch(self, batch_id: int, rows: int, seconds: float, **more: int) -> None:
-        """Add up and print a finished batch.
+        """Add a finished batch to the totals, and print its line.
 
         Args:
-            seconds: how long the batch took.
+            seconds: the time that the batch took.
             more: other counts by name, such as ``bad`` and ``late``; 0 is not printed.
         """
         self.batches += 1
+        self.last_batch, self.committed_s = batch_id, time.time()
         self.rows += rows
         self.bad += more.get("bad", 0)
         self.late += more.get("late", 0)
-        extra = "".join(f", {count:,} {what}" for what, count in more.items() if count)
+        names = {"late": self.late_label}
+        extra = "".join(
+            f", {count:,} {names.get(what, what)}"
+            for what, count in more.items()
+            if count
+        )
         rate = rows / max(seconds, 1e-6)
         self.say(
             f"batch {batch_id}: {rows:,} rows{extra} in {seconds:.1f} s, {rate:,.0f}/s"
         )
 
     def skip(self, batch_id: int) -> None:
-        """Count and print a batch that was committed before."""
+        """Count and print a batch that an earlier run has committed."""
         self.skipped += 1
         self.say(f"batch {batch_id} was committed before: nothing to do")
 
     def report(self) -> Mapping[str, object]:
-        """Print the summary and return its figures."""
+        """Print a summary of the run, and return its figures by name."""
         seconds = time.monotonic() - self.started
         found: dict[str, object] = {
             "pipeline": self.name,
@@ -75,8 +100,51 @@ class Progress:
         batches = f" in {self.batches} batch{plural}" if self.batches else ""
         self.say(
             f"done: {self.rows:,} rows{batches}, {seconds:.1f} s;"
-            f" {self.bad:,} bad, {self.late:,} late"
+            f" {self.bad:,} bad, {self.late:,} {self.late_label}"
         )
         for note in self.notes:
             self.say(note)
         return found
+
+
+class LagWatch:
+    """Prints how far a query is behind, and when it will have caught up.
+
+    A line comes at most every ten seconds, and none while nothing is left to read.
+    """
+
+    def __init__(
+        self, progress: Progress, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._progress, self._now = progress, now
+        # When the last line was printed, and what it said.
+        self._said: tuple[float, int] | None = None
+
+    def look(self, query: StreamingQuery) -> None:
+        """Print how many offsets a query is behind, at most every ten seconds."""
+        done = query.lastProgress
+        if done is None:
+            return
+        now = self._now()
+        if self._said is not None and now - self._said[0] < _SAY_S:
+            return
+        behind = sum(sum(offsets_behind(each).values()) for each in done["sources"])
+        if behind:
+            self._progress.say(f"{behind:,} offsets behind{self._outlook(now, behind)}")
+        self._said = now, behind
+
+    def _outlook(self, now: float, behind: int) -> str:
+        if self._said is None or not self._said[1]:
+            return ""
+        before_s, before = self._said
+        rate = (before - behind) / (now - before_s)
+        if rate <= 0:
+            return ", and not catching up"
+        return f", caught up in {duration(behind / rate)} at this pace"
+
+
+def duration(seconds: float) -> str:
+    """Return a duration as text: whole seconds below 120, else minutes or hours."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"

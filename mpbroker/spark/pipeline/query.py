@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mpbroker.spark.pipeline.description import Description
 from mpbroker.spark.pipeline.errors import PipelineError
-from mpbroker.spark.pipeline.progress import Progress
+from mpbroker.spark.pipeline.progress import LagWatch, Progress
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -30,18 +30,24 @@ _DEFAULTS: Final = {
 
 
 def read_stream(description: Description, spark: SparkSession) -> DataFrame:
-    """Return a stream of the source's rows, with the defaults of pipelines."""
+    """Return a stream of the source's rows, with the defaults of pipelines.
+
+    Headers are read, too, if there is a table of dead letters.
+    """
     reader = spark.readStream.format("mpbroker")
     given = {name.lower() for name in description.source}
     defaults = {
         each: _DEFAULTS[each] for each in _DEFAULTS if each.lower() not in given
     }
     options: dict[str, Any] = {**defaults, **description.source}
+    if description.dead_letter is not None:
+        options = {k: v for k, v in options.items() if k.lower() != "includeheaders"}
+        options["includeHeaders"] = "true"
     return reader.options(**options).load()
 
 
 def start(description: Description, writer: DataStreamWriter) -> StreamingQuery:
-    """Start a writer under the description's name, checkpoint and trigger."""
+    """Start a streaming query with the name, checkpoint and trigger of a pipeline."""
     writer = writer.queryName(description.name)
     writer = writer.option("checkpointLocation", description.checkpoint)
     if description.trigger_s:
@@ -57,35 +63,44 @@ def run_query(
 ) -> StreamingQuery:
     """Start a query, wait until it ends, and return it. Ctrl-C stops the query.
 
+    Meanwhile, print how far the query is behind. When ``progress.stopping`` is set, the
+    query is stopped, too.
+
     Args:
-        begin: starts the query.
-        look: called about once a second while the query runs.
+        begin: a function that starts the query.
+        look: a function that is called about once a second while the query runs.
 
     Raises:
         PipelineError: the query failed; the text is the reason, without Java's stack.
     """
     from pyspark.errors import PySparkException, StreamingQueryException
 
+    watches = [LagWatch(progress).look, *progress.watches]
+    if look is not None:
+        watches.append(look)
     for attempt in range(1, _STARTS + 1):
         try:
             query = begin()
         except PySparkException as error:
             raise PipelineError(reason(error)) from error
         try:
-            if look is None:
-                query.awaitTermination()
-            else:
-                while not query.awaitTermination(_LOOK_S):
-                    look(query)
+            while not query.awaitTermination(_LOOK_S):
+                for watch in watches:
+                    watch(query)
+                if progress.stopping.is_set():
+                    query.stop()
         except StreamingQueryException as error:
             # A loaded machine may need more than Spark's ten seconds to start Python,
             # and no setting changes the limit. A new start goes on at the checkpoint,
             # so nothing is lost.
+            if progress.stopping.is_set():
+                return query
             if _NO_PYTHON not in str(error) or attempt == _STARTS:
                 raise PipelineError(reason(error)) from error
             progress.say("Python was too slow to start for Spark; trying again")
         except KeyboardInterrupt:
             progress.say("stopping")
+            progress.stopping.set()
             query.stop()
             return query
         else:
@@ -94,7 +109,7 @@ def run_query(
 
 
 def reason(error: BaseException) -> str:
-    """Return the one line of a Spark error that gives the cause."""
+    """Return the line of a Spark error that gives the cause, without Java's stack."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     ours = [line for line in lines if line.startswith(("mpbroker.", "pyspark.errors."))]
     found = ours[-1] if ours else (lines[0] if lines else type(error).__name__)

@@ -1,4 +1,4 @@
-"""Job ``replay``: send the rows of a table that `ingest` wrote to a topic.
+"""Job ``replay``: send the rows of a table that job ``ingest`` wrote to a topic.
 
     mpbroker pipeline run again.toml
 
@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -29,9 +29,11 @@ from mpbroker.spark.options import LATEST, parse_client_settings
 from mpbroker.spark.pipeline.decode import row_schema
 from mpbroker.spark.pipeline.description import Description, Replay
 from mpbroker.spark.pipeline.errors import PipelineError
-from mpbroker.spark.pipeline.lake import LakeTable, as_stored, open_table
 from mpbroker.spark.pipeline.progress import Progress
 from mpbroker.spark.pipeline.query import reason
+from mpbroker.spark.pipeline.schemas import column_types
+from mpbroker.spark.pipeline.tables.lake import LakeTable
+from mpbroker.spark.pipeline.tables.opening import as_stored, open_table
 from mpbroker.spark.sink import SinkOptions, parse_sink_options
 
 if TYPE_CHECKING:
@@ -40,11 +42,13 @@ if TYPE_CHECKING:
 _RUN_HEADER: Final = "mpbroker.replay.run"
 _FROM_HEADER: Final = "mpbroker.replay.from"
 _TIMEOUT_S: Final = 30
+# After a delay, a replay with a rate may send this many seconds' records at once.
+_BURST_S: Final = 1.0
 _SAY_S = 10.0  # between two lines of progress
 
 
 def preview(description: Description) -> Iterator[str]:
-    """Yield lines that say what `run` would do.
+    """Yield lines of text that say what `run` would send from a table to a topic.
 
     Raises:
         PipelineError, OptionError, ApiError, BrokerUnavailableError: `run` would fail.
@@ -65,7 +69,9 @@ def preview(description: Description) -> Iterator[str]:
 
 
 def sink_options(description: Description) -> SinkOptions:
-    """Return the options of [topic]; the addresses may stand in [source].
+    """Return the options for writing to the topic, from the file's section [topic].
+
+    The brokers' addresses may be in the section [source] instead.
 
     Raises:
         OptionError: an option is missing or wrong.
@@ -78,7 +84,9 @@ def sink_options(description: Description) -> SinkOptions:
 
 
 def open_stored(description: Description) -> tuple[LakeTable, list[str]]:
-    """Return the table with the partitioning that it has, and the URIs of its files.
+    """Open the table whose rows are sent to a topic; return it, and its files' URIs.
+
+    The table has the partitioning that its files have, whatever the TOML file says.
 
     Raises:
         PipelineError: the table has no rows, or other columns than the description.
@@ -100,7 +108,7 @@ def open_stored(description: Description) -> tuple[LakeTable, list[str]]:
 
 
 def target_partitions(options: SinkOptions) -> int:
-    """Return the number of partitions of the topic that is written to.
+    """Return the number of partitions of the topic to write to.
 
     Raises:
         ApiError: the topic does not exist.
@@ -126,7 +134,7 @@ def _cluster(options: SinkOptions) -> Cluster:
 
 
 def run(description: Description, spark: SparkSession, progress: Progress) -> None:
-    """Send the rows that [replay] selects, and wait until all are acknowledged.
+    """Send the rows of a table that replay.where selects to a topic; wait for acks.
 
     Raises:
         PipelineError: Spark does not understand the SQL condition, the target topic has
@@ -155,15 +163,21 @@ def run(description: Description, spark: SparkSession, progress: Progress) -> No
         )
     tasks = max(1, spark.sparkContext.defaultParallelism)
     first = highest.column("min(_timestamp)").cast(
-        pa.timestamp("ms", tz="UTC"), safe=False
+        pa.timestamp("us", tz="UTC"), safe=False
+    )
+    total = highest.column("count(1)")[0].as_py()
+    ordered = in_order(
+        rows,
+        tasks,
+        description.replay,
+        total=total,
+        first_s=(first.cast(pa.int64())[0].as_py() or 0) / 1e6,
     )
     sender = Sender(
         options=options,
         replay=description.replay,
-        fields=tuple(description.value.fields),
-        tasks=tasks,
+        fields=dict(description.value.fields),
         started=time.time(),
-        first_ms=first.cast(pa.int64())[0].as_py() or 0,
         run_id=f"{description.name}-{time.time_ns()}",
     )
 
@@ -171,8 +185,6 @@ def run(description: Description, spark: SparkSession, progress: Progress) -> No
         return sender(batches)
 
     started = time.monotonic()
-    ordered = in_order(rows, tasks, by_time=description.replay.speed > 0)
-    total = highest.column("count(1)")[0].as_py()
     try:
         with _Watch(options, total, progress):
             sent = ordered.mapInArrow(send, "sent BIGINT").toArrow()
@@ -229,31 +241,41 @@ class _Watch:
         return sum(each.offset for each in answers.values())
 
 
-def in_order(rows: DataFrame, tasks: int, *, by_time: bool) -> DataFrame:
-    """Give each task whole original partitions, each in the order of its offsets.
+def in_order(
+    rows: DataFrame, tasks: int, replay: Replay, *, total: int, first_s: float
+) -> DataFrame:
+    """Give each Spark task the rows of whole original partitions, by their offsets.
 
-    Adds a column ``_due``: the time at which a row is due, for `Sender`.
+    Adds a column ``_due``: the seconds after the beginning at which a row is due. With
+    a rate, each partition is spread over the whole time that ``total`` rows take. So
+    the tasks together keep to the rate, whatever the sizes of their partitions.
 
     Args:
-        by_time: interleave the partitions of a task by timestamp. Timestamps of a
-            partition may fall, so a row is due at the largest one up to it: the order
-            of offsets is kept.
+        total: the number of rows.
+        first_s: the earliest timestamp of all rows, in seconds since 1970.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as sql
 
     place = ["_topic", "_partition", "_offset"]
-    due = sql.col("_timestamp")
-    if by_time:
-        due = sql.max("_timestamp").over(
-            Window.partitionBy(*place[:2]).orderBy("_offset")
-        )
+    partition = Window.partitionBy(*place[:2])
+    so_far = partition.orderBy("_offset")
+    if replay.rate:
+        share = (sql.row_number().over(so_far) - 1) / sql.count("*").over(partition)
+        due = share * (total / replay.rate)
+    elif replay.speed:
+        # Timestamps of a partition may fall, so a row is due at the largest one up to
+        # it: the order of offsets is kept.
+        latest = sql.max("_timestamp").over(so_far).cast("double")
+        due = (latest - first_s) / replay.speed
+    else:
+        due = sql.lit(0.0)
     found = rows.withColumn("_due", due).repartition(tasks, *place[:2])
-    return found.sortWithinPartitions(*(["_due"] if by_time else []), *place)
+    return found.sortWithinPartitions("_due", *place)
 
 
 def chosen(description: Description, spark: SparkSession) -> DataFrame:
-    """Return the rows of the table that [replay] selects.
+    """Return the table's rows that the condition replay.where selects.
 
     Raises:
         PipelineError: see `open_stored`.
@@ -274,6 +296,8 @@ def _read(stored: LakeTable, files: list[str], spark: SparkSession) -> DataFrame
     if values is None:
         # Give Spark the types: it would read the number 7 from a directory "x=007".
         reader = spark.read.schema(from_arrow_schema(stored.schema))
+        if stored.table.format == "iceberg":  # whose files have all the columns
+            return reader.option("recursiveFileLookup", "true").parquet(*files)
         return reader.option("basePath", stored.table.path).parquet(*files)
     by = list(stored.table.partition_by)
     inside = pa.schema([each for each in stored.schema if each.name not in by])
@@ -286,24 +310,59 @@ def _read(stored: LakeTable, files: list[str], spark: SparkSession) -> DataFrame
     return rows.join(sql.broadcast(parts), "_file").select(*stored.schema.names)
 
 
+class Pace:
+    """Makes a task send each row when it is due, for the wanted rate or speed."""
+
+    def __init__(
+        self,
+        started: float,
+        burst_s: float | None,
+        *,
+        now: Callable[[], float] = time.time,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Begin a schedule, from which the time of each row is counted.
+
+        Args:
+            started: when the schedule begins, in seconds by the clock ``now``.
+            burst_s: the seconds of a delay that may be made up for; the rest of the
+                delay moves all later rows. None: make up for any delay, even one
+                before the first row.
+        """
+        self._started = started
+        self._burst_s = burst_s
+        self._now, self._sleep = now, sleep
+        self._has_begun = False
+
+    def wait(self, due_s: float) -> None:
+        """Sleep until a row is due.
+
+        Args:
+            due_s: seconds from the beginning; not less than in the call before.
+        """
+        late_s = self._now() - self._started - due_s
+        if late_s < 0:
+            self._sleep(-late_s)
+        elif self._burst_s is not None:
+            allowed_s = self._burst_s if self._has_begun else 0.0
+            self._started += max(0.0, late_s - allowed_s)
+        self._has_begun = True
+
+
 @dataclass(frozen=True)
 class Sender:
     """Sends the rows of a task; Spark pickles it to its executors.
 
     Attributes:
-        fields: names of the value's fields; empty: values are bytes.
-        tasks: how many tasks send at the same time and share the rate.
-        started: wall clock in seconds, from which all tasks count.
-        first_ms: the earliest timestamp of all rows.
-        run_id: the header that names this run.
+        fields: the types of the value's fields; empty: values are bytes.
+        started: the beginning of all tasks' schedules, in seconds since 1970.
+        run_id: the value of the header that names this run.
     """
 
     options: SinkOptions
     replay: Replay
-    fields: tuple[str, ...]
-    tasks: int
+    fields: Mapping[str, str]
     started: float
-    first_ms: int
     run_id: str
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -319,12 +378,14 @@ class Sender:
                 failures.append(error)
 
         count = 0
+        pace = Pace(self.started, _BURST_S if self.replay.rate else None)
+        paced = bool(self.replay.rate or self.replay.speed)
         with Producer(self.options.settings) as producer:
             for batch in batches:
-                stamps, dues = _ms(batch, "_timestamp"), _ms(batch, "_due")
-                rows = batch.to_pylist()
-                for row, stamp, due in zip(rows, stamps, dues, strict=True):
-                    self._wait(count, due)
+                stamps = _ms(batch, "_timestamp")
+                for row, stamp in zip(batch.to_pylist(), stamps, strict=True):
+                    if paced:
+                        pace.wait(row["_due"])
                     self._send(producer, row, stamp, done)
                     count += 1
                 if failures:
@@ -333,23 +394,6 @@ class Sender:
         if failures:
             raise failures[0]
         yield pa.RecordBatch.from_pydict({"sent": pa.array([count], pa.int64())})
-
-    def _wait(self, count: int, due_ms: int) -> None:
-        """Sleep until the next row is due.
-
-        Args:
-            count: how many rows this task has sent.
-            due_ms: the row's timestamp, in original time.
-        """
-        if self.replay.rate:
-            due = self.started + count * self.tasks / self.replay.rate
-        elif self.replay.speed:
-            due = self.started + (due_ms - self.first_ms) / 1000 / self.replay.speed
-        else:
-            return
-        ahead_s = due - time.time()
-        if ahead_s > 0:
-            time.sleep(ahead_s)
 
     def _send(
         self, producer: Producer, row: Mapping[str, Any], stamp: int, done: Any
@@ -376,8 +420,12 @@ class Sender:
         if not self.fields:
             return row["value"]  # type: ignore[no-any-return]
         # Leave out null fields, as the original value did; in a tombstone all are null.
-        found = {name: row[name] for name in self.fields if row[name] is not None}
-        return orjson.dumps(found) if found else None
+        found = self._struct.plain(row)
+        return column_types.json_text(found).encode() if found else None
+
+    @cached_property
+    def _struct(self) -> column_types.Struct:
+        return column_types.struct(self.fields)
 
 
 def _ms(batch: pa.RecordBatch, name: str) -> list[int]:

@@ -1,11 +1,11 @@
-"""Job ``report``: make a page from a broker's request log.
+"""Job ``report``: make an HTML page from a broker's request log.
 
 The page shows latency by API and client, hot partitions and error bursts.
 
     mpbroker pipeline run report.toml
 
-The log is the file that ``request.log.path`` names. Spark sums it up, so that it may be
-large (`report_findings`); the sums fit on one page (`report_page`).
+The log is the file that ``request.log.path`` names. `report_findings` sums it up, and
+`report_page` makes the page. This job needs no Spark.
 """
 
 from __future__ import annotations
@@ -28,11 +28,9 @@ from mpbroker.spark.pipeline.report_page import page
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pyspark.sql import SparkSession
 
-
-def run(description: Description, spark: SparkSession, progress: Progress) -> None:
-    """Sum up the log and write the page, and the table if the description names one.
+def run(description: Description, progress: Progress) -> None:
+    """Sum up a broker's request log; write an HTML page, and a Parquet table if wanted.
 
     Raises:
         PipelineError: there is no log or no request in it, or the page or table cannot
@@ -40,14 +38,11 @@ def run(description: Description, spark: SparkSession, progress: Progress) -> No
     """
     wanted = description.report
     assert wanted is not None
-    # Little is shuffled, and Spark's default of 200 parts means 200 tasks a query.
-    cores = spark.sparkContext.defaultParallelism
-    spark.conf.set("spark.sql.shuffle.partitions", str(max(1, cores)))
-    publish(description, examine(spark, log_files(wanted)), progress)
+    publish(description, examine(log_files(wanted)), progress)
 
 
 def publish(description: Description, found: Findings, progress: Progress) -> None:
-    """Write the page, and the table if the description names one.
+    """Write the report as an HTML page, and as a Parquet table if that has a path.
 
     Raises:
         PipelineError: a file cannot be written.
@@ -67,7 +62,7 @@ def publish(description: Description, found: Findings, progress: Progress) -> No
 
 
 def preview(description: Description) -> Iterator[str]:
-    """Yield lines that say what `run` would do.
+    """Yield lines of text that say which log `run` would read and what it would write.
 
     Raises:
         PipelineError: there is no log, or a directory cannot be written to.
@@ -85,7 +80,7 @@ def preview(description: Description) -> Iterator[str]:
 
 
 def log_files(wanted: Report) -> list[str]:
-    """Return the files that match the log's patterns, sorted.
+    """Return the files that match the request log's file patterns, sorted.
 
     Raises:
         PipelineError: no file matches.
@@ -100,7 +95,7 @@ def log_files(wanted: Report) -> list[str]:
 
 
 def _flat(row: Row) -> Row:
-    """Replace the lists of percentiles by a column for each, named by its rank."""
+    """Return a row with a column for each percentile, in place of lists of them."""
     flat = {name: value for name, value in row.items() if not isinstance(value, list)}
     for kind in ("total", "served"):
         for rank, value in zip(PERCENTILES, row[kind], strict=True):
@@ -109,7 +104,7 @@ def _flat(row: Row) -> Row:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Replace a file by rename: an error leaves the old one.
+    """Replace a file by renaming a new one: after an error the old file is still there.
 
     Raises:
         PipelineError: the file cannot be written.

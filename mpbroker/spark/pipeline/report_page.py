@@ -1,4 +1,4 @@
-"""Write the page of job ``report``: one HTML file that needs no network."""
+"""Write the report of a request log as one HTML file that needs no network."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mpbroker.spark.pipeline.report_plots import bars, lines
 
 # The most lines in one plot: more are hard to tell apart.
 _LINES: Final = 6
-_STYLE: Final = """
+STYLE: Final = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1f2937; background: #fff;
        max-width: 1100px; margin: 2em auto; padding: 0 1em; }
 h1 { font-size: 1.5em; margin-bottom: 0; }
@@ -34,10 +34,10 @@ Column = tuple[str, "Callable[[Row], str]", bool]
 
 
 def page(name: str, found: Findings) -> str:
-    """Return the page as HTML.
+    """Return the report of a request log as an HTML page.
 
     Args:
-        name: the pipeline's, for the title.
+        name: the pipeline's name, for the title.
     """
     span = found.span
     seconds = max(span["last_s"] - span["first_s"], 1e-9)
@@ -54,7 +54,7 @@ def page(name: str, found: Findings) -> str:
         [
             '<!doctype html><html lang="en"><head><meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{escape(name)}: requests</title><style>{_STYLE}</style></head>",
+            f"<title>{escape(name)}: requests</title><style>{STYLE}</style></head>",
             f"<body><h1>{escape(name)}</h1><p>{escape(head)}</p>",
             *_traffic(found),
             *_latency(found),

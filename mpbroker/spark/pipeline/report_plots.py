@@ -44,9 +44,9 @@ def lines(
 
     Args:
         series: points by name: (seconds since 1970, value), in order of time.
-        unit: of the values.
+        unit: the unit of the values.
         logarithmic: use a logarithmic axis; 0 is drawn at its lowest tick.
-        gap_s: interrupt a line where the next point is further away than this.
+        gap_s: interrupt a line where the next point is more seconds away than this.
     """
     points = [point for each in series.values() for point in each]
     if not points:
@@ -94,12 +94,12 @@ def lines(
 def bars(
     rows: Mapping[str, Mapping[str, float]], *, unit: str, note: Mapping[str, str]
 ) -> str:
-    """Draw a bar for each row; its parts stand one behind the other.
+    """Draw a horizontal bar for each row; its parts follow each other.
 
     Args:
         rows: values by part, by the row's name; all rows have the same parts.
-        unit: of the values.
-        note: the text behind a row's bar, by the row's name.
+        unit: the unit of the values.
+        note: the text after a row's bar, by the row's name.
     """
     totals = {name: sum(parts.values()) for name, parts in rows.items()}
     if not totals or max(totals.values()) <= 0:
@@ -155,7 +155,10 @@ def _runs(points: Points, gap_s: float) -> list[list[tuple[float, float]]]:
 
 
 def _axis(values: Sequence[float]) -> tuple[list[float], Callable[[float], float]]:
-    """Return ticks from 0 on, and the function from a value to its height (0 to 1)."""
+    """Return an axis: ticks from 0 on, and a function from a value to a height.
+
+    The height is from 0, the foot of the plot, to 1, its top.
+    """
     high = max(*values, 1e-9)
     size = 10 ** math.floor(math.log10(high))
     step = next(size * part for part in (0.2, 0.5, 1, 2) if high / (size * part) <= 5)
@@ -165,7 +168,7 @@ def _axis(values: Sequence[float]) -> tuple[list[float], Callable[[float], float
 
 
 def _log_axis(values: Sequence[float]) -> tuple[list[float], Callable[[float], float]]:
-    """Return ticks at powers of ten, and a function as that of `_axis`."""
+    """Return an axis as `_axis` does, but logarithmic, with powers of ten as ticks."""
     positive = [value for value in values if value > 0] or [1.0]
     low = math.floor(math.log10(min(positive)))
     high = max(math.ceil(math.log10(max(positive))), low + 1)

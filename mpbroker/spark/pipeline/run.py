@@ -2,22 +2,25 @@
 
 mpbroker pipeline run flights.toml
 spark-submit [OPTIONS] .../mpbroker/spark/pipeline/run.py flights.toml [--dry-run]
+    [--once]
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import orjson
+from msgspec.structs import replace
 from pyarrow import fs
 
 from mpbroker.base.errors import MpbrokerError
 from mpbroker.client.cluster import TopicPartition
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
+from mpbroker.spark.lag import offset_bytes
 from mpbroker.spark.offsets import OffsetReader, Offsets, from_json
 from mpbroker.spark.options import (
     EARLIEST,
@@ -26,87 +29,301 @@ from mpbroker.spark.options import (
     asks_for,
     parse_source_options,
 )
-from mpbroker.spark.pipeline import aggregate, ingest, replay, report
+from mpbroker.spark.pipeline import aggregate, ingest
 from mpbroker.spark.pipeline.description import Description, load
-from mpbroker.spark.pipeline.errors import PipelineError
+from mpbroker.spark.pipeline.errors import DescriptionError, PipelineError
 from mpbroker.spark.pipeline.progress import Progress
+from mpbroker.spark.pipeline.published_status import Publisher
 from mpbroker.spark.pipeline.query import reason
+from mpbroker.spark.pipeline.registered import resolved
 from mpbroker.spark.pipeline.staging import open_directory
-from mpbroker.spark.session import check_java, check_master, session
+from mpbroker.spark.session import activate, check_java, check_master, session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_RUN: Final[Mapping[str, Callable[[Description, SparkSession, Progress], None]]] = {
-    "ingest": ingest.run,
-    "aggregate": aggregate.run,
-    "replay": replay.run,
-    "report": report.run,
-}
+_LOOK_S: Final = 0.5
 
 
 def run_file(
-    path: str | Path, *, master: str | None = None, dry_run: bool = False
+    path: str | Path,
+    *,
+    master: str | None = None,
+    dry_run: bool = False,
+    once: bool = False,
 ) -> Mapping[str, object]:
-    """Run the pipeline that a file describes, and return the figures of its summary.
+    """Run the pipeline that a TOML file describes; return the figures of its summary.
 
     Args:
         master: Spark's master; None: see `session`.
         dry_run: check and show everything, but start nothing.
+        once: read the records that are there and stop, whatever trigger the TOML file
+            has.
 
     Raises:
-        PipelineError, OptionError, ApiError, BrokerUnavailableError, SparkSetupError:
-            something is missing or wrong; except in a PipelineError of a query that
-            failed, nothing was changed.
+        DescriptionError, OptionError: the file is wrong.
+        PipelineError, ApiError, BrokerUnavailableError, SparkSetupError:
+            something is missing or wrong. Nothing was changed but the published status,
+            except if the PipelineError is that of a query that failed.
     """
-    description = load(path)
-    progress = Progress(description.name)
-    for line in preview(description):
-        progress.say(line)
+    (outcome,) = run_files([path], master=master, dry_run=dry_run, once=once)
+    if outcome.error is not None:
+        raise outcome.error
+    return outcome.figures
+
+
+class Outcome(NamedTuple):
+    """The result of a pipeline's run: the figures of its summary, or an error."""
+
+    path: str
+    figures: Mapping[str, object] = {}
+    error: MpbrokerError | None = None
+
+
+def run_files(
+    paths: Sequence[str | Path],
+    *,
+    master: str | None = None,
+    dry_run: bool = False,
+    once: bool = False,
+) -> list[Outcome]:
+    """Run the pipelines that files describe side by side, in one Spark session.
+
+    A pipeline that fails or is refused does not stop the others; Ctrl-C and SIGTERM
+    stop all of them. Refused pipelines come last in the result.
+
+    Args:
+        master, dry_run, once: see `run_file`.
+
+    Raises:
+        SparkSetupError: Spark cannot be started.
+    """
     if master is not None:
         check_master(master)
-    if dry_run:
-        progress.say("dry run: nothing was read or written")
-        return {"pipeline": description.name, "dry_run": True}
-    check_java()
-    spark = session(description.name, master=master, config=description.spark)
-    run_description(description, spark, progress)
-    return progress.report()
+    refused: list[Outcome] = []
+    runs: list[_Run] = []
+    for path in map(str, paths):
+        try:
+            run = _prepare(path, runs, once=once, waits=not dry_run)
+        except MpbrokerError as error:
+            refused.append(Outcome(path, error=error))
+            if len(paths) > 1:
+                Progress(Path(path).stem).say(f"is not started: {error}")
+            continue
+        runs.append(run)
+        if dry_run:
+            run.progress.say("dry run: nothing was read or written")
+            figures = {"pipeline": run.description.name, "dry_run": True}
+            run.outcome = Outcome(path, figures)
+    if not dry_run and runs:
+        _start(runs, master)
+    return [*(run.outcome for run in runs), *refused]
+
+
+class _Run:
+    """One pipeline of a Spark application, and the outcome of its run."""
+
+    def __init__(self, path: str, description: Description) -> None:
+        self.path, self.description = path, description
+        self.progress = Progress(description.name)
+        self.outcome = Outcome(path)
+        self._publisher: Publisher | None = None
+
+    def publish(self) -> None:
+        """Begin to publish the pipeline's status, if the pipeline has a checkpoint.
+
+        An error becomes the run's outcome.
+        """
+        description = self.description
+        if not description.checkpoint:
+            return
+        try:
+            publisher = Publisher(description, self.progress)
+            publisher.begin(
+                sum(offsets_waiting(description).values()),
+                offset_bytes(description.source),
+            )
+        except MpbrokerError as error:
+            self.outcome = Outcome(self.path, error=error)
+            return
+        self.progress.watches.append(publisher.look)
+        self._publisher = publisher
+
+    def go(self, spark: SparkSession | None) -> None:
+        """Run the pipeline to its end; an error becomes its outcome.
+
+        Args:
+            spark: None for job ``report``, which needs no Spark.
+        """
+        try:
+            if spark is None:
+                from mpbroker.spark.pipeline import report
+
+                report.run(self.description, self.progress)
+            else:
+                activate(spark)
+                run_description(self.description, spark, self.progress)
+        except BaseException as error:
+            self.end(error)
+            if not isinstance(error, MpbrokerError):
+                raise
+            self.outcome = Outcome(self.path, error=error)
+        else:
+            self.end()
+            self.outcome = Outcome(self.path, self.progress.report())
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Publish the pipeline's final status, if the pipeline publishes its status."""
+        if self._publisher is None:
+            return
+        if error is None:
+            stopped = self.progress.stopping.is_set()
+            self._publisher.end("stopped" if stopped else "done")
+        else:
+            stopped = isinstance(error, KeyboardInterrupt)
+            self._publisher.end("stopped" if stopped else "failed", str(error))
+
+
+def _prepare(path: str, others: Sequence[_Run], *, once: bool, waits: bool) -> _Run:
+    """Check a pipeline's TOML file against the broker, its tables and other files.
+
+    Raises:
+        MpbrokerError: the file's pipeline cannot be run; see `run_file`.
+    """
+    description = load(path)
+    if once:
+        description = replace(description, trigger_s=0)
+    for other in others:
+        _check_apart(description, other.description, path, other.path)
+    run = _Run(path, description)
+    run.description = resolved(description, run.progress.say, waits=waits)
+    for line in preview(run.description):
+        run.progress.say(line)
+    return run
+
+
+def _check_apart(one: Description, other: Description, path: str, there: str) -> None:
+    """Raise DescriptionError if two pipelines cannot run in one Spark application.
+
+    They must not have equal names or checkpoints, or different settings of Spark.
+    """
+    if one.name == other.name:
+        raise DescriptionError(
+            f"{path}: pipeline.name={one.name!r} is that of {there}, too: give each its"
+            " own"
+        )
+    if one.checkpoint and one.checkpoint == other.checkpoint:
+        raise DescriptionError(
+            f"{path}: pipeline.checkpoint={one.checkpoint!r} is that of {there}, too:"
+            " give each its own"
+        )
+    for key in one.spark.keys() & other.spark.keys():
+        if one.spark[key] != other.spark[key]:
+            raise DescriptionError(
+                f"{path}: spark.{key}={one.spark[key]!r} is {other.spark[key]!r} in"
+                f" {there}, and both share one Spark: make them equal"
+                " or run them apart"
+            )
+
+
+def _start(runs: Sequence[_Run], master: str | None) -> None:
+    """Start Spark if a job needs it; run all pipelines, and wait until they end.
+
+    Raises:
+        SparkSetupError: Spark cannot be started.
+    """
+    needs_spark = any(run.description.job != "report" for run in runs)
+    if needs_spark:
+        check_java()
+    for run in runs:
+        run.publish()  # before Spark, which takes two minutes on a loaded machine
+    runs = [run for run in runs if run.outcome.error is None]
+    if not runs:
+        return
+    spark = None
+    if needs_spark:
+        settings = {k: v for run in runs for k, v in run.description.spark.items()}
+        name = "+".join(run.description.name for run in runs)
+        try:
+            spark = session(name, master=master, config=settings)
+        except BaseException as error:
+            for run in runs:
+                run.end(error)
+            raise
+    if len(runs) == 1:
+        runs[0].go(None if runs[0].description.job == "report" else spark)
+        return
+    from pyspark import InheritableThread
+
+    threads = []
+    for run in runs:
+        own = None if run.description.job == "report" else spark
+        target = InheritableThread(target=run.go, args=(own,), daemon=True)
+        threads.append(target)
+        target.start()
+    while any(thread.is_alive() for thread in threads):
+        try:
+            for thread in threads:
+                thread.join(_LOOK_S)
+        except KeyboardInterrupt:
+            for run in runs:
+                run.progress.stopping.set()
+            if spark is not None:
+                spark.sparkContext.cancelAllJobs()  # a replay has no query to stop
+
+
+def _job(
+    description: Description,
+) -> Callable[[Description, SparkSession, Progress], None]:
+    """Return the function that runs a pipeline's job in a Spark session.
+
+    The replay's module is imported here only: it imports PySpark, which takes as long
+    as all other imports, and the user is told first how far a pipeline is behind.
+    """
+    if description.job == "replay":
+        from mpbroker.spark.pipeline import replay
+
+        return replay.run
+    return aggregate.run if description.job == "aggregate" else ingest.run
 
 
 def run_description(
     description: Description, spark: SparkSession, progress: Progress
 ) -> None:
-    """Run the job of a description in a session.
+    """Run a pipeline's job, other than ``report``, in a Spark session.
 
     Raises:
-        PipelineError: see the job's module; or Spark failed.
+        PipelineError: the job's ``run`` raises it, or Spark failed.
     """
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 
     try:
-        _RUN[description.job](description, spark, progress)
+        _job(description)(description, spark, progress)
     except (PySparkException, Py4JError) as error:
         raise PipelineError(f"{description.job}: {reason(error)}") from error
 
 
 def preview(description: Description) -> Iterator[str]:
-    """Yield lines that say what a run would do; ask broker and tables, change nothing.
+    """Yield lines of text that say what a run would do; change nothing.
+
+    Their facts come from the description, the broker and the tables.
 
     Raises:
         PipelineError, OptionError, ApiError, BrokerUnavailableError: a run would fail.
     """
     yield f"job {description.job}"
     if description.job == "replay":
+        from mpbroker.spark.pipeline import replay
+
         yield from replay.preview(description)
         return
     if description.job == "report":
+        from mpbroker.spark.pipeline import report
+
         yield from report.preview(description)
         return
-    options = parse_source_options(
-        {"startingOffsets": "earliest", **description.source}, streaming=True
-    )
+    options = _source_options(description)
     reached = checkpoint_offsets(description.checkpoint)
     waiting = _waiting(options, description, reached)
     topics = sorted({each.topic for each in waiting})
@@ -116,15 +333,37 @@ def preview(description: Description) -> Iterator[str]:
         + (" since the checkpoint" if reached else f", from {_start_of(options)}")
     )
     check_tables(description)
-    for what, table in (("rows", description.table), ("bad", description.dead_letter)):
+    for what, table in (
+        ("rows", description.table),
+        ("bad", description.dead_letter),
+        ("late rows", description.late),
+    ):
         if table is not None:
             yield f"{what} go to {table.path} ({table.format})"
     if description.topic:
+        from mpbroker.spark.pipeline import replay
+
         sink = replay.sink_options(description)
         count = replay.target_partitions(sink)
         yield f"results go to topic {sink.topic} ({count} partitions)"
     rest = "all there is now" if not description.trigger_s else "until it is stopped"
     yield f"checkpoint {description.checkpoint}; {rest}"
+
+
+def offsets_waiting(description: Description) -> dict[TopicPartition, int]:
+    """Return how many offsets of each partition a pipeline has still to read.
+
+    Raises:
+        PipelineError, OptionError, ApiError, BrokerUnavailableError: see `preview`.
+    """
+    options = _source_options(description)
+    return _waiting(options, description, checkpoint_offsets(description.checkpoint))
+
+
+def _source_options(description: Description) -> SourceOptions:
+    return parse_source_options(
+        {"startingOffsets": "earliest", **description.source}, streaming=True
+    )
 
 
 def _start_of(options: SourceOptions) -> str:
@@ -136,7 +375,10 @@ def _start_of(options: SourceOptions) -> str:
 def _waiting(
     options: SourceOptions, description: Description, reached: Offsets
 ) -> dict[TopicPartition, int]:
-    """Return how many offsets of each partition are still to be read.
+    """Return how many offsets of each partition a pipeline has still to read.
+
+    Args:
+        reached: the offsets up to which it has read, from its checkpoint.
 
     Raises:
         PipelineError: the checkpoint belongs to another topic.
@@ -168,7 +410,7 @@ def _waiting(
 def _existing(
     reader: OffsetReader, options: SourceOptions
 ) -> dict[TopicPartition, int]:
-    """Return the source's partitions with their leaders.
+    """Return the partitions that a pipeline reads, with their leaders' node ids.
 
     Raises:
         ApiError: a topic does not exist; the text names those of the source.
@@ -188,15 +430,18 @@ def _existing(
 
 
 def check_tables(description: Description) -> None:
-    """Raise PipelineError if `ingest` could not write to its tables; change nothing."""
+    """Raise PipelineError if job ``ingest`` could not write to its tables.
+
+    Nothing is changed.
+    """
     if description.job == "ingest":
         ingest.open_sink(description, Progress(description.name))
 
 
 def checkpoint_offsets(checkpoint: str) -> Offsets:
-    """Return the end offsets of the newest batch that a checkpoint has planned.
+    """Return the end offsets of the newest planned batch in a checkpoint.
 
-    They are empty for a new checkpoint.
+    The result is empty for a new checkpoint.
 
     Raises:
         PipelineError: the directory cannot be used.
@@ -219,15 +464,23 @@ def checkpoint_offsets(checkpoint: str) -> Offsets:
 
 
 def main(arguments: list[str]) -> None:
-    """Run the file that the arguments name; exit with a line of error, as a script."""
-    files = [each for each in arguments if each != "--dry-run"]
-    if len(files) != 1 or files[0].startswith("-"):
-        print("usage: spark-submit [OPTIONS] run.py FILE [--dry-run]", file=sys.stderr)
+    """Run the pipelines whose files a script's arguments name; exit after an error."""
+    files = [each for each in arguments if each not in ("--dry-run", "--once")]
+    if not files or any(each.startswith("-") for each in files):
+        print(
+            "usage: spark-submit [OPTIONS] run.py FILE... [--dry-run] [--once]",
+            file=sys.stderr,
+        )
         sys.exit(2)
     try:
-        run_file(files[0], dry_run="--dry-run" in arguments)
+        outcomes = run_files(
+            files, dry_run="--dry-run" in arguments, once="--once" in arguments
+        )
     except MpbrokerError as error:
         sys.exit(f"mpbroker: {error}")
+    failed = [f"mpbroker: {each.error}" for each in outcomes if each.error is not None]
+    if failed:
+        sys.exit("\n".join(failed))
 
 
 if __name__ == "__main__":

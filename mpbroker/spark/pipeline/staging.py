@@ -1,16 +1,19 @@
-"""Write a batch's files on executors, in a staging area that readers ignore.
+"""Write a batch's files on executors: to a staging area, or to their final place.
 
-The driver commits the files afterwards (`lake`). A task that is tried again writes its
-files again under other names. Only the files that its last try reports are committed;
-the others are deleted later.
+The driver commits the files afterwards (`tables`). A task that is tried again writes
+its files again under other names. Only the files that its last try reports are
+committed; the others are deleted later.
 """
 
 from __future__ import annotations
 
 import datetime
+import re
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from dataclasses import field as setting
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -41,27 +44,48 @@ _FILES_SCHEMA: Final = pa.schema(
 )
 ROWS: Final = "rows"
 BAD: Final = "bad"
+LATE: Final = "late"
+DROPPED: Final = "dropped"  # late rows that are in no file
+# A column of staged changes to a table with a key: whether the key's row is deleted.
+DELETED: Final = "_deleted"
+# Writes rows to a table's files, and returns an entry of the report for each.
+FileWriter = Callable[[pa.Table], list[dict[str, Any]]]
 # Rows are kept in memory up to this size and then split by partition value: a file for
 # each value would otherwise have to stay open.
 _FLUSH_BYTES: Final = 256 * 1024 * 1024
 
 
-def open_directory(path: str, *, make: bool = False) -> tuple[fs.FileSystem, str]:
+def open_directory(path: str) -> tuple[fs.FileSystem, str]:
     """Return the file system of a path or URI, and the path inside it.
-
-    Args:
-        make: create the directory if it is missing.
 
     Raises:
         PipelineError: the file system or the directory cannot be used.
     """
     try:
         found, inside = find(path)
-        if make:
-            found.create_dir(inside, recursive=True)
     except (pa.ArrowInvalid, OSError, NotImplementedError) as error:
         raise PipelineError(f"directory {path!r} cannot be used: {error}") from error
     return found, inside
+
+
+@contextmanager
+def store_errors(path: str) -> Iterator[None]:
+    """Turn errors of a file system or an object store into PipelineError.
+
+    Raises:
+        PipelineError: the store cannot be reached, or has refused.
+    """
+    try:
+        yield
+    except OSError as error:
+        # delta-rs draws a tree of causes, in colours.
+        text = " ".join(re.sub(r"\x1b\[\d*m|\u21b3", " ", str(error)).split())
+        raise PipelineError(
+            f"{path}: the store cannot be reached or has refused ({text[:300]})."
+            " Nothing is lost: run the pipeline again when it answers; for S3, check"
+            " AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID and"
+            " AWS_SECRET_ACCESS_KEY, of executors too"
+        ) from error
 
 
 def partition_columns(table: Table, schema: pa.Schema) -> list[pa.Field]:
@@ -75,7 +99,10 @@ def partition_columns(table: Table, schema: pa.Schema) -> list[pa.Field]:
 
 
 def table_schema(table: Table, schema: pa.Schema) -> pa.Schema:
-    """Return a table's columns: those of the rows, and the computed "date"."""
+    """Return a table's columns: those of the rows, and those it is partitioned by.
+
+    A table may be partitioned by "date", which is computed if the rows do not have it.
+    """
     for field in partition_columns(table, schema):
         if field.name not in schema.names:
             schema = schema.append(field)
@@ -86,10 +113,19 @@ def table_schema(table: Table, schema: pa.Schema) -> pa.Schema:
 class Stager:
     """Writes the files of a batch's task; Spark pickles it to its executors.
 
+    A task writes up to three kinds of files: ROWS for the table, BAD for values that
+    cannot be decoded, and LATE for rows older than the table takes.
+
     Attributes:
         value: how values are decoded; None if the rows have the columns already.
-        directories: of this batch in the tables' staging areas, by ROWS and BAD.
-        now_s: the time since 1970 from which late rows are counted.
+        directories: the batch's directories in the tables' staging areas, by ROWS, BAD
+            and LATE.
+        now_s: the time, in seconds since 1970, from which the age of rows counts. It is
+            the same in each run of a batch: otherwise a row could be late in one run
+            and not in another.
+        late: the table of late rows that are set aside.
+        writers: by ROWS, BAD and LATE, the writers of tables that write their files
+            themselves.
     """
 
     value: ValueFormat | None
@@ -98,13 +134,21 @@ class Stager:
     directories: dict[str, str]
     with_headers: bool
     now_s: float
+    late: Table | None = None
+    writers: Mapping[str, FileWriter] = setting(default_factory=dict)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write all rows of a task, and yield its report.
+        """Write all rows of a task to files, and yield a table that lists these files.
 
         Raises:
-            PipelineError: a value cannot be decoded, and there is no dead-letter table.
+            PipelineError: a value cannot be decoded, and there is no dead-letter table;
+                or the store has failed.
         """
+        with store_errors(self.table.path):
+            files = self._write_all(batches)
+        yield pa.RecordBatch.from_pylist(files, schema=_FILES_SCHEMA)
+
+    def _write_all(self, batches: Iterable[pa.RecordBatch]) -> list[dict[str, Any]]:
         files: list[dict[str, Any]] = []
         bad: list[pa.Table] = []
         rows: list[pa.Table] = []
@@ -117,7 +161,10 @@ class Stager:
                 rows.append(pa.Table.from_batches([batch]))
             else:
                 decoded = decoder.decode(batch)
-                rows.append(decoded.rows)
+                found = decoded.rows
+                if self.table.key:
+                    found = found.append_column(DELETED, decoded.deleted)
+                rows.append(found)
                 if decoded.bad.num_rows:
                     bad.append(decoded.bad)
             size += rows[-1].nbytes
@@ -126,36 +173,63 @@ class Stager:
                 rows, size = [], 0
         files += self._write_rows(rows)
         if bad:
-            files.append(self._write_bad(pa.concat_tables(bad)))
-        yield pa.RecordBatch.from_pylist(files, schema=_FILES_SCHEMA)
+            files += self._write_bad(pa.concat_tables(bad))
+        return files
 
     def _write_rows(self, tables: list[pa.Table]) -> list[dict[str, Any]]:
         rows = pa.concat_tables(tables) if tables else None
         if rows is None or not rows.num_rows:
             return []
-        event_time = rows.column(self.table.event_time or "_timestamp")
-        by = partition_columns(self.table, rows.schema)
-        if any(field.name not in rows.schema.names for field in by):
-            rows = rows.append_column(_date_field(by), event_time.cast(pa.date32()))
-        late = self._late(event_time)
-        found = []
-        for values, part in _split(rows, [field.name for field in by]):
-            inside = part.drop_columns([field.name for field in by]) if by else part
-            found.append(self._write(ROWS, self.table, inside, values))
-        if found:
-            found[0]["late"] = late
-        return found
+        late = self._late(rows.column(self.table.event_time or "_timestamp"))
+        count = int(pc.sum(late).as_py() or 0) if late is not None else 0
+        if not count or self.table.late == "keep":
+            found = self._write_parts(ROWS, self.table, rows)
+            found[0]["late"] = count
+            return found
+        aside, rows = rows.filter(late), rows.filter(pc.invert(late))
+        if self.late is not None:
+            found = self._write_parts(LATE, self.late, aside)
+            found[0]["late"] = count
+        else:
+            entry = {"kind": DROPPED, "path": "", "partition": "{}", "late": count}
+            found = [{**entry, "rows": 0, "bytes": 0}]
+        return found + (self._write_parts(ROWS, self.table, rows) if len(rows) else [])
 
-    def _late(self, event_time: pa.ChunkedArray) -> int:
+    def _write_parts(
+        self, kind: str, table: Table, rows: pa.Table
+    ) -> list[dict[str, Any]]:
+        """Write rows, at least one, to a file for each partition of the table.
+
+        Return a dict for each file, by the columns of FILES_DDL: path, rows, bytes...
+        """
+        by = partition_columns(table, rows.schema)
+        if any(field.name not in rows.schema.names for field in by):
+            event_time = rows.column(table.event_time or "_timestamp")
+            rows = rows.append_column(_date_field(by), event_time.cast(pa.date32()))
+        if kind in self.writers:
+            return self._write_own(kind, rows)
+        return [
+            self._write(kind, table, part.drop_columns(list(values)), values)
+            for values, part in _split(rows, () if table.key else table.partition_by)
+        ]
+
+    def _late(self, event_time: pa.ChunkedArray) -> pa.ChunkedArray | None:
+        """Return for each row whether it is older than the table takes.
+
+        None: rows may have any age.
+        """
         if not self.table.late_after_s:
-            return 0
+            return None
         earliest = datetime.datetime.fromtimestamp(
             self.now_s - self.table.late_after_s, datetime.UTC
         )
-        found = pc.less(event_time, pa.scalar(earliest, event_time.type))
-        return int(pc.sum(found).as_py() or 0)
+        if pa.types.is_date(event_time.type):
+            limit = pa.scalar(earliest.date(), event_time.type)
+        else:
+            limit = pa.scalar(earliest, event_time.type)
+        return pc.fill_null(pc.less(event_time, limit), False)
 
-    def _write_bad(self, bad: pa.Table) -> dict[str, Any]:
+    def _write_bad(self, bad: pa.Table) -> list[dict[str, Any]]:
         if self.dead_letter is None:
             first = bad.slice(0, 1).to_pylist()[0]
             raise PipelineError(
@@ -164,22 +238,72 @@ class Stager:
                 " [dead_letter] table to set such values aside"
             )
         assert bad.schema == bad_schema()
-        return self._write(BAD, self.dead_letter, bad, {})
+        if BAD in self.writers:
+            return self._write_own(BAD, bad)
+        return [self._write(BAD, self.dead_letter, bad, {})]
+
+    def _write_own(self, kind: str, rows: pa.Table) -> list[dict[str, Any]]:
+        return [{"kind": kind, "late": 0, **each} for each in self.writers[kind](rows)]
 
     def _write(
         self, kind: str, table: Table, rows: pa.Table, values: dict[str, Any]
     ) -> dict[str, Any]:
-        files, inside = open_directory(self.directories[kind], make=True)
-        path = f"{inside}/{uuid.uuid4().hex}.parquet"
-        pq.write_table(rows, path, filesystem=files, compression=table.compression)
-        return {
-            "kind": kind,
-            "path": path,
-            "partition": orjson.dumps(values).decode(),
-            "rows": rows.num_rows,
-            "bytes": files.get_file_info(path).size,
-            "late": 0,
-        }
+        written = _write_file(rows, self.directories[kind], table, values)
+        return {"kind": kind, "late": 0, **written}
+
+
+@dataclass(frozen=True)
+class PlacedFiles:
+    """Writes rows to files in their final place, below their partition's directory.
+
+    This is for tables whose readers see no file before a commit names it. No file has
+    to be moved then; in an object store, a move would be a copy.
+
+    Attributes:
+        prefix: the beginning of the files' names.
+    """
+
+    table: Table
+    prefix: str
+
+    def __call__(self, rows: pa.Table) -> list[dict[str, Any]]:
+        """Write rows to files; return a dict for each: path, partition, rows, bytes."""
+        by = self.table.partition_by
+        return [
+            _write_file(
+                part.drop_columns(list(values)),
+                self.table.path,
+                self.table,
+                values,
+                f"{hive_directory(values)}/{self.prefix}".lstrip("/"),
+            )
+            for values, part in _split(rows, by)
+        ]
+
+
+def _write_file(
+    rows: pa.Table,
+    directory: str,
+    table: Table,
+    values: dict[str, Any],
+    name: str = "",
+) -> dict[str, Any]:
+    """Write rows to a Parquet file; return its path, partition, rows and bytes.
+
+    Args:
+        values: the file's partition values, as directories' names have them.
+        name: the beginning of the file's name; it may contain directories.
+    """
+    files, inside = open_directory(directory)
+    path = f"{inside}/{name}{uuid.uuid4().hex}.parquet"
+    files.create_dir(path.rpartition("/")[0], recursive=True)
+    pq.write_table(rows, path, filesystem=files, compression=table.compression)
+    return {
+        "path": path,
+        "partition": orjson.dumps(values).decode(),
+        "rows": rows.num_rows,
+        "bytes": files.get_file_info(path).size,
+    }
 
 
 def _date_field(fields: list[pa.Field]) -> pa.Field:
@@ -187,13 +311,13 @@ def _date_field(fields: list[pa.Field]) -> pa.Field:
 
 
 def _split(
-    rows: pa.Table, names: list[str]
+    rows: pa.Table, names: Sequence[str]
 ) -> Iterator[tuple[dict[str, Any], pa.Table]]:
-    """Yield the values of each combination in these columns, and its rows in order."""
+    """Yield each combination of values in the named columns, and its rows in order."""
     if not names:
         yield {}, rows
         return
-    for keys in rows.select(names).group_by(names).aggregate([]).to_pylist():
+    for keys in rows.select(names).group_by(list(names)).aggregate([]).to_pylist():
         chosen = None
         for name, value in keys.items():
             column = rows.column(name)

@@ -2,8 +2,9 @@
 
 A batch keeps its base and last offset, so that offsets and sequences do not move; its
 codec; and the bytes of the records that stay. Timestamps in records are relative to the
-batch's base timestamp. If a delete horizon is set, it replaces the base timestamp, so
-only then these timestamps are written again.
+batch's base timestamp. A delete horizon (the time from which tombstones in the batch
+may be removed) replaces the base timestamp, so only then these timestamps are written
+again.
 
 Source: KIP-534; Kafka's MemoryRecords.filterTo.
 """
@@ -31,13 +32,13 @@ class RawRecord(NamedTuple):
     """The fields of a record that decide whether it stays, and the place of its bytes.
 
     Attributes:
-        offset_delta: its offset, less the batch's base offset.
-        timestamp_delta: its timestamp (ms), less the batch's base timestamp.
-        key: its key; None: it has none.
+        offset_delta: the record's offset, less the batch's base offset.
+        timestamp_delta: the record's timestamp (ms), less the batch's base timestamp.
+        key: the record's key; None: it has no key.
         has_value: False for a tombstone.
-        start: where the record begins in the payload, its length included.
-        after_timestamp: where its field after the timestamp begins.
-        end: where the record ends.
+        start: the index in the payload at which the record's length field begins.
+        after_timestamp: the index of the field after the timestamp.
+        end: the index behind the record.
     """
 
     offset_delta: int
@@ -53,8 +54,8 @@ class KeptRecords(NamedTuple):
     """The records of a batch that stay.
 
     Attributes:
-        payload: the decompressed bytes of all of the batch's records.
-        records: the places in ``payload`` of those that stay.
+        payload: the decompressed bytes of all records of the batch.
+        records: the records that stay, with their places in ``payload``.
     """
 
     payload: bytes
@@ -62,12 +63,16 @@ class KeptRecords(NamedTuple):
 
     @property
     def has_tombstone(self) -> bool:
-        """Whether a record without a value is among them."""
+        """Whether one of the records that stay is a tombstone (has no value)."""
         return any(not record.has_value for record in self.records)
 
 
 def read_raw_records(header: BatchHeader, batch: bytes) -> KeptRecords:
-    """Return all records of a batch.
+    """Return all records of a stored batch, decompressed.
+
+    Args:
+        header: the batch's header.
+        batch: all bytes of the batch, header included.
 
     Raises:
         CorruptLogError, RecordBatchError, DecompressionError: the batch is damaged.
@@ -108,11 +113,11 @@ def _walk(payload: bytes, count: int) -> Iterator[RawRecord]:
 
 
 def build_filtered(header: BatchHeader, kept: KeptRecords, horizon_ms: int) -> bytes:
-    """Return a batch with only the kept records; there must be one at least.
+    """Return the bytes of a batch that has only the kept records.
 
     Args:
         header: the header of the stored batch.
-        kept: the records that stay.
+        kept: the records that stay, one at least.
         horizon_ms: the time from which tombstones in it may be removed; -1: keep the
             batch's delete horizon, if it has one.
     """
@@ -141,7 +146,11 @@ def build_filtered(header: BatchHeader, kept: KeptRecords, horizon_ms: int) -> b
 
 
 def build_empty(header: BatchHeader) -> bytes:
-    """Return a batch without records, which still has a producer's last sequence."""
+    """Return the bytes of a batch that keeps offsets and sequences, but has no records.
+
+    Args:
+        header: the header of the stored batch.
+    """
     attributes = header.attributes & ~(CODEC_MASK | DELETE_HORIZON_FLAG)
     return bytes(
         pack_header(
@@ -154,7 +163,10 @@ def build_empty(header: BatchHeader) -> bytes:
 
 
 def delete_horizon(header: BatchHeader) -> int:
-    """Return the time (ms) from which tombstones may be removed; -1: it is not set."""
+    """Return a batch's delete horizon: from then on its tombstones may be removed.
+
+    It is in ms of the wall clock; -1: it is not set.
+    """
     return header.base_timestamp if header.has_delete_horizon else NO_TIMESTAMP
 
 

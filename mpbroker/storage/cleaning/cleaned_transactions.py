@@ -18,11 +18,14 @@ from mpbroker.storage.producers.producer_state import (
 class CleanedTransactions:
     """The transactions of a log, followed from its start, batch by batch.
 
+    The caller passes each transactional batch and marker once, in the log's order.
+
     Args:
         aborted: all aborted transactions of the log.
 
     Attributes:
-        kept: aborted transactions whose markers stay, for the new index.
+        kept: the aborted transactions whose markers stay, for the index of the
+            compacted copy.
     """
 
     def __init__(self, aborted: list[AbortedTransaction]) -> None:
@@ -33,7 +36,7 @@ class CleanedTransactions:
         self.kept: list[AbortedTransaction] = []
 
     def discards_batch(self, batch: BatchHeader) -> bool:
-        """Return whether a data batch belongs to an aborted transaction."""
+        """Whether a data batch must be removed, because its transaction was aborted."""
         self._advance(batch.last_offset)
         if not batch.is_transactional:
             return False
@@ -46,7 +49,7 @@ class CleanedTransactions:
     def discards_marker(
         self, batch: BatchHeader, marker: EndTransactionMarker | None
     ) -> bool:
-        """Return whether a marker is the last batch of its transaction in the log.
+        """Whether a transaction's end marker can go, as its data has left the log.
 
         Args:
             batch: the header of a control batch.

@@ -1,8 +1,9 @@
 """Compaction: compact one log, that is, keep the newest record of every key.
 
-First the dirty part is read, and the newest offset of each key is noted, until the map
-is full or the part ends. Then all segments up to that offset are copied without the
-records that have a newer record of their key; small neighbours become one segment.
+First the dirty part (the records appended since the last compaction) is read, and the
+newest offset of each key is noted, until the map is full or the part ends. Then all
+segments up to that offset are copied without the records that have a newer record of
+their key; small neighbouring segments become one segment.
 Offsets never change. A tombstone stays for delete.retention.ms after the first
 compaction that read it: that compaction writes the end of this time into the batch (the
 delete horizon).
@@ -20,6 +21,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
+from mpbroker.base.directories import sync_directory
 from mpbroker.ipc.layout import RowStatus
 from mpbroker.protocol.records.batch_header import BatchHeader, parse_batch_header
 from mpbroker.storage.cleaning.batch_filter import (
@@ -29,13 +31,15 @@ from mpbroker.storage.cleaning.batch_filter import (
     delete_horizon,
     read_raw_records,
 )
+from mpbroker.storage.cleaning.chunk_reader import ChunkReader
 from mpbroker.storage.cleaning.cleaned_transactions import CleanedTransactions
-from mpbroker.storage.cleaning.key_map import KeyMap
+from mpbroker.storage.cleaning.key_map import new_key_map
 from mpbroker.storage.cleaning.retention import rename_deleted
-from mpbroker.storage.files.batch_scan import read_batch, scan_batches
-from mpbroker.storage.files.log_files import sync_directory
 from mpbroker.storage.files.log_segment import LogSegment
-from mpbroker.storage.files.segment_writer import SegmentWriter
+from mpbroker.storage.files.segment_writer import (
+    SegmentWriter,
+    remove_unfinished_copies,
+)
 from mpbroker.storage.files.txn_index import AbortedTransaction, read_aborted
 from mpbroker.storage.log.log_loader import install_swap
 from mpbroker.storage.log.partition_log import PartitionLog
@@ -52,7 +56,7 @@ class CleaningAbortedError(Exception):
 
 
 class CleanResult(NamedTuple):
-    """The result of one compaction.
+    """The result of one compaction of a log: how far it went, and what it saved.
 
     Attributes:
         clean_offset: the log below this offset is compacted.
@@ -73,9 +77,9 @@ class Compaction:
     Args:
         log: the log.
         now_ms: the wall clock, for tombstones.
-        max_keys: how many keys the key map has room for.
-        throttled: called with the bytes of each batch read and of each segment written;
-            it may sleep, or raise CleaningAbortedError.
+        max_keys: the number of keys that the key map has room for.
+        throttled: called with the number of bytes of each batch read and of each
+            segment written; it may sleep, or raise CleaningAbortedError.
 
     Raises:
         ApiError, OSError, CorruptLogError: the log cannot be read.
@@ -91,7 +95,7 @@ class Compaction:
         self._log = log
         self._view = log.view
         self._now_ms = now_ms
-        self._keys = KeyMap(max_keys)
+        self._keys = new_key_map(max_keys)
         self._throttled = throttled
         state = log.view.state()
         log.view.refresh(state.active_base_offset)
@@ -102,14 +106,17 @@ class Compaction:
     def run(self, first_dirty: int, first_uncleanable: int) -> CleanResult:
         """Compact the log below ``first_uncleanable``, as far as the key map has room.
 
+        The key map has the newest offset of each key.
+
         Args:
             first_dirty: the log below this offset is compacted already.
-            first_uncleanable: the base offset of the first segment to leave alone.
+            first_uncleanable: the offset from which on segments are left alone.
 
         Raises:
             CleaningAbortedError, ApiError, OSError, CorruptLogError: some groups of
                 segments, or none, were replaced; the log is valid in each case.
         """
+        remove_unfinished_copies(self._log.directory)
         self._map_keys(first_dirty, first_uncleanable)
         clean_offset = self._keys.latest_offset + 1
         # A record is removed because a newer one of its key exists. The newer one must
@@ -138,17 +145,35 @@ class Compaction:
         for segment in self._view.segments.from_offset(start):
             if segment.base_offset >= end:
                 break
-            for batch, body in self._batches(segment, start):
-                if not batch.is_control and not transactions.discards_batch(batch):
-                    if not self._map_batch(batch, body, start):
-                        return
-                elif batch.is_control:
-                    transactions.discards_marker(batch, parse_marker(body))
-                keys.latest_offset = max(keys.latest_offset, batch.last_offset)
+            if not self._map_segment(segment, start, transactions):
+                return
             following = self._view.segments.next_base(segment.base_offset)
             assert following is not None  # the active segment is never cleanable
             keys.latest_offset = min(following, end) - 1
             segment.close()
+
+    def _map_segment(
+        self, segment: LogSegment, start: int, transactions: CleanedTransactions
+    ) -> bool:
+        """Note the newest offset of each key in a segment; False: memory is full."""
+        keys = self._keys
+        reader = self._reader(segment, start)
+        while reader.has_more():
+            at, is_full = keys.map_batches(reader.chunk, reader.at, start)
+            reader.take_to(at)
+            if is_full:
+                return False
+            found = reader.next_batch()
+            if found is None:
+                continue
+            batch, body = found
+            if not batch.is_control and not transactions.discards_batch(batch):
+                if not self._map_batch(batch, body, start):
+                    return False
+            elif batch.is_control:
+                transactions.discards_marker(batch, parse_marker(body))
+            keys.latest_offset = max(keys.latest_offset, batch.last_offset)
+        return True
 
     def _map_batch(self, batch: BatchHeader, body: bytes, start: int) -> bool:
         for record in read_raw_records(batch, body).records:
@@ -164,9 +189,9 @@ class Compaction:
     def _groups(
         self, bases: list[int], first_uncleanable: int
     ) -> Iterator[list[tuple[LogSegment, int]]]:
-        """Yield groups of neighbouring segments that together fit into one segment.
+        """Yield groups of neighbouring segments, each small enough for one new segment.
 
-        A group is a list of (segment, its bytes).
+        A group is a list of (segment, size of its `.log` in bytes).
         """
         config = self._view.config
         group: list[tuple[LogSegment, int]] = []
@@ -199,7 +224,7 @@ class Compaction:
         transactions: CleanedTransactions,
         first_uncleanable: int,
     ) -> tuple[int, list[str]]:
-        """Write a group's copy, and replace the group by it.
+        """Write the compacted copy of a group of segments, and replace the group by it.
 
         Returns:
             The copy's size in bytes, and the `.deleted` files.
@@ -212,17 +237,16 @@ class Compaction:
         transactions.kept = []
         try:
             for segment, _ in group:
-                for batch, body in self._batches(segment, 0):
-                    self._copy(batch, body, writer, transactions, first_uncleanable)
+                self._copy_segment(segment, writer, transactions, first_uncleanable)
                 segment.close()
+            size = writer.size
+            self._throttled(size)
+            indexed = any(os.path.exists(each.txn_index_path) for each, _ in group)
+            modified_s = os.stat(group[-1][0].path).st_mtime
+            writer.finish(transactions.kept if indexed else None, modified_s)
         except BaseException:
             writer.abandon()
             raise
-        size = writer.size
-        self._throttled(size)
-        indexed = any(os.path.exists(each.txn_index_path) for each, _ in group)
-        modified_s = os.stat(group[-1][0].path).st_mtime
-        writer.finish(transactions.kept if indexed else None, modified_s)
         return size, self._replace(writer, [each.base_offset for each, _ in group])
 
     def _replace(self, writer: SegmentWriter, bases: list[int]) -> list[str]:
@@ -261,17 +285,31 @@ class Compaction:
 
     # -- batches -----------------------------------------------------------------------
 
-    def _batches(
-        self, segment: LogSegment, start: int
-    ) -> Iterator[tuple[BatchHeader, bytes]]:
-        end = segment.file_size()
+    def _reader(self, segment: LogSegment, start: int) -> ChunkReader:
         position = 0
         if start > segment.base_offset:
             entries = segment.offset_index.file_entries()
             position = segment.offset_index.lookup(start, entries)
-        for at, batch in scan_batches(segment.fd, position, end):
-            self._throttled(batch.size_in_bytes)
-            yield batch, read_batch(segment.fd, at, batch)
+        end = segment.file_size()
+        return ChunkReader(segment.fd, position, end, self._throttled)
+
+    def _copy_segment(
+        self,
+        segment: LogSegment,
+        writer: SegmentWriter,
+        transactions: CleanedTransactions,
+        first_uncleanable: int,
+    ) -> None:
+        reader = self._reader(segment, 0)
+        while reader.has_more():
+            at, batches, spans = self._keys.filter_batches(
+                reader.chunk, reader.at, first_uncleanable - 1
+            )
+            reader.take_to(at)
+            writer.write_batches(batches, spans)
+            found = reader.next_batch()
+            if found is not None:
+                self._copy(*found, writer, transactions, first_uncleanable)
 
     def _copy(
         self,
@@ -281,7 +319,16 @@ class Compaction:
         transactions: CleanedTransactions,
         first_uncleanable: int,
     ) -> None:
-        """Write the records of a batch that stay, if any, to the copy."""
+        """Write the records of a batch that stay to the compacted copy.
+
+        Args:
+            batch: the batch's header.
+            body: all bytes of the batch, header included.
+            writer: writes the copy.
+            transactions: the transactions, followed up to this batch.
+            first_uncleanable: the batch that ends right below this offset is kept, if
+                need be without records.
+        """
         horizon = delete_horizon(batch)
         if batch.is_control:
             gone = transactions.discards_marker(batch, parse_marker(body))
@@ -348,7 +395,11 @@ class Compaction:
 
 
 def _last_of_producers(producers: ProducerState) -> dict[int, tuple[int, int]]:
-    """Return (last offset of its data or -1, epoch) by producer id."""
+    """Return the end of each producer's data in a log, by producer id.
+
+    Returns:
+        The last offset of the producer's data (-1: it has none), and its epoch.
+    """
     return {
         producer_id: (
             entry.batches[-1].last_offset if entry.batches else -1,

@@ -22,15 +22,17 @@ _SECOND: Final = 1000.0
 
 
 class Housekeeper:
-    """One process's loop over periodic tasks.
+    """The main loop of the housekeeper process: runs each task at its interval.
 
     Args:
-        control: the control segment, with the phase of the broker.
-        doorbell: wakes the loop, when the phase changes.
-        catch_up: replays new metadata; called before each task.
-        tasks: (interval in ms, function); each is called with the wall clock in ms.
+        control: the shared memory that has the phase of the broker, such as stopping.
+        doorbell: wakes the loop when the phase changes.
+        catch_up: replays new metadata records; called before each task.
+        tasks: (interval in ms, function) of each task; the function is called with the
+            wall clock in ms.
         initial_delay_ms: the longest time before a task runs for the first time.
         shut_down: closes the logs when the broker stops.
+        let_go: called between tasks; closes and forgets the logs of deleted partitions.
     """
 
     def __init__(
@@ -41,10 +43,12 @@ class Housekeeper:
         tasks: Sequence[tuple[int, Callable[[int], object]]],
         initial_delay_ms: int,
         shut_down: Callable[[], None],
+        let_go: Callable[[], None] = lambda: None,
     ) -> None:
         self._words = control.words
         self._catch_up = catch_up
         self._shut_down = shut_down
+        self._let_go = let_go
         self._epoll = select.epoll(flags=select.EPOLL_CLOEXEC)
         self._epoll.register(doorbell.fd, select.EPOLLIN | select.EPOLLET)
         now = time.monotonic()
@@ -69,7 +73,7 @@ class Housekeeper:
         self._shut_down()
 
     def turn(self) -> None:
-        """Run the tasks that are due; log those that fail, and run them again later."""
+        """Run the tasks that are due; log a failure, and run that task again later."""
         now = time.monotonic()
         while self._tasks[0][0] <= now:
             _, number, interval_ms, task = heapq.heappop(self._tasks)
@@ -80,6 +84,11 @@ class Housekeeper:
                 task(_now_ms())
             except Exception:  # noqa: BLE001 - the next round tries again
                 _LOG.exception("a housekeeping task failed")
+        try:
+            self._catch_up()  # it marks what was deleted
+            self._let_go()
+        except Exception:  # noqa: BLE001 - the next round tries again
+            _LOG.exception("deleted topics could not be marked")
 
 
 def _now_ms() -> int:

@@ -1,26 +1,30 @@
-"""LogCleaner: choose the log to compact next, and note up to where each is compacted.
+"""LogCleaner: choose the log to compact next, and note how far each is compacted.
 
 A log has a clean part, which was compacted before, and a dirty part, which was appended
 since. Its dirty ratio is dirty bytes / (clean + dirty bytes). The log with the highest
 ratio is first, if the ratio is above min.cleanable.dirty.ratio, or if a dirty record is
 older than max.compaction.lag.ms.
 
-Some segments are never cleaned, and count for neither part: the active segment, those
-past the last stable offset, and those with records younger than min.compaction.lag.ms.
+Some segments are not cleaned, and belong to neither part: the active segment, segments
+past the last stable offset, and segments with records younger than
+min.compaction.lag.ms.
 
 Source: Kafka's LogCleanerManager; `cleaner-offset-checkpoint`.
 """
 
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from mpbroker.base.errors import MpbrokerError
 from mpbroker.base.logger import get_logger
 from mpbroker.base.storage_errors import StorageError
+from mpbroker.ipc.layout import RowStatus
 from mpbroker.ipc.tables.partition_table import LogState
 from mpbroker.metadata.topic_names import TopicPartition
+from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.storage.cleaning.compaction import (
     CleaningAbortedError,
@@ -28,12 +32,13 @@ from mpbroker.storage.cleaning.compaction import (
     Compaction,
 )
 from mpbroker.storage.cleaning.key_map import BYTES_PER_KEY
-from mpbroker.storage.cleaning.throttler import Throttler
 from mpbroker.storage.files.log_segment import LogSegment
+from mpbroker.storage.files.throttler import Throttler
 from mpbroker.storage.log.partition_log import PartitionLog
 from mpbroker.storage.log.partition_view import PartitionView
 from mpbroker.storage.log_directory import LogDirectory
 from mpbroker.storage.log_manager import LogManager, TopicView
+from mpbroker.storage.partition_directory import exclusive
 
 logger = get_logger(__name__)
 
@@ -42,14 +47,15 @@ Later = Callable[[int, str], None]
 
 
 class LogToClean(NamedTuple):
-    """The parts of a log, as the choice of the next log needs them.
+    """How much of a log is compacted and how much is not: decides which log is next.
 
     Attributes:
         first_dirty: the log below this offset is compacted.
-        first_uncleanable: the base offset of the first segment to leave alone.
+        first_uncleanable: the offset from which on segments are left alone.
         clean_bytes: bytes of the segments below ``first_dirty``.
-        cleanable_bytes: bytes of the segments from there to ``first_uncleanable``.
-        overdue: a record there is older than max.compaction.lag.ms.
+        cleanable_bytes: bytes of the segments from ``first_dirty`` to
+            ``first_uncleanable``.
+        overdue: a record in these segments is older than max.compaction.lag.ms.
     """
 
     first_dirty: int
@@ -60,19 +66,22 @@ class LogToClean(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """The dirty ratio, from 0 to 1."""
+        """The dirty ratio, from 0 to 1.
+
+        It is the bytes not yet compacted / all bytes that could be compacted.
+        """
         total = self.clean_bytes + self.cleanable_bytes
         return self.cleanable_bytes / total if total else 0.0
 
     def is_due(self, min_cleanable_dirty_ratio: float) -> bool:
-        """Return whether the log should be compacted."""
+        """Return whether enough is to be compacted, or a record waits too long."""
         if not self.cleanable_bytes:
             return False
         return self.overdue or self.ratio > min_cleanable_dirty_ratio
 
 
 class LogCleaner:
-    """Compacts logs, one at a time.
+    """Compacts logs, one at a time. Several processes may each have one.
 
     Args:
         dedupe_buffer_bytes: log.cleaner.dedupe.buffer.size, memory for the keys of one
@@ -90,7 +99,7 @@ class LogCleaner:
     ) -> None:
         self._max_keys = dedupe_buffer_bytes // BYTES_PER_KEY
         self._throttler = Throttler(io_max_bytes_per_second, beat)
-        self._uncleanable: set[int] = set()  # rows, which are never used twice
+        self._uncleanable: set[int] = set()  # rows of logs that could not be cleaned
 
     def clean_filthiest(
         self,
@@ -105,60 +114,83 @@ class LogCleaner:
             manager: finds the logs and their directories.
             candidates: (topic, partition) of all compacted topics.
             now_ms: the wall clock.
-            delete_later: called with a time (ms) and a path, to remove the file then.
+            delete_later: called with a time (ms of the wall clock) and the path of a
+                file, which is to be removed at that time.
 
         Returns:
-            1 if a log was compacted; 0 if none is due, or if it failed.
+            The number of logs that were compacted: 1; or 0 if no log is due, or the
+            compaction of all due ones failed.
         """
         directories = {directory.path: directory for directory in manager.directories}
-        offsets = {path: each.cleaner_offsets() for path, each in directories.items()}
-        best: tuple[float, PartitionLog, LogToClean, TopicPartition] | None = None
+        offsets: dict[str, dict[TopicPartition, int]] = {
+            path: {} for path in directories
+        }
+        for path, each in directories.items():
+            # If a disk has failed its logs cannot be read either, as is logged below.
+            with suppress(OSError):
+                offsets[path] = each.cleaner_offsets()
+        due: list[tuple[float, PartitionLog, TopicPartition]] = []
         for topic, partition in candidates:
+            name = (topic.name, partition)
             try:
-                log = manager.log(topic, partition)
+                log = manager.log_in_place(*name)
                 if log.row.index in self._uncleanable:
                     continue
-                clean = offsets[os.path.dirname(log.directory)]
-                chosen = assess(log, clean.get((topic.name, partition)), now_ms)
+                clean = offsets[os.path.dirname(log.directory)].get(name)
+                chosen = assess(log, clean, now_ms)
             except (OSError, ApiError, StorageError) as error:
-                logger.error("cleaning of %s-%d: %s", topic.name, partition, error)
+                if not says_deleted(error):
+                    logger.error("cleaning of %s-%d: %s", *name, error)
                 continue
-            if chosen.is_due(log.view.config.min_cleanable_dirty_ratio) and (
-                best is None or chosen.ratio > best[0]
-            ):
-                best = chosen.ratio, log, chosen, (topic.name, partition)
-        if best is None:
-            return 0
-        _, log, chosen, name = best
-        directory = directories[os.path.dirname(log.directory)]
-        return self._clean(log, chosen, directory, name, now_ms, delete_later)
+            if chosen.is_due(log.view.config.min_cleanable_dirty_ratio):
+                due.append((chosen.ratio, log, name))
+        due.sort(key=lambda each: each[0], reverse=True)
+        for _, log, name in due:
+            directory = directories[os.path.dirname(log.directory)]
+            if self._clean(log, directory, name, now_ms, delete_later):
+                return 1
+        return 0
 
     def _clean(
         self,
         log: PartitionLog,
-        chosen: LogToClean,
         directory: LogDirectory,
         name: TopicPartition,
         now_ms: int,
         delete_later: Later,
-    ) -> int:
+    ) -> bool:
+        """Compact a log if it is due; write to `cleaner-offset-checkpoint` how far.
+
+        Returns:
+            Whether the log was compacted; False if that failed, or if another process
+            is compacting the log.
+        """
         try:
-            result = self.clean(log, chosen, now_ms)
-            due_ms = now_ms + log.view.config.file_delete_delay_ms
-            for path in result.deleted_files:
-                delete_later(due_ms, path)
-            offsets = directory.cleaner_offsets()
-            offsets[name] = result.clean_offset
-            directory.write_cleaner_offsets(offsets)
+            with exclusive(log.directory) as is_free:
+                clean = directory.cleaner_offsets().get(name)
+                chosen = assess(log, clean, now_ms) if is_free else None
+                ratio = log.view.config.min_cleanable_dirty_ratio
+                if chosen is None or not chosen.is_due(ratio):
+                    return False
+                result = self.clean(log, chosen, now_ms)
+                due_ms = now_ms + log.view.config.file_delete_delay_ms
+                for path in result.deleted_files:
+                    delete_later(due_ms, path)
+                with directory.cleaner_offsets_locked() as offsets:
+                    # Not after the topic was deleted: a new topic may get its name.
+                    if log.row.status == RowStatus.ONLINE:
+                        offsets[name] = result.clean_offset
         except (CleaningAbortedError, ApiError) as error:
             logger.info("cleaning stopped: %s", error)
-            return 0
+            return False
         except (OSError, MpbrokerError) as error:
+            if log.row.status == RowStatus.DELETED:
+                return False
             # Leave it alone until the next start, as Kafka does: another attempt would
             # fail again, and keep the other logs waiting.
             self._uncleanable.add(log.row.index)
             logger.error("%s cannot be cleaned: %s", log.directory, error)
-            return 0
+            return False
         finally:
             log.close()
         logger.info(
@@ -168,24 +200,44 @@ class LogCleaner:
             result.bytes_before,
             result.bytes_after,
         )
-        return 1
+        return True
+
+    def forget_rows(self, rows: Collection[int]) -> None:
+        """Forget which logs cannot be compacted, for deleted partitions.
+
+        Args:
+            rows: the indexes of their rows (entries in shared memory), which new
+                partitions will get.
+        """
+        self._uncleanable.difference_update(rows)
 
     def clean(self, log: PartitionLog, chosen: LogToClean, now_ms: int) -> CleanResult:
-        """Compact one log; raises as Compaction.run()."""
+        """Compact a log's dirty part (what was appended since the last compaction).
+
+        Raises:
+            As Compaction.run().
+        """
         compaction = Compaction(log, now_ms, self._max_keys, self._throttler.done)
         return compaction.run(chosen.first_dirty, chosen.first_uncleanable)
 
 
+def says_deleted(error: Exception) -> bool:
+    """Return whether an error says that the topic was deleted; it is not logged."""
+    gone = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    return isinstance(error, ApiError) and error.error_code == gone
+
+
 def assess(log: PartitionLog, clean_offset: int | None, now_ms: int) -> LogToClean:
-    """Find out which part of a log is dirty, and may be compacted.
+    """Find the bounds and sizes of a log's clean part and of its cleanable dirty part.
 
     Args:
         log: the log.
-        clean_offset: the log below it was compacted before; None: never.
+        clean_offset: the log below this offset was compacted before; None: the log was
+            never compacted.
         now_ms: the wall clock.
 
     Raises:
-        ApiError, OSError: it cannot be read.
+        ApiError, OSError: the log cannot be read.
     """
     view = log.view
     state = view.state()
@@ -221,7 +273,7 @@ def assess(log: PartitionLog, clean_offset: int | None, now_ms: int) -> LogToCle
 def _first_uncleanable(
     view: PartitionView, state: LogState, first_dirty: int, now_ms: int
 ) -> int:
-    """Return the base offset of the first segment that must be left alone."""
+    """Return the first offset that compaction must leave alone: see the module."""
     limit = state.active_base_offset
     if state.first_unstable_offset >= 0:
         limit = min(limit, state.first_unstable_offset)
@@ -240,7 +292,7 @@ def _first_uncleanable(
 
 
 def _next(view: PartitionView, segment: LogSegment) -> int:
-    """Return the base offset of the segment after one that is not active."""
+    """Return the base offset of the segment that comes after a closed segment."""
     following = view.segments.next_base(segment.base_offset)
     assert following is not None
     return following

@@ -1,6 +1,13 @@
 """Remove old segments: by age, by total size, and below the log start offset.
 
-The segments are chosen without the lock; the lock is held for the renames only. The
+A topic with remote storage has two limits: retention.* for all of its log, which moves
+the log start offset, and local.retention.* for the segments on this machine's disk. The
+second removes only segments that the partition's manifest (the list of its segments in
+the remote store) names as copied. The manifest was forced to disk before, so these
+segments can be found after any crash. The remote log manager removes remote segments
+below the log start offset.
+
+The segments are chosen without the partition's lock, which only the renames need. The
 log start offset moves before files are renamed, so that readers below it get an error.
 The oldest files are renamed first, so that a process killed in between leaves a log
 without a gap. Files are renamed to `.deleted` and removed later, because readers may
@@ -9,8 +16,10 @@ still have them open.
 Source: Kafka's UnifiedLog.deleteOldSegments.
 """
 
+from __future__ import annotations
+
 import os
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mpbroker.ipc.layout import RowStatus
 from mpbroker.ipc.tables.partition_table import LogState
@@ -26,16 +35,22 @@ from mpbroker.storage.files.log_files import (
 from mpbroker.storage.log.partition_log import PartitionLog
 from mpbroker.storage.log.partition_view import PartitionView
 
+if TYPE_CHECKING:
+    from mpbroker.storage.remote.remote_manifest import RemoteSegment
+
+_AS_A_WHOLE: Final = -2  # this value of local.retention.* means that of retention.*
+
 
 class SegmentAge(NamedTuple):
-    """The properties of a segment that retention decides by.
+    """The size and age of a segment, by which retention decides whether to remove it.
 
     Attributes:
-        base_offset: where it begins.
-        next_base: where the next segment begins; the log end offset for the active one.
-        size: its committed bytes.
-        largest_timestamp: in ms; if its records have no timestamps, the modification
-            time of the file.
+        base_offset: the segment's base offset.
+        next_base: the base offset of the next segment; for the active segment the log
+            end offset.
+        size: the segment's committed bytes.
+        largest_timestamp: the largest timestamp in ms; if the records have no
+            timestamps, the modification time of the file.
     """
 
     base_offset: int
@@ -47,10 +62,9 @@ class SegmentAge(NamedTuple):
 def expired_segments(
     segments: list[SegmentAge], config: LogConfig, log_start_offset: int, now_ms: int
 ) -> int:
-    """Return how many segments are to be removed, from the oldest on.
+    """Return the number of segments that are to be removed, from the oldest on.
 
-    If all are too old these are all of them, the active segment included; but an empty
-    active segment stays.
+    If all segments are too old, the active one is included, unless it is empty.
 
     Args:
         segments: all segments, oldest first; the last is the active one.
@@ -64,17 +78,71 @@ def expired_segments(
     count = 0
     while count < len(segments) and segments[count].next_base <= log_start_offset:
         count += 1
-    if "delete" not in config.cleanup_policy:
+    # The cluster's database judges the age and size of a shared topic. Then it raises
+    # the start of the log.
+    if config.diskless_enable or "delete" not in config.cleanup_policy:
         return count
-    if config.retention_bytes >= 0:
-        excess = sum(each.size for each in segments[count:]) - config.retention_bytes
+    left = segments[count:]
+    return count + _breaching(left, config.retention_bytes, config.retention_ms, now_ms)
+
+
+def _breaching(
+    segments: list[SegmentAge], max_bytes: int, max_ms: int, now_ms: int
+) -> int:
+    """Return the number of segments, from the oldest on, that exceed a limit.
+
+    Args:
+        segments: the segments, oldest first.
+        max_bytes: the largest size of all segments together; -1: no limit.
+        max_ms: the largest age of a segment in ms; -1: no limit.
+        now_ms: the wall clock.
+    """
+    count = 0
+    if max_bytes >= 0:
+        excess = sum(each.size for each in segments) - max_bytes
         while count < len(segments) and excess >= segments[count].size:
             excess -= segments[count].size
             count += 1
-    if config.retention_ms >= 0:
-        oldest_ms = now_ms - config.retention_ms
+    if max_ms >= 0:
+        oldest_ms = now_ms - max_ms
         while count < len(segments) and segments[count].largest_timestamp < oldest_ms:
             count += 1
+    return count
+
+
+def tiered_segments(
+    segments: list[SegmentAge],
+    config: LogConfig,
+    remote: list[RemoteSegment],
+    now_ms: int,
+) -> int:
+    """Return the number of local segments that may go, as the remote store has them.
+
+    These are the oldest segments, as far as they exceed local.retention.*. A segment
+    counts only if the store has it with the same offsets and size: after a restore by
+    hand, the store may have other records at these offsets.
+
+    Args:
+        segments: the local segments, oldest first; the last is the active one.
+        config: the topic's settings.
+        remote: the segments in the store.
+        now_ms: the wall clock.
+    """
+    if not remote or not config.remote_storage_enable:
+        return 0
+    max_bytes, max_ms = config.local_retention_bytes, config.local_retention_ms
+    breaching = _breaching(
+        segments,
+        config.retention_bytes if max_bytes == _AS_A_WHOLE else max_bytes,
+        config.retention_ms if max_ms == _AS_A_WHOLE else max_ms,
+        now_ms,
+    )
+    known = {(each.base_offset, each.next_base, each.size) for each in remote}
+    count = 0
+    for segment in segments[: min(breaching, len(segments) - 1)]:
+        if segment[:3] not in known:
+            break
+        count += 1
     return count
 
 
@@ -93,8 +161,13 @@ def apply_retention(log: PartitionLog, now_ms: int) -> list[str]:
     view.refresh(state.active_base_offset)
     start_offset = log.row.log_start_offset
     ages = _ages(view, state)
-    count = expired_segments(ages, view.config, start_offset, now_ms)
-    if not count:
+    remote = _remote_ages(view, start_offset, ages[0].base_offset)
+    expired = expired_segments([*remote, *ages], view.config, start_offset, now_ms)
+    new_start = [*remote, *ages][expired - 1].next_base if expired else 0
+    count = max(0, expired - len(remote))
+    in_store = view.remote_segments()
+    copied = tiered_segments(ages[count:], view.config, in_store, now_ms)
+    if not expired and not copied:
         return []
     row = log.row
     with row.locked():
@@ -105,23 +178,24 @@ def apply_retention(log: PartitionLog, now_ms: int) -> list[str]:
         if count == len(ages):
             if current.log_end_offset != state.log_end_offset:
                 count -= 1  # another process has appended to the active segment
+                new_start = ages[-1].base_offset
             else:
                 log.roll_locked(now_ms)
-        going = ages[:count]
-        if not going:
+        going = ages[: count + copied]
+        if not going and new_start <= row.log_start_offset:
             return []
-        new_start = going[-1].next_base
         # Odd from here on: readers wait for the lock. If this process is killed, the
-        # next owner of the lock makes it even again. Killed before the next store,
-        # nothing has changed; killed after it, segments below the log start offset are
-        # left, and the next retention run removes them.
+        # next owner of the lock makes it even again. If it is killed before the next
+        # store, nothing has changed; after that store, segments below the log start
+        # offset are left, and the next retention run removes them.
         row.structure_version += 1
         row.log_start_offset = max(row.log_start_offset, new_start)
         deleted: list[str] = []
         for segment in going:
             deleted += rename_deleted(log.directory, segment.base_offset)
         row.structure_version += 1
-    remove_old_snapshots(log.directory, new_start)
+    if going:
+        remove_old_snapshots(log.directory, going[-1].next_base)
     return deleted
 
 
@@ -147,6 +221,23 @@ def remove_old_snapshots(directory: str, log_start_offset: int) -> None:
     for offset in base_offsets(directory, SNAPSHOT_SUFFIX)[:-1]:
         if offset < log_start_offset:
             remove_if_exists(segment_file(directory, offset, SNAPSHOT_SUFFIX))
+
+
+def _remote_ages(
+    view: PartitionView, start_offset: int, first_local: int
+) -> list[SegmentAge]:
+    """Return the segments that are only in the remote store, oldest first.
+
+    Args:
+        view: the partition.
+        start_offset: the log start offset; segments that end below it are left out.
+        first_local: the base offset of the oldest local segment.
+    """
+    return [
+        SegmentAge(each.base_offset, each.next_base, each.size, each.largest_timestamp)
+        for each in view.remote_segments()
+        if each.base_offset < first_local and each.next_base > start_offset
+    ]
 
 
 def _ages(view: PartitionView, state: LogState) -> list[SegmentAge]:

@@ -1,6 +1,6 @@
 """Read and write the checkpoint files of a log directory.
 
-Each is a text file: the version 0, the number of entries, then one entry a line.
+Each is a text file: the version 0, the number of entries, then a line per entry.
 
     recovery-point-offset-checkpoint  topic partition offset; on disk below this offset
     log-start-offset-checkpoint       topic partition offset; the log start offset
@@ -16,29 +16,51 @@ another id there, is checked from its first segment on.
 Source: Kafka's OffsetCheckpointFile.
 """
 
-from collections.abc import Mapping
+import fcntl
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final
 
 from mpbroker.base.storage_errors import CheckpointError
 from mpbroker.metadata.topic_names import TopicPartition
-from mpbroker.storage.files.log_files import write_file
+from mpbroker.storage.files.log_files import create_file, write_file
 
 RECOVERY_POINT: Final = "recovery-point-offset-checkpoint"
 LOG_START_OFFSET: Final = "log-start-offset-checkpoint"
 CLEANER_OFFSET: Final = "cleaner-offset-checkpoint"
 TOPIC_IDS: Final = "checkpoint-topic-ids"
+_LOCK_FILE: Final = ".checkpoint-lock"
+
+
+@contextmanager
+def checkpoints_locked(log_directory: str) -> Iterator[None]:
+    """Keep out other processes that change checkpoint files of a log directory.
+
+    The lock is not one of the directory itself: whoever makes the directory of an
+    upgrade's trial holds that.
+
+    Raises:
+        OSError: the lock's file cannot be made.
+    """
+    fd = create_file(f"{log_directory}/{_LOCK_FILE}")
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
 
 
 def parse_checkpoint(text: str, *, fields: int) -> list[list[str]]:
-    """Return the fields of each entry; an empty list for an empty file.
+    """Return the fields of each entry of a checkpoint file.
 
     Args:
-        text: the content of the file.
+        text: the content of the file; it may be empty.
         fields: the number of fields in each entry.
 
     Raises:
         CheckpointError: the version is not 0, a line has another number of fields, or
-            the number of lines differs from the one stated.
+            the number of entries differs from the one stated.
     """
     lines = text.splitlines()
     if not lines:
@@ -55,7 +77,9 @@ def parse_checkpoint(text: str, *, fields: int) -> list[list[str]]:
 
 
 def read_offsets(path: str) -> dict[TopicPartition, int]:
-    """Return the offset of each partition; an empty dict if there is no such file.
+    """Read the offset of each partition from a checkpoint file.
+
+    If there is no such file, the dict is empty.
 
     Raises:
         CheckpointError: the content is malformed; the message names the file.
@@ -72,7 +96,7 @@ def read_offsets(path: str) -> dict[TopicPartition, int]:
 
 
 def write_offsets(path: str, offsets: Mapping[TopicPartition, int]) -> None:
-    """Replace a checkpoint file, and force it to disk.
+    """Replace a checkpoint file of offsets, and force it to disk.
 
     Raises:
         OSError: it cannot be written; the old file is still there.
@@ -83,11 +107,11 @@ def write_offsets(path: str, offsets: Mapping[TopicPartition, int]) -> None:
 
 
 def read_topic_ids(path: str) -> dict[str, str] | None:
-    """Return the topic ids, as text, by topic name.
+    """Read the topic ids (22 characters of base64) by topic name.
 
     Returns:
-        None if there is no such file, as in a directory of Kafka's: then the entries
-        of the other files are used for whatever topic has the name.
+        None if there is no such file, as in a directory of Apache Kafka: then the
+        entries of the other files count for the topic that has the name now.
 
     Raises:
         CheckpointError: the content is malformed; the message names the file.

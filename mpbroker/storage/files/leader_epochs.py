@@ -1,4 +1,4 @@
-"""LeaderEpochs: which leader epoch of a partition started at which offset.
+"""LeaderEpochs: the leader epochs of a partition, with the offset of each one's start.
 
 The text file `leader-epoch-checkpoint` has the version 0, the number of entries, then
 `epoch offset` lines. A directory that mpbroker made has one entry, `0 0`, because the
@@ -9,8 +9,9 @@ epoch is older.
 Source: Kafka's LeaderEpochFileCache; KIP-101, KIP-279.
 """
 
-from typing import Final, NamedTuple
+from typing import Final
 
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.base.storage_errors import CheckpointError
 from mpbroker.storage.files.checkpoints import parse_checkpoint
 
@@ -26,7 +27,7 @@ class EpochEntry(NamedTuple):
 
 
 class LeaderEpochs:
-    """The epochs of one partition, in order; at least one."""
+    """The leader epochs of one partition, in ascending order; at least one."""
 
     __slots__ = ("entries",)
 
@@ -35,19 +36,22 @@ class LeaderEpochs:
 
     @property
     def latest(self) -> int:
-        """The epoch of new batches."""
+        """The leader epoch that new batches get, which is the last one."""
         return self.entries[-1].epoch
 
     def at(self, offset: int) -> int:
-        """Return the epoch of the batch at an offset."""
+        """Return the leader epoch of the batch at an offset."""
         earlier = [each.epoch for each in self.entries if each.start_offset <= offset]
         return earlier[-1] if earlier else self.entries[0].epoch
 
     def end_offset_for(self, epoch: int, log_end_offset: int) -> EpochEntry:
-        """Return the largest epoch not above ``epoch`` and its end offset.
+        """Return the largest leader epoch up to ``epoch``, and its end offset.
 
-        The answer to OffsetForLeaderEpoch. (-1, -1) for an epoch that is negative or
-        above the latest.
+        This is the answer to a request OffsetForLeaderEpoch. An epoch ends where the
+        next one starts; the latest one ends at ``log_end_offset``.
+
+        Returns:
+            (-1, -1) for an epoch that is negative or above the latest one.
         """
         if epoch == self.latest:
             return EpochEntry(epoch, log_end_offset)
@@ -60,9 +64,9 @@ class LeaderEpochs:
 
 
 def read_leader_epochs(directory: str) -> LeaderEpochs:
-    """Read a partition's epochs.
+    """Read a partition's leader epochs from its directory.
 
-    A file that is missing or malformed gives the one entry `0 0`.
+    If the file is missing or malformed, the result has the one entry `0 0`.
 
     Raises:
         OSError: the file cannot be read.

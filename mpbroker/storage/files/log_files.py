@@ -10,6 +10,7 @@ import errno
 import os
 from typing import Final
 
+from mpbroker.base.directories import sync_directory
 from mpbroker.base.logger import get_logger
 
 logger = get_logger(__name__)
@@ -24,11 +25,21 @@ TXN_INDEX_SUFFIX: Final = ".txnindex"
 DELETED_SUFFIX: Final = ".deleted"
 CLEANED_SUFFIX: Final = ".cleaned"
 SWAP_SUFFIX: Final = ".swap"
-# Of a directory: <topic>-<partition>.<32 hex digits><suffix>
+# At the end of a directory's name: <topic>-<partition>.<32 hex digits><suffix>
 DELETE_DIRECTORY_SUFFIX: Final = "-delete"
 STRAY_DIRECTORY_SUFFIX: Final = "-stray"
+FUTURE_DIRECTORY_SUFFIX: Final = "-future"
 # In a partition's directory: the disk has failed for it; see lost_writes.py.
 OFFLINE_FILE: Final = "partition.offline"
+# In a partition's directory: the path of the directory whose place this one takes; see
+# replica_directories.py.
+LOG_DIRECTORIES_FILE: Final = "log-directories"
+MOVED_FILE: Final = "partition.moved"
+# In a partition's directory: the list of the segments in the remote store; see
+# remote/remote_manifest.py.
+REMOTE_MANIFEST_FILE: Final = "remote-log-manifest"
+# In a log directory: the cache of what was read from the remote store.
+REMOTE_CACHE_DIRECTORY: Final = "remote-log-cache"
 
 SEGMENT_SUFFIXES: Final = (
     LOG_SUFFIX,
@@ -42,12 +53,12 @@ _FALLOC_FL_KEEP_SIZE: Final = 1
 
 
 def segment_file(directory: str, base_offset: int, suffix: str) -> str:
-    """Return the path of one of a segment's files."""
+    """Return the path of a segment's file, by base offset and suffix."""
     return f"{directory}/{base_offset:020d}{suffix}"
 
 
 def base_offset_of(name: str, suffix: str) -> int | None:
-    """Return the offset in a name of 20 digits and the suffix; None: another name."""
+    """Return the offset in a file name of 20 digits and ``suffix``; else None."""
     digits = name.removesuffix(suffix)
     if len(digits) != _DIGITS or len(name) != _DIGITS + len(suffix):
         return None
@@ -65,7 +76,7 @@ def write_whole(fd: int, content: bytes | memoryview, position: int) -> None:
 
     Raises:
         OSError: ENOSPC, EDQUOT, EIO... A part may have been written. Callers write
-            beyond the committed end, so no reader sees it.
+            where no reader looks yet.
     """
     written = os.pwrite(fd, content, position)
     size = len(content)
@@ -74,15 +85,6 @@ def write_whole(fd: int, content: bytes | memoryview, position: int) -> None:
         if part == 0:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         written += part
-
-
-def sync_directory(directory: str) -> None:
-    """Force the names in a directory (creations, renames, removals) to disk."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def write_file(path: str, content: bytes, *, sync: bool = True) -> None:
@@ -95,7 +97,8 @@ def write_file(path: str, content: bytes, *, sync: bool = True) -> None:
         path: the file.
         content: its new content.
         sync: whether to force content and name to disk. Without it a power cut may
-            leave an empty file: only for content that has a checksum.
+            leave an empty file, so False is only for content that has a checksum or
+            that can be made again.
 
     Raises:
         OSError: the new content cannot be written; the old file is still there.
@@ -112,8 +115,8 @@ def write_file(path: str, content: bytes, *, sync: bool = True) -> None:
         os.unlink(temporary)
         raise
     os.close(fd)
-    # The content is on disk before the name leads to it. Killed before the rename, the
-    # old file stays in use, and a `.tmp` file is left behind.
+    # The content is on disk before the name leads to it. If this process is killed
+    # before the rename, the old file stays in use, and a `.tmp` file is left behind.
     os.rename(temporary, path)
     if sync:
         sync_directory(os.path.dirname(path))
@@ -157,14 +160,21 @@ def remove_if_exists(path: str) -> None:
 
 
 def remove_uncommitted_segments(directory: str, active_base_offset: int) -> None:
-    """Remove the segments of rolls that were not committed: those above the active one.
+    """Remove segments that killed processes had begun, and never made the active one.
 
-    Under the row's lock, so that no roll is between its new file and its commit.
+    Their files are above the active segment. The caller holds the lock of the
+    partition's row (its entry in shared memory), so no process is just making a new
+    segment.
     """
     for base in base_offsets(directory, LOG_SUFFIX):
         if base > active_base_offset:
-            for suffix in SEGMENT_SUFFIXES:
-                remove_if_exists(segment_file(directory, base, suffix))
+            remove_segment(directory, base)
+
+
+def remove_segment(directory: str, base_offset: int) -> None:
+    """Remove all files of a segment."""
+    for suffix in SEGMENT_SUFFIXES:
+        remove_if_exists(segment_file(directory, base_offset, suffix))
 
 
 def file_size(path: str) -> int:
@@ -176,10 +186,15 @@ def file_size(path: str) -> int:
 
 
 def mark_offline(directory: str, why: str) -> None:
-    """Note in a partition's directory that its disk has failed, if that is possible.
+    """Make the file `partition.offline`, which tells the next start of a failed disk.
 
-    The name is what counts, and it counts even if it is in the page cache only: so is
-    what the next start must not believe. Errors are only logged.
+    The file's existence counts, not its content. If the disk does not take it, it is in
+    the page cache only, as is the data that the next start must not trust. So an error
+    is only logged.
+
+    Args:
+        directory: the partition's directory.
+        why: the error, for people who read the file.
     """
     path = f"{directory}/{OFFLINE_FILE}"
     try:
@@ -196,12 +211,18 @@ def mark_offline(directory: str, why: str) -> None:
 
 
 def is_marked_offline(directory: str) -> bool:
-    """Return whether the disk failed for this partition, and it was not checked yet."""
+    """Return whether a partition's directory has the mark of a failed disk.
+
+    What the page cache has of the log's files may then differ from the disk, and must
+    be compared with it before the log is used.
+    """
     return os.path.exists(f"{directory}/{OFFLINE_FILE}")
 
 
 def remove_mark(directory: str) -> None:
-    """Remove the mark. The partition's files are as on the disk, and forced to it.
+    """Remove the mark of a failed disk, after the log was compared with the disk.
+
+    The caller has forced the partition's files to disk before.
 
     Raises:
         OSError: the mark cannot be removed; the next start checks the log again.

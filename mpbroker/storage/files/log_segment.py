@@ -22,11 +22,12 @@ from mpbroker.storage.files.txn_index import sync_aborted
 
 
 class LogSegment:
-    """One segment as one process sees it.
+    """One segment of a log, as one process sees it.
 
-    How many bytes and index entries of the active segment are committed is in the
-    partition's row; methods take these numbers as arguments. A segment that is no
-    longer active does not change, so the sizes of its files are these numbers.
+    The row (the partition's entry in shared memory) has the numbers of committed bytes
+    and index entries of the active segment; methods take these numbers as arguments. A
+    segment that is no longer active does not change, so its numbers follow from the
+    sizes of its files.
 
     Args:
         directory: the partition's directory.
@@ -56,12 +57,12 @@ class LogSegment:
         self._inode = 0
 
     def file(self, suffix: str) -> str:
-        """Return the path of one of the files, such as the one of `.index`."""
+        """Return the path of the segment's file with a suffix, such as `.index`."""
         return segment_file(self.directory, self.base_offset, suffix + self.suffix)
 
     @property
     def txn_index_path(self) -> str:
-        """Path of the index of aborted transactions, which need not exist."""
+        """The path of this segment's index of aborted transactions, if there is one."""
         return self.file(TXN_INDEX_SUFFIX)
 
     @property
@@ -83,10 +84,12 @@ class LogSegment:
         return self._inode if self._fd >= 0 else os.fstat(self.fd).st_ino
 
     def create(self) -> None:
-        """Create the log and both indexes, or empty those that a killed process left.
+        """Create the `.log` file and both indexes of a new segment.
+
+        Files that a killed process has left are emptied.
 
         Raises:
-            OSError: they cannot be created.
+            OSError: a file cannot be created.
         """
         if self._fd < 0:
             self._fd = create_file(self.path)
@@ -96,15 +99,15 @@ class LogSegment:
         self.time_index.truncate(0)
 
     def truncate(self, size: int) -> None:
-        """Cut the log file to ``size`` bytes; the indexes stay as they are."""
+        """Cut the segment's `.log` to ``size`` bytes; the indexes stay as they are."""
         os.ftruncate(self.fd, size)
 
     def file_size(self) -> int:
-        """Return the bytes of the `.log` file, committed or not."""
+        """Return the size of the `.log` file in bytes, committed or not."""
         return os.fstat(self.fd).st_size
 
     def extent(self, state: LogState) -> tuple[int, int]:
-        """Return how many bytes and offset index entries of the segment are committed.
+        """Return the number of committed bytes, and of committed offset index entries.
 
         Args:
             state: the committed state of the partition.
@@ -118,8 +121,8 @@ class LogSegment:
 
         Args:
             offset: the offset to look for.
-            end: the end of the committed bytes.
-            entries: how many entries of the offset index are committed.
+            end: the position of the end of the committed bytes.
+            entries: the number of committed entries of the offset index.
 
         Returns:
             Position and size in bytes; (-1, 0) if there is no such batch before
@@ -133,7 +136,7 @@ class LogSegment:
         return find_batch(self.fd, start, end, offset)
 
     def first_batch(self, end: int) -> BatchHeader | None:
-        """Return the header of the first batch; None if there is none before ``end``.
+        """Return the header of the segment's first batch; None: ``end`` (bytes) is 0.
 
         Raises:
             CorruptLogError: there are bytes that are not a batch.
@@ -143,7 +146,10 @@ class LogSegment:
         return None
 
     def largest_timestamp(self) -> TimestampOffset:
-        """Return the last time index entry of a segment that is not active."""
+        """Return a segment's largest timestamp (ms), and the last offset of its batch.
+
+        This is the last entry of the time index. The segment must not be active.
+        """
         return self.time_index.last_entry(self.time_index.file_entries())
 
     def finish(
@@ -151,8 +157,9 @@ class LogSegment:
     ) -> None:
         """Cut the files to the committed state, before the segment stops being active.
 
-        It may be repeated: a process killed in here has not committed its roll, so the
-        row still has these numbers for the next roll.
+        The last entry of the time index is added before. The call may be repeated: a
+        process killed in here has not committed its roll, so the row still has these
+        numbers for the next roll.
 
         Args:
             size: committed bytes of the log.
@@ -173,7 +180,7 @@ class LogSegment:
         os.ftruncate(self.fd, size)
 
     def sync(self) -> None:
-        """Force the log and its indexes to disk.
+        """Force the segment's `.log` and its indexes to disk.
 
         Raises:
             OSError: the disk failed.
@@ -182,20 +189,20 @@ class LogSegment:
         self.sync_indexes()
 
     def sync_indexes(self) -> None:
-        """Force the indexes to disk, that of aborted transactions too."""
+        """Force the segment's indexes to disk, also that of aborted transactions."""
         self.offset_index.sync()
         self.time_index.sync()
         sync_aborted(self.txn_index_path)
 
     def close(self) -> None:
-        """Close all files. They open again when needed."""
+        """Close the segment's files. They open again when needed."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
         self.close_indexes()
 
     def open_indexes(self) -> None:
-        """Open both indexes, which an append writes to every few KiB.
+        """Open the offset index and the time index, before appends write to them.
 
         Raises:
             OSError: a file cannot be opened or created.
@@ -204,6 +211,6 @@ class LogSegment:
         self.time_index.open()
 
     def close_indexes(self) -> None:
-        """Close both indexes. They open again when needed."""
+        """Close the offset index and the time index. They open again when needed."""
         self.offset_index.close()
         self.time_index.close()

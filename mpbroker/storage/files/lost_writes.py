@@ -1,11 +1,12 @@
-"""Drop what the disk has not stored of a partition for which it has failed.
+"""Cut off the records of a partition that its failed disk has not stored.
 
 When Linux cannot write a page back it marks the page clean, and keeps it in the page
 cache: reads return it, the next fdatasync succeeds, and a power cut or memory pressure
 brings the old content back. So shared memory says "offline", and the file
 `partition.offline` in the partition's directory says it to the next start. That start
 compares the log with the disk, read with O_DIRECT past the cache, and cuts it off where
-they differ. Only a load of such a partition imports this module.
+they differ. LogSync compares with the disk, too, after a process was killed in a sync.
+This module is imported only in these two cases.
 
 Source: fsync(2); Linux's Documentation/core-api/errseq, "PostgreSQL's fsync() surprise"
 (LWN 752063).
@@ -17,7 +18,9 @@ import mmap
 import os
 from typing import Final
 
+from mpbroker.base.directories import sync_directory
 from mpbroker.base.logger import get_logger
+from mpbroker.ipc import pulse
 from mpbroker.storage.files.log_files import (
     INDEX_SUFFIX,
     LOG_SUFFIX,
@@ -27,7 +30,6 @@ from mpbroker.storage.files.log_files import (
     base_offsets,
     remove_if_exists,
     segment_file,
-    sync_directory,
     write_file,
 )
 
@@ -37,7 +39,7 @@ _CHUNK_BYTES: Final = 1 << 20  # a multiple of every disk's block
 
 
 def drop_lost_writes(directory: str, recovery_point: int) -> None:
-    """Cut a log off where the disk lacks what the page cache has.
+    """Cut a log off where the disk differs from the page cache.
 
     Indexes of the segments that are compared are removed, to be rebuilt from the log.
     This may be interrupted and repeated.
@@ -58,15 +60,17 @@ def drop_lost_writes(directory: str, recovery_point: int) -> None:
         path = segment_file(directory, base, LOG_SUFFIX)
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            # Write the pages that are still dirty. An error may be of a write before,
-            # of which no process was told yet; what is lost shows in the comparison.
+            # Write the pages that are still dirty. An error may belong to an earlier
+            # write, of which no process was told yet; the comparison shows what is
+            # lost.
             with contextlib.suppress(OSError):
                 os.fdatasync(fd)
             size = os.fstat(fd).st_size
-            same = _same_on_disk(path, fd, size)
+            same = same_on_disk(path, fd, size)
             if same < size:
-                # The later segments first, newest first. Killed in between, the file
-                # still differs from the disk, and the next start goes on from here.
+                # The later segments first, newest first. If this process is killed in
+                # between, the file still differs from the disk, and the next start goes
+                # on from here.
                 lost = size - same + sum(_log_bytes(directory, each) for each in later)
                 logger.error(
                     "%s: its disk had failed, and lacks %d bytes of the log, which"
@@ -87,13 +91,15 @@ def drop_lost_writes(directory: str, recovery_point: int) -> None:
     sync_directory(directory)
 
 
-def _same_on_disk(path: str, fd: int, size: int) -> int:
-    """Return how many of a file's first bytes are the same on the disk.
+def same_on_disk(path: str, fd: int, size: int, start: int = 0) -> int:
+    """Return the position of the first byte that the disk and the page cache differ in.
 
     Args:
         path: the file.
-        fd: a descriptor of it, through which the page cache is read.
-        size: the file's size; none of its pages is dirty.
+        fd: a descriptor of the file, through which the page cache is read.
+        size: compare the first ``size`` bytes; none of their pages is dirty. It is also
+            the result if there is no difference.
+        start: the bytes before this position need not be compared.
 
     Raises:
         OSError: the disk cannot be read.
@@ -110,14 +116,31 @@ def _same_on_disk(path: str, fd: int, size: int) -> int:
         return size
     try:
         with mmap.mmap(-1, _CHUNK_BYTES) as buffer:  # aligned, as O_DIRECT demands
-            for position in range(0, size, _CHUNK_BYTES):
-                cached = os.pread(fd, _CHUNK_BYTES, position)
-                found = buffer[: read_past_cache(direct, buffer, position)]
+            for position in range(start - start % _CHUNK_BYTES, size, _CHUNK_BYTES):
+                pulse.step()
+                wanted = min(_CHUNK_BYTES, size - position)
+                cached = os.pread(fd, wanted, position)
+                found = buffer[: min(wanted, read_past_cache(direct, buffer, position))]
                 if found != cached:
                     return position + _common_prefix(found, cached)
     finally:
         os.close(direct)
     return size
+
+
+def is_on_disk(path: str, size: int) -> bool:
+    """Return whether a file's first ``size`` bytes are the same on disk and in memory.
+
+    Memory is the kernel's page cache.
+
+    Raises:
+        OSError: the file or the disk cannot be read.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return same_on_disk(path, fd, size) == size
+    finally:
+        os.close(fd)
 
 
 def read_past_cache(direct: int, buffer: mmap.mmap, position: int) -> int:
@@ -146,16 +169,18 @@ def _log_bytes(directory: str, base_offset: int) -> int:
 def _remove_segments(directory: str, bases: list[int]) -> None:
     """Remove segments, newest first."""
     for base in reversed(bases):
-        # The log last: without it the others are left over, and are removed.
+        # The log last: while it exists, the next start lists the segment, and comes
+        # here again.
         for suffix in reversed(SEGMENT_SUFFIXES):
             remove_if_exists(segment_file(directory, base, suffix))
 
 
 def _renew_indexes(directory: str, base_offset: int) -> None:
-    """Put new files in the place of a segment's indexes, whose pages may be lost.
+    """Remove or rewrite a segment's indexes, whose pages the disk may lack.
 
-    The offset and the time index are rebuilt when the log is recovered. So are the
-    aborted transactions from the recovery point on; those below are in this file only.
+    The offset index and the time index are removed, and rebuilt when the log is
+    recovered. The index of aborted transactions is written to a new file: recovery
+    rebuilds only its entries from the recovery point on.
     """
     for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX):
         remove_if_exists(segment_file(directory, base_offset, suffix))

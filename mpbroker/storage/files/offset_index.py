@@ -1,4 +1,4 @@
-"""OffsetIndex: where in a segment to start looking for an offset.
+"""OffsetIndex: from an offset to the position at which a search for it can start.
 
 The index is sparse. An entry has 8 bytes, big-endian:
 
@@ -6,9 +6,9 @@ The index is sparse. An entry has 8 bytes, big-endian:
     int32  position of that batch in the log file
 
 The caller knows how many entries are committed. For the active segment the number is
-in the partition's row; entries behind them are from an append that died before its
-commit, and the next append overwrites them. For other segments the size of the file
-says it.
+in the row (the partition's entry in shared memory); entries behind them are from an
+append that died before its commit, and the next append overwrites them. For other
+segments the number follows from the size of the file.
 
 Source: Kafka's OffsetIndex; `kafka-dump-log --index-sanity-check` checks the meaning.
 """
@@ -53,22 +53,22 @@ class OffsetIndex:
     def write_entry(self, slot: int, last_offset: int, position: int) -> None:
         """Write entry number ``slot``, counted from 0, behind the committed entries.
 
-        It is not committed by this: an append commits it with the row's state, a
-        compaction by renaming the file.
+        This does not commit the entry: an append commits it with the state in the row
+        (the partition's entry in shared memory), a compaction by renaming the file.
         """
         entry = _ENTRY.pack(last_offset - self.base_offset, position)
         write_whole(self._descriptor(), entry, slot * ENTRY_BYTES)
 
     def write_entries(self, slot: int, entries: list[tuple[int, int]]) -> None:
-        """Write many (last offset, position) entries from number ``slot`` on."""
+        """Write many (last offset, position) entries, the first as number ``slot``."""
         base = self.base_offset
         content = b"".join(_ENTRY.pack(o - base, p) for o, p in entries)
         write_whole(self._descriptor(), content, slot * ENTRY_BYTES)
 
     def load(self, entries: int) -> None:
-        """Make sure that the first ``entries`` entries are in memory.
+        """Read the first ``entries`` entries into memory, unless they are there.
 
-        A file that is shorter gives fewer; ``check`` finds that out.
+        If the file is shorter, fewer are read; ``check`` finds that out.
         """
         have = len(self._offsets)
         if entries <= have:
@@ -83,18 +83,22 @@ class OffsetIndex:
         self._positions.extend(words[1::2])
 
     def forget(self) -> None:
-        """Drop the entries in memory: the file was rewritten, or memory is short."""
+        """Drop the index entries in memory; the next use reads the file again."""
         self._offsets = array("i")
         self._positions = array("i")
 
     def lookup(self, offset: int, entries: int) -> int:
-        """Return the position of an indexed batch at or before the one with ``offset``.
+        """Return the position of the last indexed batch that ends up to ``offset``.
 
-        0, where the first batch is, if there is no such entry.
+        A search for the batch with ``offset`` can start there.
 
         Args:
             offset: the offset to look for.
-            entries: how many entries are committed.
+            entries: the number of committed entries.
+
+        Returns:
+            The position in bytes; 0, that of the first batch, if there is no such
+            entry.
         """
         if entries > len(self._offsets):
             self.load(entries)
@@ -102,9 +106,10 @@ class OffsetIndex:
         return self._positions[slot] if slot >= 0 else 0
 
     def offset_behind(self, position: int, entries: int) -> int | None:
-        """Return an offset larger than all offsets before a position.
+        """Return an offset above those of all batches before a position (in bytes).
 
-        It is that of the first entry at or behind the position; None: there is none.
+        It is the offset of the first entry at or behind the position; None: there is no
+        such entry.
         """
         self.load(entries)
         slot = bisect_left(self._positions, position)
@@ -112,24 +117,40 @@ class OffsetIndex:
             return None
         return self.base_offset + self._offsets[slot]
 
+    def position_at(self, position: int, entries: int) -> int:
+        """Return the indexed position at or before a position; 0: there is none."""
+        self.load(entries)
+        slot = min(entries, bisect_right(self._positions, position)) - 1
+        return self._positions[slot] if slot >= 0 else 0
+
     def positions_above(self, position: int, entries: int) -> Iterator[int]:
-        """Yield the positions behind ``position`` that the first ``entries`` have."""
+        """Yield the positions of indexed batches that are above ``position``.
+
+        Only the first ``entries`` entries are looked at.
+        """
         self.load(entries)
         slot = bisect_right(self._positions, position)
         yield from self._positions[slot:entries]
 
     def entry(self, slot: int) -> tuple[int, int]:
-        """Return (last offset of the batch, its position) of an entry in memory."""
+        """Return (last offset, position) of the batch of entry number ``slot``.
+
+        The entry must be in memory.
+        """
         return self.base_offset + self._offsets[slot], self._positions[slot]
 
     def entries_below(self, offset: int, entries: int) -> int:
-        """Return how many of the first ``entries`` have offsets below this one."""
+        """Return how many of the first ``entries`` entries have a lower offset."""
         self.load(entries)
         relative = offset - self.base_offset - 1
         return min(entries, bisect_right(self._offsets, relative))
 
     def check(self, entries: int, log_size: int) -> None:
         """Check that offsets and positions are ascending, and within the log.
+
+        Args:
+            entries: the number of entries to check, from the first on.
+            log_size: the size of the log file in bytes.
 
         Raises:
             CorruptIndexError: they are not, or the file has fewer entries.
@@ -147,26 +168,26 @@ class OffsetIndex:
             )
 
     def file_entries(self) -> int:
-        """Return the number of whole entries in the file, committed or not."""
+        """Return the number of whole entries in the index file, committed or not."""
         return os.fstat(self._descriptor()).st_size // ENTRY_BYTES
 
     def truncate(self, entries: int) -> None:
-        """Cut the file to ``entries`` entries; the others were never committed."""
+        """Cut the index file to ``entries`` entries; no others were committed."""
         os.ftruncate(self._descriptor(), entries * ENTRY_BYTES)
         if len(self._offsets) > entries:
             del self._offsets[entries:]
             del self._positions[entries:]
 
     def sync(self) -> None:
-        """Force the file to disk."""
+        """Force the index file to disk."""
         os.fsync(self._descriptor())
 
     def open(self) -> None:
-        """Open the file now; create it if absent."""
+        """Open the index file now; create it if absent."""
         self._descriptor()
 
     def close(self) -> None:
-        """Close the file. It opens again when needed."""
+        """Close the index file. It opens again when needed."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)

@@ -12,7 +12,7 @@ _OPEN_SEGMENTS: Final = 16  # of one partition; up to three descriptors each
 
 
 class SegmentList:
-    """The base offsets found in a directory, and a LogSegment for each that is used.
+    """The base offsets found in a directory, and LogSegments for those in use.
 
     A `.log` file above the active base offset was made by a roll that was not
     committed (yet), and is left out.
@@ -28,12 +28,13 @@ class SegmentList:
         self._open: dict[int, LogSegment] = {}
 
     def reload(self, active_base_offset: int, *, keep_open: bool) -> None:
-        """Read the directory again.
+        """Read the base offsets of the segments from the directory again.
 
         Args:
-            active_base_offset: the active segment's, from the committed state.
-            keep_open: keep files open whose segments are still there. Only for a
-                change by a roll: compaction puts other files under the same names.
+            active_base_offset: the base offset of the active segment, from the
+                committed state.
+            keep_open: keep the files of segments open that are still there. Use this
+                only after a roll: compaction puts other files under the same names.
 
         Raises:
             OSError: the directory cannot be read.
@@ -48,7 +49,7 @@ class SegmentList:
             self._open.pop(base).close()
 
     def get(self, base_offset: int) -> LogSegment:
-        """Return the segment with this base offset; its files open when used."""
+        """Return the segment with this base offset; its files open when first used."""
         segment = self._open.get(base_offset)
         if segment is None:
             segment = LogSegment(self.directory, base_offset)
@@ -61,7 +62,10 @@ class SegmentList:
         self._open[segment.base_offset] = segment
 
     def floor(self, offset: int) -> LogSegment | None:
-        """Return the last segment that starts at or below ``offset``; None: none."""
+        """Return the last segment whose base offset is at or below ``offset``.
+
+        None: all segments start above it.
+        """
         slot = bisect_right(self.bases, offset) - 1
         return self.get(self.bases[slot]) if slot >= 0 else None
 
@@ -71,17 +75,17 @@ class SegmentList:
         return self.bases[slot] if slot < len(self.bases) else None
 
     def from_offset(self, offset: int) -> Iterator[LogSegment]:
-        """Yield the segment that holds ``offset``, if any, and all after it."""
+        """Yield the segment whose range has ``offset``, if any, and all after it."""
         start = max(0, bisect_right(self.bases, offset) - 1)
         for base in self.bases[start:]:
             yield self.get(base)
 
     def below(self, offset: int) -> list[int]:
-        """Return the bases of the segments that start below ``offset``."""
+        """Return the base offsets of the segments that start below ``offset``."""
         return self.bases[: bisect_left(self.bases, offset)]
 
     def forget(self, base_offset: int) -> None:
-        """Close a segment's files and drop it from the list."""
+        """Close the files of a segment that was removed, and drop it from the list."""
         segment = self._open.pop(base_offset, None)
         if segment is not None:
             segment.close()
@@ -89,9 +93,9 @@ class SegmentList:
             self.bases.remove(base_offset)
 
     def trim(self) -> bool:
-        """Close all but the last segment if more than 16 are open.
+        """Close the files of all but the last segment if more than 16 are open.
 
-        A reader may walk through thousands of them.
+        A reader may walk through thousands of segments.
 
         Returns:
             Whether segments were closed.
@@ -104,13 +108,17 @@ class SegmentList:
         return True
 
     def close(self) -> None:
-        """Close all files. ``bases`` stays as it is."""
+        """Close the files of all segments; the list of base offsets stays as it is."""
         opened, self._open = self._open, {}
         for segment in opened.values():
             segment.close()
 
     def sizes(self, active_base_offset: int, active_size: int) -> int:
-        """Return the committed bytes of all `.log` files.
+        """Return the sum of the committed bytes of all `.log` files.
+
+        Args:
+            active_base_offset: the base offset of the active segment.
+            active_size: committed bytes of the active segment.
 
         Raises:
             FileNotFoundError: a segment was removed since the directory was read.

@@ -1,15 +1,18 @@
 """Check the end of a segment, and rebuild its indexes to fit.
 
-Used when a log is loaded. The part of a segment below some offset is trusted: all of
-it after a clean stop; the part below the recovery point after a crash; none of it if
-an index file is missing. From the last index entry below that offset on, every batch
-is checked. The first batch that is not whole, or has a wrong checksum, ends the log.
+This is done when a log is loaded. The part of a segment below some offset is trusted:
+all of it after a clean stop; the part below the recovery point after a crash; none of
+it if an index file is missing. From the last index entry below that offset on, every
+batch is checked. The first batch that is not whole, or has a wrong checksum, ends the
+log.
 
 Source: Kafka's LogSegment.recover.
 """
 
-from typing import Final, NamedTuple
+from collections.abc import Callable
+from typing import Final
 
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.base.storage_errors import CorruptIndexError, CorruptLogError
 from mpbroker.storage.files.batch_scan import scan_valid_batches
 from mpbroker.storage.files.log_segment import LogSegment
@@ -21,15 +24,15 @@ _MAX_RELATIVE_OFFSET: Final = 0x7FFF_FFFF
 
 
 class SegmentTail(NamedTuple):
-    """The valid content of a segment, as recovery found it.
+    """How far a segment is valid, and its index sizes, as recovery found them.
 
     Attributes:
         next_offset: the offset after the last valid batch.
         size: bytes of the log file up to the end of the last valid batch.
-        index_entries: entries of the offset index.
-        time_index_entries: entries of the time index.
+        index_entries: number of entries in the offset index.
+        time_index_entries: number of entries in the time index.
         bytes_since_index: bytes of log since the last index entry was made.
-        largest: the largest timestamp (ms) and its offset.
+        largest: the largest timestamp (ms), and the last offset of the batch with it.
         truncated_bytes: bytes of the log file behind ``size``, to be cut off.
     """
 
@@ -43,7 +46,11 @@ class SegmentTail(NamedTuple):
 
 
 def recover_segment(
-    segment: LogSegment, *, trusted_below: int, index_interval_bytes: int
+    segment: LogSegment,
+    *,
+    trusted_below: int,
+    index_interval_bytes: int,
+    prepare: Callable[[LogSegment, int], None] | None = None,
 ) -> SegmentTail:
     """Check a segment's batches from the last trusted index entry on.
 
@@ -54,18 +61,22 @@ def recover_segment(
     is still unloaded, so the next process runs the same recovery again.
 
     Args:
-        segment: its log file exists; an index that is missing is made.
+        segment: the segment; its log file exists, and a missing index is made.
         trusted_below: index entries of offsets below this one are trusted, if they are
             in ascending order and the last of them points at its batch.
         index_interval_bytes: bytes of log between two entries of the offset index.
+        prepare: called before batches are checked, with the segment and the position in
+            its log file (in bytes) from which on they are checked.
 
     Raises:
-        OSError: the files cannot be read or cut.
+        OSError: the files cannot be read or cut, or ``prepare`` has raised it.
     """
     fd, file_size = segment.fd, segment.file_size()
     entries, time_entries, position = _trusted_entries(
         segment, trusted_below, file_size
     )
+    if prepare is not None:
+        prepare(segment, position)
     max_timestamp, max_offset = segment.time_index.last_entry(time_entries)
     indexed_timestamp = max_timestamp
     found: list[tuple[int, int]] = []
@@ -95,6 +106,7 @@ def recover_segment(
             segment,
             trusted_below=TRUST_NOTHING,
             index_interval_bytes=index_interval_bytes,
+            prepare=prepare,
         )
     # Cut first: entries beyond the trusted ones may point at bytes that are not valid.
     segment.offset_index.truncate(entries)
@@ -117,9 +129,17 @@ def recover_segment(
 def _trusted_entries(
     segment: LogSegment, trusted_below: int, file_size: int
 ) -> tuple[int, int, int]:
-    """Return (offset index entries, time index entries, position to check from).
+    """Return the number of index entries that can be trusted, and where to check on.
 
-    The counts are those of the entries that are trusted. (0, 0, 0): no entry is.
+    Args:
+        segment: the segment.
+        trusted_below: as for ``recover_segment``.
+        file_size: the size of the log file in bytes.
+
+    Returns:
+        The number of entries of the offset index, the number of entries of the time
+        index, and the position in bytes from which on batches must be checked.
+        (0, 0, 0): no entry can be trusted.
     """
     if trusted_below <= segment.base_offset:
         return 0, 0, 0

@@ -5,15 +5,16 @@ same rules as those of an append: one entry every index.interval.bytes.
 """
 
 import os
+from collections.abc import Iterable
 from typing import Final
 
+from mpbroker.base.directories import sync_directory
 from mpbroker.storage.files.log_files import (
     CLEANED_SUFFIX,
     SEGMENT_SUFFIXES,
     SWAP_SUFFIX,
     remove_if_exists,
     segment_file,
-    sync_directory,
     write_file,
     write_whole,
 )
@@ -25,7 +26,7 @@ _BUFFER_BYTES: Final = 1024 * 1024
 
 
 class SegmentWriter:
-    """One segment being written; no reader sees it until ``install`` renames it.
+    """The copy of a segment while it is written; ``install`` shows it to readers.
 
     Args:
         directory: the partition's directory.
@@ -52,11 +53,11 @@ class SegmentWriter:
 
     @property
     def size(self) -> int:
-        """Bytes of batches added so far, those in memory included."""
+        """The bytes of all batches added so far, in the file or in memory."""
         return self._written + len(self._buffer)
 
     def write(self, batch: bytes, last_offset: int, timestamp: int) -> None:
-        """Add a batch.
+        """Append a batch to the compacted copy, with an index entry if one is due.
 
         Args:
             batch: all of its bytes, header included.
@@ -81,15 +82,30 @@ class SegmentWriter:
         if len(self._buffer) >= _BUFFER_BYTES:
             self._flush()
 
+    def write_batches(
+        self, batches: bytes, spans: Iterable[tuple[int, int, int]]
+    ) -> None:
+        """Append many batches, which lie one behind the other, to the compacted copy.
+
+        Args:
+            batches: the bytes of all batches.
+            spans: (size in bytes, last offset, timestamp) of each batch; the timestamp
+                is as for ``write``.
+        """
+        at = 0
+        for size, last_offset, timestamp in spans:
+            self.write(batches[at : at + size], last_offset, timestamp)
+            at += size
+
     def finish(
         self, aborted: list[AbortedTransaction] | None, modified_s: float
     ) -> None:
-        """Write what is in memory, and force all files and their names to disk.
+        """Write the batches that are still in memory; force the copy's files to disk.
 
         Args:
             aborted: the entries of the transaction index; None: make no such index.
-            modified_s: the modification time for the log file, in seconds since 1970:
-                that of the newest segment that it replaces.
+            modified_s: the modification time for the log file, in seconds since 1970;
+                it is that of the newest segment that the copy replaces.
         """
         self._flush()
         segment = self._segment
@@ -102,15 +118,18 @@ class SegmentWriter:
         sync_directory(segment.directory)
 
     def install(self) -> None:
-        """Rename the files from `.cleaned` to `.swap`, under the partition's lock.
+        """Rename the files from `.cleaned` to `.swap`.
+
+        The caller holds the lock of the partition's row (its entry in shared memory).
 
         A process that finds a `.log.swap` file takes the copy as complete, and puts it
         in the place of the originals: see ``finish_swap`` in log_loader.py.
         """
         segment = self._segment
-        # The log last. Killed before its rename, the originals stay in use, and the
-        # files of this copy are removed at the next start. Killed after it, the next
-        # owner of the lock, or the next start, finishes the replacement.
+        # The log last. If this process is killed before the log's rename, the originals
+        # stay in use, and the files of this copy are removed at the next start. If it
+        # is killed after that rename, the next owner of the lock, or the next start,
+        # finishes the replacement.
         for suffix in reversed(SEGMENT_SUFFIXES):
             path = segment_file(segment.directory, segment.base_offset, suffix)
             try:
@@ -119,7 +138,7 @@ class SegmentWriter:
                 continue
 
     def abandon(self) -> None:
-        """Close and remove the files."""
+        """Close and remove the files of this copy, as the compaction was given up."""
         segment = self._segment
         segment.close()
         for suffix in SEGMENT_SUFFIXES:
@@ -130,3 +149,15 @@ class SegmentWriter:
             write_whole(self._segment.fd, bytes(self._buffer), self._written)
             self._written += len(self._buffer)
             self._buffer.clear()
+
+
+def remove_unfinished_copies(directory: str) -> None:
+    """Remove the files of copies whose compaction was killed before it replaced a log.
+
+    The process that compacts calls this when no change of files is under way (the
+    partition's structure version in shared memory is even). Then each copy that was
+    renamed to `.swap` is in its place already.
+    """
+    for name in os.listdir(directory):
+        if name.endswith((CLEANED_SUFFIX, SWAP_SUFFIX)):
+            remove_if_exists(f"{directory}/{name}")

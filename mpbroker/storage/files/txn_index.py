@@ -9,10 +9,10 @@ transaction was aborted in the segment. An entry has 34 bytes, big-endian:
     int64  last offset, that of the abort marker
     int64  last stable offset once the marker is appended
 
-An entry is written before its marker is appended, and is committed with it: readers
-skip entries whose last offset is not below the log end offset, and the next writer
-cuts them off. So a process killed between the two leaves nothing that readers see, and
-no marker without its entry.
+An entry is written before its marker is appended, and is committed with the marker:
+readers skip entries whose last offset is not below the log end offset, and the next
+writer cuts them off. So a process killed between the two leaves no entry that readers
+see, and no marker without its entry.
 
 The file is forced to disk with the other indexes, before a recovery point is written.
 A power cut may take newer entries, or leave entries whose markers it took. So a start
@@ -25,11 +25,12 @@ Source: Kafka's AbortedTxn, TransactionIndex and LogSegment.recover.
 import os
 from bisect import bisect_left
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final
 
+from mpbroker.base.directories import sync_directory
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.storage.files.log_files import (
     create_file,
-    sync_directory,
     write_file,
     write_whole,
 )
@@ -42,7 +43,14 @@ _NEVER: Final = 1 << 63
 
 
 class AbortedTransaction(NamedTuple):
-    """The offsets between which a producer's records must not be delivered."""
+    """An aborted transaction: between its offsets the producer's records are dropped.
+
+    Attributes:
+        producer_id: the producer.
+        first_offset: the offset of the transaction's first record.
+        last_offset: the offset of the abort marker.
+        last_stable_offset: the last stable offset once the marker is appended.
+    """
 
     producer_id: int
     first_offset: int
@@ -51,7 +59,11 @@ class AbortedTransaction(NamedTuple):
 
 
 def read_aborted(path: str, log_end_offset: int) -> list[AbortedTransaction]:
-    """Return a segment's committed entries; an empty list if there is no file.
+    """Return the committed entries of a segment's index of aborted transactions.
+
+    The entries end before the first one that is not in ascending order: after a power
+    cut the file may have its size, and zeros in the place of lost entries. If there is
+    no file, the list is empty.
 
     Args:
         path: the index file.
@@ -66,11 +78,13 @@ def read_aborted(path: str, log_end_offset: int) -> list[AbortedTransaction]:
     except FileNotFoundError:
         return []
     whole = len(content) // ENTRY_BYTES * ENTRY_BYTES
-    found = []
+    found: list[AbortedTransaction] = []
+    before = 0  # a marker is behind a record that it aborts: none is at offset 0
     for version, *fields in _ENTRY.iter_unpack(content[:whole]):
         entry = AbortedTransaction(*fields)
-        if version != _VERSION or entry.last_offset >= log_end_offset:
+        if version != _VERSION or not before < entry.last_offset < log_end_offset:
             break
+        before = entry.last_offset
         found.append(entry)
     return found
 
@@ -80,6 +94,8 @@ def find_aborted(
 ) -> tuple[list[AbortedTransaction], bool]:
     """Return the committed entries of transactions with records in a range of offsets.
 
+    If there is no file, the segment has no markers of aborted transactions.
+
     Args:
         path: the index file of one segment; it need not exist.
         log_end_offset: the end of the committed log.
@@ -87,17 +103,30 @@ def find_aborted(
         until_offset: the offset behind the range.
 
     Returns:
-        The entries, and whether they are all: True if the entries that follow, in this
-        segment and in later ones, are of transactions that began behind the range.
+        The entries, and whether the search is complete: True if all entries that
+        follow, in this segment and in later ones, are of transactions that began behind
+        the range.
 
     Raises:
         OSError: the file cannot be read.
     """
-    found: list[AbortedTransaction] = []
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return search_aborted(path, log_end_offset, from_offset, until_offset)
     except FileNotFoundError:
-        return found, False
+        return [], False
+
+
+def search_aborted(
+    path: str, log_end_offset: int, from_offset: int, until_offset: int
+) -> tuple[list[AbortedTransaction], bool]:
+    """Do the same as ``find_aborted`` for an index file that is known to exist.
+
+    Raises:
+        FileNotFoundError: another process has removed it meanwhile.
+        OSError: the file cannot be read.
+    """
+    found: list[AbortedTransaction] = []
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         slot = _slot_of(fd, from_offset)
         while True:
@@ -121,7 +150,10 @@ def find_aborted(
 
 
 def _slot_of(fd: int, offset: int) -> int:
-    """Return the number of the first entry whose marker is at ``offset`` or above."""
+    """Return the number (from 0) of the first entry with an abort marker at ``offset``.
+
+    An entry whose marker has a higher offset counts, too.
+    """
 
     def last_offset(slot: int) -> int:
         content = os.pread(fd, ENTRY_BYTES, slot * ENTRY_BYTES)
@@ -134,11 +166,13 @@ def _slot_of(fd: int, offset: int) -> int:
 
 
 def append_aborted(path: str, entry: AbortedTransaction, log_end_offset: int) -> None:
-    """Add an entry behind the committed ones. Under the row's lock.
+    """Add an entry behind the committed ones of an index of aborted transactions.
+
+    The caller holds the lock of the partition's row (its entry in shared memory).
 
     Args:
         path: the index file, created if absent.
-        entry: its marker will be appended at ``log_end_offset``.
+        entry: the entry, whose abort marker will be appended at ``log_end_offset``.
         log_end_offset: the end of the committed log.
 
     Raises:
@@ -146,8 +180,8 @@ def append_aborted(path: str, entry: AbortedTransaction, log_end_offset: int) ->
     """
     fd = create_file(path)
     try:
-        # Entries of markers that were never committed go first. Killed between the two
-        # calls, the file has just the committed entries.
+        # Entries of markers that were never committed go first. If this process is
+        # killed between the two calls, the file has just the committed entries.
         committed = _slot_of(fd, log_end_offset)
         os.ftruncate(fd, committed * ENTRY_BYTES)
         write_whole(fd, _ENTRY.pack(_VERSION, *entry), committed * ENTRY_BYTES)
@@ -158,33 +192,36 @@ def append_aborted(path: str, entry: AbortedTransaction, log_end_offset: int) ->
 def restore_aborted(
     path: str, found: list[AbortedTransaction], from_offset: int
 ) -> None:
-    """Rewrite a segment's index from the markers in the log, from an offset on.
+    """Rewrite a segment's index of aborted transactions, from an offset on.
 
     Args:
-        path: the index file; it is replaced as a whole if its content changes.
+        path: the index file; it is replaced as a whole, unless it has just the entries
+            below ``from_offset``, and there are no new ones.
         found: the transactions that the segment's markers abort, in the order of the
             markers.
-        from_offset: entries with markers below it are kept from the file, those from
-            it on are taken from ``found``.
+        from_offset: entries whose markers are below it are kept from the file; the
+            others are taken from ``found``.
 
     Raises:
         OSError: the file cannot be read or replaced.
     """
     entries = read_aborted(path, from_offset)
-    entries += (each for each in found if each.last_offset >= from_offset)
-    content = encode_aborted(entries)
-    try:
-        with open(path, "rb") as file:
-            if file.read() == content:
-                return
-    except FileNotFoundError:
-        if not content:
+    new = [each for each in found if each.last_offset >= from_offset]
+    content = encode_aborted(entries + new)
+    # With new entries the file is replaced even if it has them: it may have them in the
+    # page cache only, if a process was killed that had been told of a failed write.
+    if not new:
+        try:
+            with open(path, "rb") as file:
+                if file.read() == content:
+                    return
+        except FileNotFoundError:
             return
     write_file(path, content)
 
 
 def sync_aborted(path: str) -> None:
-    """Force a segment's index and its name to disk; do nothing if there is no file."""
+    """Force an index of aborted transactions and its name to disk, if it exists."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -197,5 +234,5 @@ def sync_aborted(path: str) -> None:
 
 
 def encode_aborted(entries: list[AbortedTransaction]) -> bytes:
-    """Return the content of an index file: 34 bytes for each entry."""
+    """Return the bytes of an index of aborted transactions: 34 for each entry."""
     return b"".join(_ENTRY.pack(_VERSION, *entry) for entry in entries)

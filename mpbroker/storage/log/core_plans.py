@@ -1,27 +1,30 @@
 """Plans by which the compiled core appends to a log and reads from it.
 
 With these two objects the core (mpbroker/native) appends and reads without any Python.
-It finds their ``__slots__`` by name, so a slot that is renamed here is renamed there.
-Before the core uses a plan it compares it with the partition's row; for an append it
-holds the row's lock. If they differ, or if an append needs more than bytes written to
-the end of a file, it leaves the work to PartitionLog and LogReader.
+It finds their ``__slots__`` by name, so a slot that is renamed here must be renamed
+there. Before the core uses a plan it compares it with the row (the partition's entry in
+shared memory); for an append it holds the row's lock. If plan and row differ, or if an
+append needs more than bytes written to the end of a file, the core leaves the work to
+PartitionLog and LogReader.
 """
 
 from mpbroker.storage.files.log_segment import LogSegment
 from mpbroker.storage.producers.producer_state import ProducerState
 
-# By offset: the segment and the position in it of the batch that starts there.
+# By base offset of a batch: its segment, and its position (in bytes) in the log file.
 Positions = dict[int, tuple[LogSegment, int]]
 
 
 class AppendPlan:
-    """The position of the next batch, if nothing changes, and the limits it must obey.
+    """What the compiled core must know to append the next batch of a partition's log.
 
-    PartitionLog keeps it up to date as it appends.
+    It has the active segment, its limits and the producers' state. PartitionLog keeps
+    it up to date as it appends itself.
 
     Args:
-        row: the number of the partition's row.
-        positions: PartitionView.positions; None until this process has readers.
+        row: the number of the partition's row (its entry in shared memory).
+        positions: the dict PartitionView.positions, in which the core notes where
+            batches begin; None until a fetch in this process has read the partition.
     """
 
     __slots__ = (
@@ -66,14 +69,14 @@ class AppendPlan:
 
 
 class ReadPlan:
-    """The active segment as this process knows it, for reads of the newest records.
+    """What the compiled core must know to find the newest records of a log for a fetch.
 
-    LogReader fills it after a read. A read from an offset that is not in ``positions``
-    is left to LogReader.
+    LogReader fills it after a read of its own. The core leaves a read from an offset
+    that is not in ``positions`` to LogReader.
 
     Args:
-        row: the number of the partition's row.
-        positions: PartitionView.positions.
+        row: the number of the partition's row (its entry in shared memory).
+        positions: the dict PartitionView.positions: where batches begin, by offset.
     """
 
     __slots__ = (

@@ -22,8 +22,9 @@ import errno
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.storage.log.sync_ring import SyncRing
 
 _NUMBERS: Final = {  # io_setup, io_getevents, io_submit
@@ -72,22 +73,22 @@ class _IoEvent(ctypes.Structure):
 
 
 class SyncDone(NamedTuple):
-    """One finished sync: the token given to ``start``, and its errno or 0."""
+    """One finished sync: the token given to ``start``, and the sync's errno or 0."""
 
     token: int
     error: int
 
 
 class DiskSync:
-    """Outstanding fdatasync calls of one process.
+    """Starts fdatasync calls for one process, and returns those that have ended.
 
     Args:
         syscall: the libc function syscall(2), for tests.
         io_uring: whether io_uring may be used.
 
     Attributes:
-        event_fd: becomes readable when a sync has finished; poll it edge-triggered. -1
-            if all syncs are blocking: then ``finished`` has them right after ``start``.
+        event_fd: becomes readable when a sync has finished; poll it edge-triggered. -1:
+            all syncs are blocking, and ``finished`` returns them right after ``start``.
     """
 
     def __init__(
@@ -96,8 +97,8 @@ class DiskSync:
         self.event_fd = -1
         self._ring: SyncRing | None = None
         self._context = ctypes.c_uint64(0)
-        # By token, what must live as long as the sync: with io_uring a duplicate of the
-        # descriptor, else the iocb.
+        # By token, an object that must live as long as the sync: with io_uring a
+        # duplicate of the descriptor; with the older interface the iocb.
         self._outstanding: dict[int, int | _Iocb] = {}
         self._done: list[SyncDone] = []
         # When the credit will be full again; and how many slow syncs came in a row.
@@ -126,7 +127,7 @@ class DiskSync:
                 self.event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def start(self, token: int, fd: int) -> None:
-        """Begin an fdatasync of ``fd``; ``finished`` returns its ``token``.
+        """Begin an fdatasync of ``fd``; ``finished`` returns ``token`` after its end.
 
         A token must not be used again before its sync has finished.
         """
@@ -147,11 +148,14 @@ class DiskSync:
     def _start_in_ring(
         self, ring: SyncRing, syncs: Sequence[tuple[int, int]]
     ) -> Sequence[tuple[int, int]]:
-        """Begin as many syncs as the ring has room for; return the others.
+        """Begin as many (token, descriptor) syncs as the ring has room for.
 
         Recent kernels look the descriptor up only when a kernel thread makes the sync.
-        The caller may have closed it by then, or it may be another file's. So each sync
-        uses a duplicate, which is closed when the sync has finished.
+        By then the caller may have closed it, and its number may be another file's. So
+        each sync uses a duplicate, which is closed when the sync has finished.
+
+        Returns:
+            The syncs that were not begun.
         """
         room = max(0, _MAX_EVENTS - len(self._outstanding))
         own, others = [], list(syncs[room:])
@@ -175,7 +179,11 @@ class DiskSync:
         return time.monotonic_ns() >= self._paid_by_ns - _CREDIT_NS
 
     def sync_now(self, fds: Sequence[int]) -> int:
-        """Make a blocking fdatasync of each; return 0, or the errno of a failed one."""
+        """Make a blocking fdatasync of each descriptor, one after another.
+
+        Returns:
+            0, or the errno of the first one that failed; the rest is then not made.
+        """
         started = time.monotonic_ns()
         try:
             for fd in fds:
@@ -196,13 +204,13 @@ class DiskSync:
         self._slow_in_a_row += 1
 
     def sync_side_by_side(self, files: Sequence[Sequence[int]]) -> list[int]:
-        """Make a blocking fdatasync of several groups of files, all at the same time.
+        """Make blocking fdatasync calls of groups of descriptors, all at the same time.
 
         All groups together take hardly longer than one: each sync makes the disk flush
         its cache, and syncs at the same time share that flush (three syncs on an idle
         disk: 0.10 to 0.17 ms at the same time, 0.24 to 0.42 ms one after another). But
-        where a sync takes almost no time, the kernel's threads cost more, so then they
-        are made one after another.
+        where a sync takes less than 30 us, the kernel's threads cost more, so then the
+        syncs are made one after another.
 
         Returns:
             For each group the errno of a sync that failed, or 0.
@@ -237,7 +245,11 @@ class DiskSync:
             self._done.append(SyncDone(token, error.errno or errno.EIO))
 
     def _submit(self, token: int, fd: int) -> bool:
-        """Begin a sync by the older asynchronous I/O; False: it was not accepted."""
+        """Begin an fdatasync by the kernel's older asynchronous I/O (not io_uring).
+
+        Returns:
+            Whether the kernel has accepted it.
+        """
         if len(self._outstanding) >= _MAX_EVENTS:
             return False
         assert self._numbers is not None
@@ -259,7 +271,7 @@ class DiskSync:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no sync is outstanding, and ``finished`` has no more to return."""
+        """Whether no sync is outstanding, and ``finished`` has no result to return."""
         return not self._outstanding and not self._done
 
     def finished(self) -> list[SyncDone]:

@@ -2,8 +2,9 @@
 
 The first process that uses a partition loads it, under the partition's lock. The steps
 are: remove leftovers, finish swaps, rebuild indexes, cut off bytes that are no whole
-batches. The row is published only after all of them. So a process may be killed at any
-point: the partition is still unloaded, and the next process does all steps again.
+batches. The row (the partition's entry in shared memory) is published only after all of
+them. So a process may be killed at any point: the partition is still unloaded, and the
+next process does all steps again.
 
 After a clean stop only the active segment is opened, and only the part after its last
 index entry is read. Otherwise everything from the recovery point on is checked.
@@ -11,12 +12,15 @@ index entry is read. Otherwise everything from the recovery point on is checked.
 Source: Kafka's LogLoader.
 """
 
+import mmap
 import os
 from bisect import bisect_left
 from itertools import pairwise
 from operator import attrgetter
-from typing import Final, NamedTuple
+from typing import Final
 
+from mpbroker.base.directories import sync_directory
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.base.storage_errors import CorruptLogError
 from mpbroker.ipc.tables.partition_table import LogState
 from mpbroker.storage.files.batch_scan import old_magic_at
@@ -25,6 +29,7 @@ from mpbroker.storage.files.log_files import (
     DELETED_SUFFIX,
     INDEX_SUFFIX,
     LOG_SUFFIX,
+    REMOTE_MANIFEST_FILE,
     SEGMENT_SUFFIXES,
     SWAP_SUFFIX,
     TIME_INDEX_SUFFIX,
@@ -34,7 +39,6 @@ from mpbroker.storage.files.log_files import (
     remove_if_exists,
     remove_mark,
     segment_file,
-    sync_directory,
 )
 from mpbroker.storage.files.log_segment import LogSegment
 from mpbroker.storage.files.segment_list import SegmentList
@@ -57,15 +61,16 @@ _last_offset: Final = attrgetter("last_offset")
 
 
 class LoadHints(NamedTuple):
-    """The content of a log directory's own files that is about one partition.
+    """What the checkpoint files say of a partition, for the process that loads its log.
 
     Attributes:
         clean: the last broker that used the directory stopped cleanly.
         recovery_point: the log below this offset was checked once, and is on disk.
         log_start_offset: the log start offset.
         producer_id_expiration_ms: the setting producer.id.expiration.ms.
-        checked_end: the log end offset that the old program had committed, in an
-            upgrade: all below it was checked, and is at least in the page cache.
+        checked_end: in an upgrade of the running broker, the log end offset that the
+            old program had committed: the log below it was checked, and is at least in
+            the page cache. 0: this start is no upgrade.
         closed_end: the log end offset at that clean stop; -1: not known.
     """
 
@@ -96,20 +101,21 @@ class LoadedLog(NamedTuple):
 def load_log(
     directory: str, hints: LoadHints, *, index_interval_bytes: int, now_ms: int
 ) -> LoadedLog:
-    """Make a partition's directory consistent, and return its state.
+    """Make a partition's directory consistent, and return the log's state.
 
-    If the disk had failed for the partition, the log is cut off where the disk lacks
-    what the page cache has, and checked from its recovery point on.
+    If the directory has the mark of a failed disk (`partition.offline`), the log is cut
+    off where the disk lacks bytes that the page cache has, and is checked from its
+    recovery point on.
 
     Args:
         directory: the partition's directory; it exists.
-        hints: the content of the log directory's files about this partition.
+        hints: the partition's entries in the log directory's checkpoint files.
         index_interval_bytes: bytes of log between two entries of a rebuilt index.
         now_ms: the wall clock.
 
     Raises:
-        CorruptLogError: segments overlap, or have messages of an old format; these are
-            left as they are.
+        CorruptLogError: segments overlap, or have messages of an old format; the files
+            are left as they are.
         OSError: the directory or a file cannot be read or written.
     """
     is_marked = is_marked_offline(directory)
@@ -125,8 +131,11 @@ def load_log(
         drop_lost_writes(directory, on_disk)
     bases = base_offsets(directory, LOG_SUFFIX)
     is_new = not bases
+    remote_start, copied_to = _remote_bounds(directory)
     if is_new:
-        segment = LogSegment(directory, hints.log_start_offset)
+        # The directory is new, or its segments were lost: then the log goes on where
+        # the remote store ends.
+        segment = LogSegment(directory, max(hints.log_start_offset, copied_to))
         segment.create()
         segment.close()
         sync_directory(directory)
@@ -146,20 +155,10 @@ def load_log(
             # Segment files were removed by hand: the log start offset says that all
             # records that are left were deleted.
             tail = _start_again(segments, hints.log_start_offset)
-        state = LogState(
-            log_end_offset=tail.next_offset,
-            active_base_offset=segments.bases[-1],
-            active_size=tail.size,
-            index_entries=tail.index_entries,
-            time_index_entries=tail.time_index_entries,
-            bytes_since_index=tail.bytes_since_index,
-            max_timestamp=tail.largest.timestamp,
-            max_timestamp_offset=tail.largest.offset,
-            segment_created_ms=now_ms,
-        )
+        state = _state_of(tail, segments.bases[-1], now_ms)
         start = max(hints.log_start_offset, segments.bases[0])
         remove_snapshots(directory, above=state.log_end_offset)
-        if hints.clean:
+        if hints.clean or (is_new and copied_to >= 0):  # a snapshot came from there
             producers = load_producers(segments, state, hints, start, now_ms)
         else:
             producers = _recover_producers(segments, state, hints, start, now_ms)
@@ -172,9 +171,55 @@ def load_log(
             sync_directory(os.path.dirname(directory))
         if is_marked:
             remove_mark(directory)
+        if 0 <= remote_start < segments.bases[0] <= copied_to:
+            start = max(hints.log_start_offset, remote_start)
         return LoadedLog(state, start, producers, truncated)
     finally:
         segments.close()
+
+
+def _remote_bounds(directory: str) -> tuple[int, int]:
+    """Return the first offset in the remote store, and the offset after its last one.
+
+    Returns:
+        The two offsets; (-1, -1) if no segment was copied to the store.
+
+    Raises:
+        CorruptLogError: the manifest (the list of remote segments in the partition's
+            directory) is damaged.
+        OSError: the manifest cannot be read.
+    """
+    if not os.path.exists(f"{directory}/{REMOTE_MANIFEST_FILE}"):
+        return -1, -1
+    # Imported here: most partitions have none.
+    from mpbroker.storage.remote.remote_manifest import ManifestError, RemoteManifest
+
+    try:
+        segments = RemoteManifest.of_directory(directory).copied()
+    except ManifestError as error:
+        raise CorruptLogError(f"{directory}: {error}") from error
+    return (segments[0].base_offset, segments[-1].next_base) if segments else (-1, -1)
+
+
+def _state_of(tail: SegmentTail, active_base_offset: int, now_ms: int) -> LogState:
+    """Return the state to publish in shared memory, once a log has been loaded.
+
+    Args:
+        tail: the end of the active segment, as recovery found it.
+        active_base_offset: the base offset of the active segment.
+        now_ms: the wall clock.
+    """
+    return LogState(
+        log_end_offset=tail.next_offset,
+        active_base_offset=active_base_offset,
+        active_size=tail.size,
+        index_entries=tail.index_entries,
+        time_index_entries=tail.time_index_entries,
+        bytes_since_index=tail.bytes_since_index,
+        max_timestamp=tail.largest.timestamp,
+        max_timestamp_offset=tail.largest.offset,
+        segment_created_ms=now_ms,
+    )
 
 
 def load_producers(
@@ -184,7 +229,9 @@ def load_producers(
     log_start_offset: int,
     now_ms: int,
 ) -> ProducerState:
-    """Return the producers as of the log end, from a snapshot and the log after it.
+    """Return the producers' state as of the log end.
+
+    It is read from the newest snapshot, and from the log after that snapshot.
 
     Raises:
         CorruptLogError, OSError: the log cannot be read.
@@ -210,10 +257,10 @@ def _recover_producers(
     log_start_offset: int,
     now_ms: int,
 ) -> ProducerState:
-    """Do as ``load_producers`` after a crash, and rebuild the transaction indexes.
+    """Return the producers' state after a crash, and rebuild the transaction indexes.
 
     A snapshot above the recovery point is not used: the log from that point on must be
-    read anyway, for the markers of aborted transactions in it.
+    read anyway, for the abort markers in it.
     """
     end, point = state.log_end_offset, hints.recovery_point
     producers = load_newest_snapshot(segments.directory, min(point, end))
@@ -256,11 +303,12 @@ def remove_leftovers(directory: str) -> None:
 
 
 def finish_swap(directory: str, base_offset: int) -> None:
-    """Put a `.swap` segment in the place of the segments that it replaces.
+    """Put a compacted copy (`.swap` files) in the place of the segments it replaces.
 
-    These are all segments that start within its range of offsets. The `.log.swap` file
-    is complete and on disk: it gets that name last, see SegmentWriter.install. This may
-    be interrupted and repeated until ``install_swap`` has renamed that file.
+    The replaced segments are those that start within the copy's range of offsets. The
+    `.log.swap` file is complete and on disk, because it gets that name last (see
+    SegmentWriter.install); if it is damaged nevertheless, nothing is replaced. This
+    may be interrupted and repeated until ``install_swap`` has renamed that file.
 
     Raises:
         OSError: a file cannot be read, renamed or removed.
@@ -283,8 +331,9 @@ def finish_swap(directory: str, base_offset: int) -> None:
 def install_swap(directory: str, base_offset: int) -> None:
     """Rename a `.swap` segment's files to their final names.
 
-    The log is the last. If the process is killed before that, `.log.swap` still exists,
-    and the next owner of the lock, or the next start, renames the rest.
+    The log file is the last one. If the process is killed before that, `.log.swap`
+    still exists, and the next owner of the row's lock, or the next start, renames the
+    rest.
     """
     for suffix in reversed(SEGMENT_SUFFIXES):
         final = segment_file(directory, base_offset, suffix)
@@ -301,8 +350,10 @@ def _recover(
 
     Args:
         segments: all segments of the partition.
-        hints: with the recovery point below which batches are not checked.
-        on_disk: the log below this offset is on disk; the rest is forced to disk.
+        hints: the partition's checkpoint entries; batches below their recovery point
+            are not checked.
+        on_disk: the log below this offset is on disk; after a crash the rest is forced
+            to disk.
         index_interval_bytes: bytes of log between two entries of a rebuilt index.
 
     Returns:
@@ -323,7 +374,9 @@ def _recover(
             f"{base:020d}{INDEX_SUFFIX}",
             f"{base:020d}{TIME_INDEX_SUFFIX}",
         } <= names
-        checked = hints.clean or (end is not None and end <= hints.recovery_point)
+        # Not a segment that ends at the recovery point: it may have been active when
+        # its indexes were forced to disk, and have got its last entry afterwards.
+        checked = hints.clean or (end is not None and end < hints.recovery_point)
         if checked and indexed and not active:
             if not hints.clean and end is not None and end > on_disk:
                 _force_to_disk(segments.get(base), indexes=False)
@@ -334,7 +387,11 @@ def _recover(
             trusted = TRUST_ALL if hints.clean else hints.recovery_point
         segment = segments.get(base)
         tail = recover_segment(
-            segment, trusted_below=trusted, index_interval_bytes=index_interval_bytes
+            segment,
+            trusted_below=trusted,
+            index_interval_bytes=index_interval_bytes,
+            # In an upgrade clients wait; what is in doubt has no end that was checked.
+            prepare=None if hints.clean or hints.checked_end else _drop_from_cache,
         )
         if tail.truncated_bytes:
             _refuse_old_format(segment, tail.size)
@@ -363,11 +420,34 @@ def _recover(
     raise AssertionError("a log has an active segment")
 
 
-def _force_to_disk(segment: LogSegment, *, indexes: bool = True) -> None:
-    """Force a segment to disk; note it for the next load if that fails.
+def _drop_from_cache(segment: LogSegment, position: int) -> None:
+    """Drop a segment from the page cache, so that it is read from the disk.
 
-    Whatever the error is, the next load must not believe the page cache: a full disk,
-    for example, leaves the partition online, and it is loaded again at once.
+    The disk may lack bytes that the cache has: a process may have been told of a failed
+    write, and been killed with all others before any of them could note it. The kernel
+    marks such lost pages as clean, so the cache can drop them.
+
+    Args:
+        segment: the segment.
+        position: all bytes before this position are on disk.
+
+    Raises:
+        OSError: the disk failed.
+    """
+    _force_to_disk(segment, indexes=False)
+    whole_pages = position - position % mmap.PAGESIZE
+    os.posix_fadvise(segment.fd, whole_pages, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _force_to_disk(segment: LogSegment, *, indexes: bool = True) -> None:
+    """Force a segment to disk. If that fails, note it in `partition.offline`.
+
+    Whatever the error is, the next load must not believe the page cache: after the
+    error of a full disk, for example, the partition is loaded again at once.
+
+    Args:
+        segment: the segment.
+        indexes: whether to force the indexes to disk, too.
 
     Raises:
         OSError: the disk failed.
@@ -387,8 +467,8 @@ def _remove_uncommitted_roll(
 ) -> None:
     """Remove an empty last segment if the segment before it ends above its base offset.
 
-    Its process was killed before the roll was committed, and other processes went on
-    appending to the segment before it.
+    The process that made the empty segment was killed before its roll was committed,
+    and other processes went on appending to the segment before it.
     """
     while len(segments.bases) > 1:
         *_, ahead, last = segments.bases
@@ -405,7 +485,7 @@ def _remove_uncommitted_roll(
 
 
 def _start_again(segments: SegmentList, offset: int) -> SegmentTail:
-    """Remove all segments, and make an empty one that starts at an offset."""
+    """Remove all segments, make an empty one at an offset, and return its end."""
     for base in list(segments.bases):
         _remove_segment(segments, base)
     segment = LogSegment(segments.directory, offset)
@@ -419,7 +499,7 @@ def _start_again(segments: SegmentList, offset: int) -> SegmentTail:
 
 
 def _refuse_old_format(segment: LogSegment, position: int) -> None:
-    """Refuse to cut off messages of an old format.
+    """Refuse to load a segment that would be cut off at a message of an old format.
 
     Raises:
         CorruptLogError: there is a message of format 0 or 1 at this position.

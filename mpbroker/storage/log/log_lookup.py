@@ -1,10 +1,10 @@
-"""LogLookup: find offsets by timestamp and by leader epoch, and a log's ends.
+"""LogLookup: find offsets by timestamp and by leader epoch, and a log's first and last.
 
 It serves ListOffsets and OffsetForLeaderEpoch. Source: Kafka's UnifiedLog
 (fetchOffsetByTimestamp) and LogSegment (findOffsetByTimestamp).
 """
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from mpbroker.ipc.tables.partition_table import LogState
 from mpbroker.protocol.records.batch_header import TIMESTAMP_TYPE_FLAG, BatchHeader
@@ -15,12 +15,16 @@ from mpbroker.storage.files.log_segment import LogSegment
 from mpbroker.storage.files.time_index import NO_TIMESTAMP, TimestampOffset
 from mpbroker.storage.log.partition_view import PartitionView
 
+if TYPE_CHECKING:
+    from mpbroker.storage.remote.remote_manifest import RemoteSegment
+
 
 class LogLookup:
     """The part of a PartitionLog that finds offsets for clients.
 
     Every method raises ApiError as ``PartitionView.require_online`` does, and
-    KAFKA_STORAGE_ERROR if the files cannot be read.
+    KAFKA_STORAGE_ERROR if the files cannot be read. ``offset_for_timestamp`` and
+    ``max_timestamp`` also raise RemotePendingError.
     """
 
     __slots__ = ("_view",)
@@ -60,20 +64,27 @@ class LogLookup:
         return max(unstable, self._view.row.log_start_offset)
 
     def end_offset_for_epoch(self, epoch: int) -> EpochEntry:
-        """Return the largest epoch not above ``epoch`` and its end offset."""
+        """Return the largest leader epoch up to ``epoch``, and its end offset."""
         return self.epochs.end_offset_for(epoch, self.latest())
 
     def offset_for_timestamp(self, timestamp: int) -> tuple[int, int] | None:
-        """Return (offset, timestamp) of the first record not older than ``timestamp``.
+        """Return (offset, timestamp in ms) of the first record at or after a timestamp.
 
-        None if all records are older.
+        Args:
+            timestamp: the timestamp, in ms.
+
+        Returns:
+            None if all records are older.
         """
         return self._view.look(lambda state: self._search(timestamp, state))
 
     def max_timestamp(self) -> tuple[int, int] | None:
         """Return (offset, timestamp) of the first record with the largest timestamp.
 
-        None if no record has a timestamp.
+        The timestamp is in ms.
+
+        Returns:
+            None if no record has a timestamp.
         """
         largest = self._view.look(self._largest_of_all)
         return None if largest < 0 else self.offset_for_timestamp(largest)
@@ -81,7 +92,10 @@ class LogLookup:
     def _largest_of_all(self, state: LogState) -> int:
         view = self._view
         start_offset = view.row.log_start_offset
-        largest = NO_TIMESTAMP
+        largest = max(
+            (each.largest_timestamp for each in self._remote(start_offset)),
+            default=NO_TIMESTAMP,
+        )
         for segment in view.segments.from_offset(start_offset):
             here = _largest(segment, state)
             if segment.base_offset < start_offset:
@@ -90,9 +104,44 @@ class LogLookup:
             view.close_unless_active(segment)
         return largest
 
+    def _remote(self, start_offset: int) -> "list[RemoteSegment]":
+        """Return the partition's segments whose records are only in the remote store.
+
+        Segments that end at or below ``start_offset`` are left out.
+        """
+        view = self._view
+        first = view.segments.bases[0]
+        if start_offset >= first:
+            return []
+        return [
+            each
+            for each in view.remote_segments()
+            if start_offset < each.next_base and each.base_offset < first
+        ]
+
+    def earliest_local(self) -> int:
+        """Return the first offset that is on this machine's disk."""
+        return max(self._view.row.log_start_offset, self._view.look(self._first_local))
+
+    def _first_local(self, _: LogState) -> int:
+        return self._view.segments.bases[0]
+
+    def latest_tiered(self) -> int:
+        """Return the last offset that the remote store has; -1: it has none."""
+        segments = self._view.look(lambda _: self._view.remote_segments())
+        return segments[-1].next_base - 1 if segments else -1
+
     def _search(self, timestamp: int, state: LogState) -> tuple[int, int] | None:
         view = self._view
         start_offset = view.row.log_start_offset
+        for remote in self._remote(start_offset):
+            if remote.largest_timestamp < timestamp:
+                continue
+            with view.remote.opened(remote) as cached:
+                for batch, body in cached.batches_from(timestamp, start_offset):
+                    found = first_record_at(batch, body, timestamp, start_offset)
+                    if found is not None:
+                        return found
         for segment in view.segments.from_offset(start_offset):
             if _largest(segment, state).timestamp < timestamp:
                 view.close_unless_active(segment)
@@ -118,7 +167,7 @@ class LogLookup:
 
 
 def _largest(segment: LogSegment, state: LogState) -> TimestampOffset:
-    """Return the largest timestamp of a segment, and the last offset of its batch."""
+    """Return a segment's largest timestamp (ms), and the last offset of its batch."""
     if segment.base_offset == state.active_base_offset:
         return TimestampOffset(state.max_timestamp, state.max_timestamp_offset)
     return segment.largest_timestamp()
@@ -127,18 +176,18 @@ def _largest(segment: LogSegment, state: LogState) -> TimestampOffset:
 def _largest_from(
     segment: LogSegment, start_offset: int, largest: TimestampOffset, state: LogState
 ) -> TimestampOffset:
-    """Return the largest timestamp of a segment's records from an offset on.
+    """Return the largest timestamp (ms) of a segment's records from an offset on.
 
     Args:
         segment: the segment that has ``start_offset``.
         start_offset: the log start offset; records below it were deleted.
         largest: the largest timestamp of all records of the segment, and the last
-            offset of its batch.
+            offset of the batch with it.
         state: the committed state of the partition.
 
     Returns:
-        The timestamp and the last offset of its batch; a timestamp of -1: no record is
-        left, or none has a timestamp.
+        The timestamp, and the last offset of the batch with it; a timestamp of -1: no
+        record is left, or no record has a timestamp.
     """
     end, entries = segment.extent(state)
     position = segment.offset_index.lookup(start_offset, entries)
@@ -159,7 +208,7 @@ def _largest_from(
 
 
 class EmptyLog:
-    """A LogLookup for a partition that has no files yet, with the same answers."""
+    """The LogLookup of a partition without files: it answers as for an empty log."""
 
     leader_epoch: Final = 0
     epochs: Final = LeaderEpochs([])
@@ -169,6 +218,12 @@ class EmptyLog:
 
     def latest(self) -> int:
         return 0
+
+    def earliest_local(self) -> int:
+        return 0
+
+    def latest_tiered(self) -> int:
+        return -1
 
     def last_stable_offset(self) -> int:
         return 0
@@ -186,7 +241,13 @@ EMPTY_LOG: Final = EmptyLog()
 def newest_from(batch: BatchHeader, body: bytes, start_offset: int) -> int:
     """Return the largest timestamp (ms) of a batch's records from an offset on.
 
-    -1 if there is no such record.
+    Args:
+        batch: the batch's header.
+        body: all bytes of the batch, header included.
+        start_offset: records below this offset are left out.
+
+    Returns:
+        The timestamp; -1: the batch has no such record.
     """
     left = [
         batch.max_timestamp
@@ -201,10 +262,10 @@ def newest_from(batch: BatchHeader, body: bytes, start_offset: int) -> int:
 def first_record_at(
     batch: BatchHeader, body: bytes, timestamp: int, start_offset: int
 ) -> tuple[int, int] | None:
-    """Return (offset, timestamp) of a batch's first record with at least a timestamp.
+    """Return (offset, timestamp) of a batch's first record at or after a timestamp.
 
     Args:
-        batch: its header.
+        batch: the batch's header.
         body: all bytes of the batch, header included.
         timestamp: the smallest timestamp, in ms.
         start_offset: records below this offset are left out.

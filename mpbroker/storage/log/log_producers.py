@@ -41,12 +41,13 @@ if TYPE_CHECKING:
     from mpbroker.protocol.records.batch_header import BatchHeader
     from mpbroker.protocol.records.log_validator import ValidatedBatch
 
-# From a producer id, its epoch and a partition's row: whether its transaction is open.
+# Given a producer id, its epoch and a partition's row, returns whether the coordinator
+# knows of an open transaction of the producer in the partition.
 IsOpen = Callable[[int, int, int], bool]
 
 _new_tuple: Final = tuple.__new__
 _EXPIRATION_CHECK_MS: Final = 600_000
-# If this process is more offsets behind, it reads them before it takes the lock.
+# If this process is so many offsets behind, it reads them before it takes the lock.
 _LAG_OFFSETS: Final = 1_000
 
 
@@ -55,8 +56,9 @@ class LogProducers:
 
     Each process has its own copy of the producers' state (``PartitionView.producers``),
     as of some offset. It reads the batches that other processes have appended since
-    only when a batch with a producer id arrives. The caller holds the row's lock,
-    unless a method's docstring says otherwise.
+    only when a batch with a producer id arrives. The caller of a method holds the lock
+    of the row (the partition's entry in shared memory), unless the method's docstring
+    says otherwise.
     """
 
     __slots__ = ("_expire_at_ms", "_view")
@@ -74,7 +76,7 @@ class LogProducers:
         now_ms: int,
         is_open: IsOpen | None,
     ) -> AppendedBatch | EndTransactionMarker | None:
-        """Check a batch that has a producer id against the committed log.
+        """Check the epoch and sequence of a producer's batch before it is appended.
 
         Args:
             batch: the batch to append.
@@ -84,8 +86,9 @@ class LogProducers:
 
         Returns:
             An AppendedBatch if there is nothing to append: for a retry, the same batch
-            in the log; for the marker of a transaction that has already ended, the end
-            of the log. Else the marker in the batch; None if it has none.
+            in the log; for the marker of a transaction that has already ended, the last
+            offset of the log. Otherwise the end-of-transaction marker in the batch, or
+            None if the batch has none.
 
         Raises:
             ApiError: INVALID_PRODUCER_EPOCH, OUT_OF_ORDER_SEQUENCE_NUMBER,
@@ -107,8 +110,8 @@ class LogProducers:
                 header.producer_id, header.producer_epoch
             ):
                 return marker
-            # The coordinator was killed after it had appended this marker and before
-            # it noted that, and now appends it again.
+            # The coordinator was killed after it had appended this marker and before it
+            # had noted the append, and now appends the marker again.
             last = end_offset - 1
             return AppendedBatch(NO_SEQUENCE, NO_SEQUENCE, last, last, -1)
         sequence = header.base_sequence
@@ -133,9 +136,15 @@ class LogProducers:
     def _recall(
         self, header: "BatchHeader", last_sequence: int, refusal: ApiError
     ) -> AppendedBatch:
-        """Look in the log for the batch that a refused one may be a retry of.
+        """Return the batch in the log that a refused batch is a retry of.
 
-        The state from a snapshot has only the last batch of each producer.
+        A producers' state that comes from a snapshot has only the last batch of each
+        producer, so the earlier ones are read from the log.
+
+        Args:
+            header: the header of the refused batch.
+            last_sequence: its last sequence.
+            refusal: the error with which it was refused.
 
         Raises:
             ApiError: ``refusal``, if the log does not have the batch.
@@ -164,15 +173,16 @@ class LogProducers:
     def _require_transaction(
         self, producers: ProducerState, header: "BatchHeader", is_open: IsOpen
     ) -> None:
-        """Let a batch begin a transaction here only if the coordinator has it open.
+        """Refuse a transactional batch if the coordinator has no such transaction open.
 
-        A batch that arrives after the end of its transaction would begin another one,
-        which never ends (KIP-890). This check and the append of the marker that ends
-        the transaction are both made under the row's lock. So the batch is appended
-        before the marker, or refused.
+        Only a batch that would begin a transaction in this partition is checked. If it
+        arrived after the end of its transaction, it would begin another one, which
+        never ends (KIP-890). This check and the append of the marker that ends the
+        transaction are both made under the row's lock. So the batch is appended before
+        the marker, or refused.
 
         Raises:
-            ApiError: INVALID_TXN_STATE: the coordinator does not have it open.
+            ApiError: INVALID_TXN_STATE: the coordinator has no such transaction open.
         """
         producer_id, epoch = header.producer_id, header.producer_epoch
         entry = producers.entries.get(producer_id)
@@ -184,7 +194,7 @@ class LogProducers:
                 f"producer {producer_id} has no transaction here at epoch {epoch}",
             )
 
-    # -- during and after it -------------------------------------------------------
+    # -- during and after an append ------------------------------------------------
 
     def unstable_after(
         self,
@@ -193,9 +203,10 @@ class LogProducers:
         marker: EndTransactionMarker | None,
         end_offset: int,
     ) -> int:
-        """Return the first unstable offset after an append, and index an abort.
+        """Return the first unstable offset as of after the append of a batch.
 
-        For an abort marker this writes the entry of the index of aborted transactions,
+        It is the first offset of the oldest open transaction; -1: none is open. For an
+        abort marker this also writes the entry of the index of aborted transactions,
         before the marker is appended.
 
         Args:
@@ -247,11 +258,13 @@ class LogProducers:
     # -- following the log ---------------------------------------------------------
 
     def at(self, state: LogState) -> ProducerState:
-        """Return the producers as of a committed state. Needs no lock.
+        """Return the producers' state as of the log end in ``state``.
+
+        The caller need not hold the partition's lock.
 
         Raises:
             ApiError: KAFKA_STORAGE_ERROR: the log is damaged.
-            OSError: it cannot be read.
+            OSError: the log cannot be read.
         """
         self._view.refresh(state.active_base_offset)
         # The caller has no clock. This time is at most some minutes ahead, so producers
@@ -259,9 +272,10 @@ class LogProducers:
         return self.catch_up(state, self._expire_at_ms)
 
     def catch_up_unlocked(self, now_ms: int) -> None:
-        """Read the batches of other processes before the lock, if there are many.
+        """Update the producers' state before the partition's lock is taken.
 
-        Errors are ignored: ``judge`` reads the rest under the lock, and raises them.
+        This is done only if other processes have appended much. Errors are ignored:
+        ``judge`` reads the rest under the lock, and raises them.
         """
         view = self._view
         view.take_over_from_core()
@@ -281,13 +295,14 @@ class LogProducers:
                 pass  # files were removed meanwhile, for example
 
     def catch_up(self, state: "Sequence[int]", now_ms: int) -> ProducerState:
-        """Bring the producers' state up to the log end in ``state``; return it.
+        """Bring the producers' state up to the log end in ``state``, and return it.
 
-        Needs no lock, if the segment list matches ``state``.
+        The caller need not hold the partition's lock if the list of segments matches
+        ``state``.
 
         Raises:
             ApiError: KAFKA_STORAGE_ERROR: the log is damaged.
-            OSError: it cannot be read.
+            OSError: the log cannot be read.
         """
         view = self._view
         view.take_over_from_core()
@@ -322,15 +337,15 @@ class LogProducers:
 def _judge_marker(
     producers: ProducerState, batch: "ValidatedBatch", offset: int
 ) -> EndTransactionMarker | None:
-    """Check a control batch, and return the marker in it.
+    """Check a control batch, and return the end-of-transaction marker in it.
 
     Args:
-        producers: the producers as of the log end.
+        producers: the producers' state as of the log end.
         batch: the control batch.
         offset: the offset that the marker will have.
 
     Returns:
-        None if it has no end-of-transaction marker.
+        The marker; None if the batch has none.
 
     Raises:
         ApiError: INVALID_PRODUCER_EPOCH or TRANSACTION_COORDINATOR_FENCED.

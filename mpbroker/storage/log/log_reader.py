@@ -1,15 +1,16 @@
 """LogReader: find the file, position and length of the bytes that a fetch reads.
 
-No bytes are copied: the process that owns the connection sends them from the file. The
-region has only committed bytes; for readers of committed data
-(isolation.level=read_committed), only those below the last stable offset.
+No bytes are copied: the process that owns the connection sends them from the file. They
+are only committed bytes, which are those of completed appends, and for clients with
+isolation.level=read_committed only those below the last stable offset.
 
 Source: Kafka's UnifiedLog.read, for results and errors.
 """
 
 import os
-from typing import Final, NamedTuple
+from typing import Final
 
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.base.storage_errors import CorruptLogError
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
@@ -32,22 +33,23 @@ _new_tuple: Final = tuple.__new__  # a third of the cost of calling the class
 
 
 class ReadResult(NamedTuple):
-    """A region of a segment file, as the answer to a fetch.
+    """The range of bytes ("region") of a segment file that answers a fetch.
 
     Attributes:
         segment_path: the log file.
-        segment_inode: its inode number, to find out whether ``segment_path`` still
-            names this file: compaction replaces files under the same name.
-        fd: an open descriptor of it, which belongs to the LogReader's segment.
-        position: where the region begins, in bytes.
-        length: its length in bytes; 0: there is nothing to read.
+        segment_inode: the file's inode number, to find out whether ``segment_path``
+            still names this file: compaction replaces files under the same name.
+        fd: an open descriptor of the file, which belongs to the LogReader's segment;
+            -1: the file is not open.
+        position: the beginning of the region in the file, in bytes.
+        length: the region's length in bytes; 0: there is nothing to read.
         high_watermark: the log end offset.
         last_stable_offset: the first offset of the oldest open transaction, or the log
             end offset.
         log_start_offset: the log start offset.
-        aborted_transactions: (producer id, first offset) of aborted transactions with
-            records in the region, in the order of their ends; None unless committed
-            data was asked for.
+        aborted_transactions: (producer id, first offset) of the aborted transactions
+            with records in the region, in the order of their abort markers; None for
+            clients without isolation.level=read_committed.
     """
 
     segment_path: str
@@ -71,10 +73,10 @@ class LogReader:
         self._plan: ReadPlan | None = None
 
     def plan(self) -> ReadPlan:
-        """Update and return the plan by which the compiled core reads this log.
+        """Update and return what the compiled core must know to read this log's end.
 
-        It is the same object every time. When another segment becomes active, the core
-        leaves reads to this class until this method is called again.
+        It is the same ReadPlan object every time. When another segment becomes active,
+        the core leaves reads to this class until this method is called again.
         """
         view, plan = self._view, self._plan
         if plan is None:
@@ -112,6 +114,7 @@ class LogReader:
         Raises:
             ApiError: OFFSET_OUT_OF_RANGE, KAFKA_STORAGE_ERROR,
                 UNKNOWN_TOPIC_OR_PARTITION (deleted).
+            RemotePendingError: the records are in the remote store.
         """
         view, max_bytes = self._view, max(0, max_bytes)
         words = view.words
@@ -138,6 +141,19 @@ class LogReader:
             f"{view.directory}: its files changed {_ATTEMPTS} times during one read",
         )
 
+    def nothing(self, *, read_committed: bool) -> ReadResult:
+        """Return a ReadResult without records, which has the log's current offsets.
+
+        Raises:
+            ApiError: as ``PartitionView.require_online``.
+        """
+        state = self._view.state()
+        start, end = self._view.row.log_start_offset, state.log_end_offset
+        unstable = state.first_unstable_offset
+        stable = max(unstable, start) if unstable >= 0 else end
+        aborted: list[tuple[int, int]] | None = [] if read_committed else None
+        return ReadResult("", 0, -1, 0, 0, end, stable, start, aborted)
+
     def _try_read(
         self,
         fetch_offset: int,
@@ -145,7 +161,11 @@ class LogReader:
         min_one_batch: bool,
         read_committed: bool,
     ) -> ReadResult:
-        """Make one attempt, during which other processes may change the files."""
+        """Make one attempt at ``read``, with the arguments of ``read``.
+
+        Other processes may change the files meanwhile. So the caller looks afterwards
+        whether the structure version has moved, and tries again if it has.
+        """
         view = self._view
         words = view.words
         state = view.committed()
@@ -162,6 +182,26 @@ class LogReader:
             or words[view.structure_word] != view.structure
         ):
             view.refresh(active_base)
+        if fetch_offset < view.segments.bases[0]:
+            found = None
+            # Read the log start offset again: retention raises it before it removes
+            # segments.
+            start_offset = words[view.start_word]
+            if fetch_offset < start_offset:
+                raise out_of_range(
+                    fetch_offset, start_offset, end_offset, view.directory
+                )
+            # Without a remote store these offsets are a gap, as in a log that is
+            # mirrored from one whose first records were compacted.
+            if view.is_tiered:
+                found = self._read_remote(
+                    fetch_offset, max_bytes, min_one_batch, read_committed, end_offset
+                )
+            if found is not None:
+                return found._replace(
+                    last_stable_offset=stable_offset, log_start_offset=start_offset
+                )
+            fetch_offset = view.segments.bases[0]
         segment, position, end = self._locate(fetch_offset, upper, state)
         length = end - position
         if length > max_bytes:
@@ -191,10 +231,61 @@ class LogReader:
             ),
         )
 
+    def _read_remote(
+        self,
+        offset: int,
+        max_bytes: int,
+        min_one_batch: bool,
+        read_committed: bool,
+        end_offset: int,
+    ) -> ReadResult | None:
+        """Find the bytes for a fetch in segments that are only in the remote store.
+
+        The result is None if a local segment has the next records.
+
+        All records in the remote store are below the last stable offset. In the result
+        the last stable offset and the log start offset are not set yet.
+        """
+        region = self._view.remote.read(
+            offset,
+            max_bytes,
+            min_one_batch=min_one_batch,
+            aborted_below=end_offset if read_committed else None,
+        )
+        if region is None:
+            return None
+        aborted: list[tuple[int, int]] | None = None
+        if read_committed:
+            found, following = region.aborted, region.following
+            if following >= 0:
+                self._add_aborted(found, following, offset, region.until, end_offset)
+            aborted = list(found)
+        return ReadResult(
+            region.path,
+            region.inode,
+            -1,  # the connection's process opens the file
+            region.position,
+            region.length,
+            end_offset,
+            end_offset,
+            0,
+            aborted,
+        )
+
     def _locate(
         self, offset: int, upper: int, state: tuple[int, ...]
     ) -> tuple[LogSegment, int, int]:
-        """Return (segment, position of ``offset``, end of the readable bytes)."""
+        """Find the position of the batch with ``offset``, or of the next batch.
+
+        Args:
+            offset: the offset to read from.
+            upper: the offset behind the last readable record.
+            state: the committed state, as a plain tuple of LogState's fields.
+
+        Returns:
+            The segment, the position in bytes of the batch in it, and the end in bytes
+            of the segment's readable part. Both are equal if there is nothing to read.
+        """
         view = self._view
         if not view.has_readers:
             view.expect_readers()
@@ -261,9 +352,9 @@ class LogReader:
 
         Args:
             segment: the segment.
-            position: the position; None: the end of the readable bytes.
-            upper: the end of all readable offsets, which is the largest result.
-            state: the committed state, as a plain tuple.
+            position: the position in bytes; None: the end of the readable bytes.
+            upper: the offset behind the last readable record, the largest result.
+            state: the committed state, as a plain tuple of LogState's fields.
         """
         found = None
         if position is not None:
@@ -281,14 +372,24 @@ class LogReader:
         # leaves an entry that is then written twice. Clients count entries, so return
         # each only once.
         found: dict[tuple[int, int], None] = {}
-        for later in self._view.segments.from_offset(segment.base_offset):
+        self._add_aborted(found, segment.base_offset, offset, until, end_offset)
+        return list(found)
+
+    def _add_aborted(
+        self,
+        found: dict[tuple[int, int], None],
+        from_base: int,
+        offset: int,
+        until: int,
+        end_offset: int,
+    ) -> None:
+        for later in self._view.segments.from_offset(from_base):
             path = later.txn_index_path
             entries, complete = find_aborted(path, end_offset, offset, until)
             for entry in entries:
                 found[entry.producer_id, entry.first_offset] = None
             if complete:
                 break
-        return list(found)
 
 
 def out_of_range(offset: int, start: int, end: int, directory: str) -> ApiError:
@@ -302,7 +403,11 @@ def out_of_range(offset: int, start: int, end: int, directory: str) -> ApiError:
 def _limit(
     segment: LogSegment, position: int, max_bytes: int, min_one_batch: bool
 ) -> int:
-    """Return the length of a region that would be longer than ``max_bytes``."""
+    """Return how many bytes to read where more than ``max_bytes`` follow.
+
+    It is ``max_bytes``. If the first batch is larger, it is the size of that batch, or
+    0 if ``min_one_batch`` is false.
+    """
     first = batch_size_at(segment.fd, position)
     if first <= max_bytes:
         return max_bytes

@@ -10,14 +10,18 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from mpbroker.ipc.layout import HOUSEKEEPER
+from mpbroker.ipc import pulse
+from mpbroker.ipc.layout import HOUSEKEEPER, ROW_INDEX_SYNC, ROW_SYNC_IN_DOUBT
+from mpbroker.ipc.tables.partition_table import LogState
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
+from mpbroker.storage.files import offset_index, time_index, txn_index
 from mpbroker.storage.files.log_files import (
     SNAPSHOT_SUFFIX,
     segment_file,
 )
 from mpbroker.storage.files.log_segment import LogSegment
+from mpbroker.storage.files.txn_index import read_aborted
 from mpbroker.storage.log.log_producers import LogProducers
 from mpbroker.storage.log.partition_view import ACTIVE_BASE, PartitionView
 from mpbroker.storage.producers.producer_snapshot import (
@@ -35,13 +39,15 @@ class LogSync:
     """The part of a PartitionLog that forces it to disk.
 
     Attributes:
-        process: this process's id as the owner of a sync.
-        notify: sends a notice about a row (index) to handlers (bit set); None: no
-            handler is there.
+        process: this process's number. While it forces the log to disk, the partition's
+            row (its entry in shared memory) names it as the owner of the sync.
+        notify: called with the index of a row and a set of handlers (one bit each);
+            tells these handlers that a sync has ended. None: there are no handlers.
     """
 
     __slots__ = (
         "_directories",
+        "_directories_of",
         "_indexes_flushed",
         "_producers",
         "_view",
@@ -55,6 +61,9 @@ class LogSync:
         self._view = view
         self._producers = producers
         self._directories: tuple[int, ...] = ()
+        # The directory that they are of, and the structure version then: a partition
+        # may move to another log directory and back.
+        self._directories_of = view.directory, view.structure
         # Indexes below this offset are on disk. When a log is loaded, the indexes that
         # are rebuilt are also forced to disk.
         self._indexes_flushed = view.hints.recovery_point
@@ -62,19 +71,22 @@ class LogSync:
     def segments_to_sync(self, from_offset: int, to_offset: int) -> list[int]:
         """Return the descriptors to fdatasync to make a range of offsets durable.
 
-        They are of the log files with these offsets and, if one of the files may be
-        new, of the partition's directory and its parent, which hold the names. They
-        stay open until the next call.
+        These are the descriptors of the log files with these offsets. If one of the
+        files may be new, the partition's directory and its parent, which hold the
+        names, are among them. All stay open until the next call.
 
         Args:
-            from_offset: the durable end offset: all below it is on disk.
+            from_offset: the durable end offset: the log below it is on disk.
             to_offset: the offset behind the range.
 
         Raises:
-            OSError: a file cannot be opened.
+            OSError: a file cannot be opened. EIO: the process that made the sync before
+                was killed, and the disk lacks bytes of the log.
             ApiError: as ``PartitionView.moved_or_fail``.
         """
         view = self._view
+        if view.words[view.row.base + ROW_SYNC_IN_DOUBT]:
+            self._read_back(from_offset)
         while True:
             active_base = view.committed()[ACTIVE_BASE]
             if (
@@ -89,6 +101,35 @@ class LogSync:
             except FileNotFoundError as error:
                 # Retention has removed the file: it need not be on disk any more.
                 view.moved_or_fail(error)
+
+    def _read_back(self, from_offset: int) -> None:
+        """Force the log to disk, and check that the disk has what the page cache has.
+
+        This is needed after a process that was syncing the log was killed. The kernel
+        may have told that process of a failed write. If this process opened the file
+        later, its own fdatasync does not report that error. The partition's row in
+        shared memory names this process as the one that makes the sync.
+
+        Args:
+            from_offset: the log below this offset is on disk, and is not compared.
+
+        Raises:
+            OSError: EIO: the disk lacks records; or a file cannot be read.
+        """
+        from mpbroker.storage.files.lost_writes import same_on_disk
+
+        view = self._view
+        state = LogState._make(view.committed())
+        view.refresh(state.active_base_offset)
+        for segment in view.segments.from_offset(from_offset):
+            size, entries = segment.extent(state)
+            start = segment.offset_index.lookup(from_offset, entries)
+            os.fdatasync(segment.fd)
+            if same_on_disk(segment.path, segment.fd, size, start) < size:
+                raise OSError(errno.EIO, f"the disk lacks a part of {segment.path}")
+        # Last: if this process is killed before this store, the next owner of the sync
+        # compares the log again.
+        view.words[view.row.base + ROW_SYNC_IN_DOUBT] = 0
 
     def _files_to_sync(self, from_offset: int, to_offset: int) -> list[int]:
         segments = self._view.segments
@@ -105,6 +146,10 @@ class LogSync:
 
     def _directory_fds(self) -> tuple[int, ...]:
         paths = self._view.directory, os.path.dirname(self._view.directory)
+        now = paths[0], self._view.structure
+        if self._directories_of != now:  # files have changed: perhaps it was moved
+            self.close()
+            self._directories_of = now
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         # One of the two may be open already, from a call that failed at the other.
         for path in paths[len(self._directories) :]:
@@ -112,7 +157,10 @@ class LogSync:
         return self._directories
 
     def mark_offline(self, why: str) -> None:
-        """Note for the next start that a sync has failed; the row says so already."""
+        """Leave a file that tells the next start that a sync of the log has failed.
+
+        The partition's status in shared memory must be offline before.
+        """
         self._view.mark_offline(why)
 
     def make_room(self) -> None:
@@ -160,8 +208,20 @@ class LogSync:
                 )
             self._let_owner_go_on()
 
+    def flush_owned(self, end: int) -> None:
+        """Force the log below ``end`` to disk for a caller that holds the row's lock.
+
+        The caller also owns the sync. The durable end offset moves when it ends that.
+
+        Raises:
+            ApiError: as ``flush``.
+        """
+        durable = self._view.row.durable_end_offset
+        if durable < end:
+            self._sync_files(durable, end)
+
     def _flush_as_owner(self, end: int) -> None:
-        """Force the log below ``end`` to disk, and end the sync of this process.
+        """Force the log below ``end`` to disk; then another process may make a sync.
 
         Raises:
             ApiError: as ``flush``.
@@ -172,16 +232,16 @@ class LogSync:
             self._sync_files(row.durable_end_offset, end)
             durable_end = end
         finally:
-            # After the sync: other processes answer acks=all requests by this offset.
-            # If this process is killed in between, the offset is too low, and the next
-            # sync covers the range again.
+            # After the files were forced to disk: other processes answer acks=all
+            # requests by this offset. If this process is killed in between, the offset
+            # is too low, and the next sync covers the range again.
             waiters = row.end_sync(durable_end)
             if waiters and self.notify is not None:
                 self.notify(row.index, waiters)
-        view.require_online()  # or the end was not published
+        view.require_online()  # end_sync publishes no end for a row that is offline
 
     def _sync_files(self, durable: int, end: int) -> None:
-        """Force the files with a range of offsets to disk.
+        """Force the `.log` files with offsets from ``durable`` to ``end`` to disk.
 
         Raises:
             ApiError: as ``flush``.
@@ -196,15 +256,16 @@ class LogSync:
                 os.fdatasync(fd)
         except OSError as error:
             # Before the sync is ended: from then on another process may sync the log,
-            # which the kernel no longer tells of the error.
+            # and the kernel does not tell that process of the error.
             view.fail(error, "cannot be forced to disk", is_lost=True)
 
     @staticmethod
     def _let_owner_go_on() -> None:
+        pulse.step()  # the time is limited, and the owner has a lease of its own
         time.sleep(_LOOK_AGAIN_S)
 
     def flush_indexes(self) -> int:
-        """Force the indexes below the durable end offset to disk, too.
+        """Force the indexes of all segments below the durable end offset to disk.
 
         Returns:
             The durable end offset. It may be written as a recovery point, below which a
@@ -212,9 +273,10 @@ class LogSync:
 
         Raises:
             ApiError: KAFKA_STORAGE_ERROR: an index could not be forced to disk, and the
-                partition is offline. Another attempt would succeed and prove nothing,
-                as with the log. The next start rebuilds the index.
-            OSError: an index cannot be opened.
+                partition is offline. Another attempt would prove nothing: the kernel
+                reports a failed write only once. The next start rebuilds the index.
+            OSError: an index cannot be opened, or the partition was moved meanwhile:
+                another attempt may succeed.
         """
         view = self._view
         view.require_online()
@@ -222,32 +284,82 @@ class LogSync:
         if durable == self._indexes_flushed:
             return durable
         view.refresh(view.committed()[ACTIVE_BASE])
-        for segment in view.segments.from_offset(self._indexes_flushed):
+        words, under_way = view.words, view.row.base + ROW_INDEX_SYNC
+        # The kernel reports a failed write once, and never to a file that is opened
+        # later. If this process is killed in here, it may have got such a report. Then
+        # this word is still 1, and the next process compares the indexes with the disk.
+        was_killed = bool(words[under_way])
+        words[under_way] = 1
+        # Begin with the segment that ends at the last flushed offset, if there is one:
+        # a roll adds the last entry to its time index, perhaps after the last sync.
+        for segment in view.segments.from_offset(max(self._indexes_flushed - 1, 0)):
             if segment.base_offset < durable:
-                self._sync_indexes(segment)
+                self._sync_indexes(segment, durable, read_back=was_killed)
+        words[under_way] = 0
         # Only now: the caller writes this offset as a recovery point, and a start
         # trusts all index entries below that.
         self._indexes_flushed = durable
         return durable
 
-    def _sync_indexes(self, segment: LogSegment) -> None:
+    def _sync_indexes(
+        self, segment: LogSegment, durable: int, *, read_back: bool
+    ) -> None:
         try:
             segment.sync_indexes()
+            if read_back:
+                self._read_indexes_back(segment, durable)
         except OSError as error:
             if error.errno in _NOT_OPENED:
                 raise
+            if isinstance(error, FileNotFoundError) and self._view.is_outdated:
+                raise  # the partition has just been moved, or deleted
             self._view.fail(error, "cannot force an index to disk", is_lost=True)
         finally:
             segment.close_indexes()
 
-    def take_snapshot(self, *, sync: bool = True) -> None:
-        """Write a producer snapshot of the log end, so that the next load reads less.
+    def _read_indexes_back(self, segment: LogSegment, durable: int) -> None:
+        """Compare the indexes of a segment with the disk, after they were synced.
+
+        Only committed entries are compared: processes that append may write behind them
+        meanwhile.
 
         Args:
-            sync: whether to force it to disk; its checksum reveals a torn file.
+            segment: the segment.
+            durable: the durable end offset; later aborted transactions are left out.
 
         Raises:
-            ApiError, OSError: the log cannot be read, or the snapshot not be written.
+            OSError: EIO: the disk lacks entries; or a file cannot be read.
+        """
+        from mpbroker.storage.files.lost_writes import is_on_disk
+
+        state = self._view.state()
+        if segment.base_offset == state.active_base_offset:
+            entries, times = state.index_entries, state.time_index_entries
+        else:
+            entries = segment.offset_index.file_entries()
+            times = segment.time_index.file_entries()
+        aborted = read_aborted(segment.txn_index_path, durable)
+        for path, size in (
+            (segment.offset_index.path, entries * offset_index.ENTRY_BYTES),
+            (segment.time_index.path, times * time_index.ENTRY_BYTES),
+            (segment.txn_index_path, len(aborted) * txn_index.ENTRY_BYTES),
+        ):
+            if size and not is_on_disk(path, size):
+                raise OSError(errno.EIO, f"the disk lacks a part of {path}")
+
+    def take_snapshot(self, *, sync: bool = True) -> None:
+        """Write a file with the producers' state (epochs, sequences) at the log end.
+
+        A process that loads the partition then reads less of the log. Older snapshots
+        that no load needs are removed.
+
+        Args:
+            sync: whether to force the snapshot to disk. If not, a power cut may leave a
+                torn file, which its checksum reveals.
+
+        Raises:
+            ApiError, OSError: the log cannot be read, or the snapshot cannot be
+                written.
         """
         view = self._view
         state = view.state()
@@ -255,12 +367,16 @@ class LogSync:
         path = segment_file(view.directory, state.log_end_offset, SNAPSHOT_SUFFIX)
         if not os.path.exists(path):
             write_snapshot(view.directory, producers, sync=sync)
-            # After the write: a process killed in between leaves too many snapshots.
+            # After the write: a process that is killed in between leaves too many
+            # snapshots; in the other order it would leave too few.
             bases, point = view.segments.bases, self._indexes_flushed
             remove_needless_snapshots(view.directory, bases, point)
 
     def close(self) -> None:
-        """Close the descriptors of directories. They open again when needed."""
+        """Close the descriptors of the directories that were forced to disk.
+
+        They open again when needed.
+        """
         opened, self._directories = self._directories, ()
         for fd in opened:
             os.close(fd)

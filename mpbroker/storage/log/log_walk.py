@@ -7,12 +7,12 @@ every batch is checked, and parts that are not whole batches are skipped.
 A batch is whole if its checksum is right. The checksum does not cover the base offset:
 if that is wrong, the offset is taken from the place in the file.
 
-Behind a damaged batch every position is tried, up to the next batch that an index entry
-points at, or to the segment's end: the known place. Records may contain bytes that look
-like a batch, even put there by a client on purpose. So a batch that is found counts
-only in one of these cases: whole batches follow it, one after another, up to the known
-place; or it begins where the damaged batch ends by its length field; or the bytes
-before it have the damaged batch's checksum.
+Behind a damaged batch every position is tried up to the next known place: the next
+whole batch that an index entry points at, or the segment's end. Records may contain
+bytes that look like a batch, even put there by a client on purpose. So a batch that is
+found counts only in one of these cases: whole batches follow it, one after another, up
+to the known place; or it begins where the damaged batch ends by its length field; or
+the bytes before it have the damaged batch's checksum.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Damage(NamedTuple):
     """One damaged part of a log.
 
     Attributes:
-        offset: the first offset in it, or a lower one if that is not known.
+        offset: the first damaged offset, or a lower one if that is not known.
         what: a description, with file and position.
     """
 
@@ -58,14 +58,14 @@ class Damage(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """A position in the log.
+    """A position in a log at which the walk over its batches is, or goes on.
 
     Attributes:
         structure: the structure version at which the files were listed.
         segment: the segment's base offset.
-        position: the position in its log file.
-        floor: the lowest offset that may come there.
-        is_damaged: the bytes there are not a whole batch.
+        position: the position in its log file, in bytes.
+        floor: the lowest base offset that a batch at this position may have.
+        is_damaged: the bytes at this position are not a whole batch.
     """
 
     structure: int
@@ -76,14 +76,14 @@ class _Place(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """Bytes that were read from a segment.
+    """Bytes that the walk over a log has read from a segment, and not parsed yet.
 
     Attributes:
-        place: where they begin.
+        place: the place of the first byte.
         path: the log file.
         data: the bytes.
-        below: the offset where the next segment or the log's end is; all offsets in the
-            segment are below it.
+        below: the next segment's base offset, or the log end offset in the last
+            segment; all offsets in the segment are below it.
     """
 
     place: _Place
@@ -102,10 +102,10 @@ def walk_log(
 
     Args:
         view: the partition.
-        from_offset: where to begin; the first batch may start below it.
-        max_bytes: how much to read at once; a larger batch is read as a whole.
-        take: returns a sequence of results for a batch: its header, and all its bytes,
-            which are valid only during the call.
+        from_offset: the first offset to read; the first batch may start below it.
+        max_bytes: bytes to read at once; a larger batch is read as a whole.
+        take: returns a sequence of results for one batch, given its header and all its
+            bytes, which are valid only during the call.
 
     Yields:
         The results of some batches, and the damage that was found among them.
@@ -137,11 +137,13 @@ class _Walk:
         self.place: _Place | None = None
 
     def read(self, state: LogState) -> _Piece | tuple[_Place, list[Damage]] | None:
-        """Read from the current place, which is not changed: the call may be repeated.
+        """Read the next bytes of the log, from ``self.place`` on.
+
+        This does not change ``place``, so the call may be repeated.
 
         Returns:
-            The bytes read. Or, at a segment's end or at damage, the place behind it to
-            go on from, and the damage. None at the end of the log.
+            The bytes read. At a segment's end or at a damaged batch: the place behind
+            it, where the walk goes on, and the damage. At the end of the log: None.
         """
         structure = self._view.row.structure_version
         place = self.place
@@ -175,7 +177,10 @@ class _Walk:
         return _Piece(place, segment.path, data, below)
 
     def _locate(self, state: LogState, structure: int) -> _Place:
-        """Find the place to begin at, or to go on at after files were replaced."""
+        """Return the place where the walk begins, or goes on when files have changed.
+
+        The batch there may end below the first offset to read.
+        """
         if self.place is not None:
             self._from_offset = max(self._from_offset, self.place.floor)
         offset, segments = self._from_offset, self._view.segments
@@ -190,7 +195,7 @@ class _Walk:
         take: Callable[[BatchHeader, memoryview], Sequence[T]],
         taken: list[T],
     ) -> list[Damage]:
-        """Take the whole batches at the beginning of a piece, and move behind them.
+        """Call ``take`` for each whole batch at the start of some bytes, and move on.
 
         Args:
             piece: bytes that ``read`` returned.
@@ -198,7 +203,8 @@ class _Walk:
             taken: the results are added to this list.
 
         Returns:
-            Batches that have a wrong base offset; they were taken nevertheless.
+            A Damage for each batch with a wrong base offset. Such a batch is taken
+            nevertheless, with the offset that follows from its place.
         """
         place, path, data, below = piece
         _, lowest, position, floor, _ = place
@@ -241,7 +247,10 @@ class _Walk:
 
 
 def _is_whole(data: memoryview, at: int) -> int:
-    """Return the size in bytes of the whole batch at a position; 0: there is none."""
+    """Return the size in bytes of the whole batch at index ``at`` of ``data``.
+
+    0: no whole batch with a right checksum is there.
+    """
     if len(data) - at < BATCH_HEADER_SIZE:
         return 0
     _, length, _, magic, crc, _, delta = HEADER.unpack_from(data, at)[:7]
@@ -252,7 +261,7 @@ def _is_whole(data: memoryview, at: int) -> int:
 
 
 def _is_whole_at(fd: int, position: int, end: int) -> bool:
-    """Return whether a whole batch is at a position of a file."""
+    """Return whether a whole batch is at a position of a file, before ``end``."""
     if end - position < BATCH_HEADER_SIZE:
         return False
     head = os.pread(fd, LOG_OVERHEAD, position)
@@ -269,7 +278,7 @@ def _find_behind(
 
     Args:
         segment: the segment.
-        place: where the damaged batch is.
+        place: the place of the damaged batch.
         end: the end of the segment's committed bytes.
         entries: committed entries of the offset index.
         below: all offsets in the segment are below this one.
@@ -291,20 +300,25 @@ def _find_behind(
 
 
 def _search(data: bytes, floor: int, below: int) -> int:
-    """Return where in ``data`` the next whole batch begins, behind a damaged one.
+    """Return the index in ``data`` of the next batch that can be trusted.
+
+    ``data`` begins with a damaged batch. Bytes behind it that look like a whole batch
+    may be a part of a record: they count only in the cases that the module's docstring
+    names.
 
     Args:
         data: the bytes from the damaged batch to the next known batch, or to the
             segment's end.
-        floor: the lowest offset that may come.
+        floor: the lowest base offset that the next batch may have.
         below: all offsets in the segment are below this one.
 
     Returns:
-        The index in ``data``; its length if there is no whole batch.
+        The index; the length of ``data`` if no batch can be trusted, or if more than
+        1 GiB would have to be checked.
     """
     view, left = memoryview(data), _MAX_CHECKED
-    # All possible base offsets begin with the same bytes; the magic is 16 bytes behind
-    # their beginning.
+    # The base offsets that are possible have their first bytes in common; the magic is
+    # 16 bytes behind the beginning of a base offset.
     first, last = floor.to_bytes(8, "big"), below.to_bytes(8, "big")
     same = next((i for i in range(8) if first[i] != last[i]), 8)
     pattern = re.compile(

@@ -1,8 +1,9 @@
 """OwnAppends: append the coordinator's own batches, by the compiled core.
 
-The coordinator makes these batches itself, so they need no validation, and no request's
-slot has to note them. A method that returns None has appended nothing, because there is
-no core or because the append needs the Python code: then call PartitionLog.append.
+The coordinator makes these batches itself, so they need no validation. And no client
+waits for them, so no slot (the entry of a request in flight) has to note the append. A
+method that returns None has appended nothing, because the compiled core was not built
+or because the append needs the Python code: then call PartitionLog.append.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ if TYPE_CHECKING:
 
 
 class OwnAppends:
-    """Appends of batches that this process has made itself.
+    """Appends the coordinator's own batches to logs, by the compiled core.
 
     Args:
-        table: the partitions' rows; None: the methods always return None.
+        table: the partitions' rows (entries in shared memory); None: the methods append
+            nothing, and return None.
     """
 
     def __init__(self, table: PartitionTable | None = None) -> None:
@@ -61,7 +63,8 @@ class OwnAppends:
             now_ms: the wall clock, for the records' timestamps.
 
         Returns:
-            The offset after the batch; None: nothing was appended, see above.
+            The offset after the batch. None: nothing was appended; the caller uses
+            PartitionLog.append instead.
         """
         if self._end is None:
             return None
@@ -79,7 +82,8 @@ class OwnAppends:
 
         Returns:
             The offset after the marker or, if it was in the log already, the log end
-            offset. None: nothing was appended, see above.
+            offset. None: nothing was appended; the caller uses PartitionLog.append
+            instead.
         """
         if self._end is None:
             return None
@@ -95,8 +99,9 @@ class OwnAppends:
         plan = log.append_plan()
         end = None if plan is None else append(plan, data, now_ms)
         if core is not None and end == core.ROW_IS_HELD:
-            # The core has the lock of a process that was killed. Settle what that one
-            # left, as PartitionRow.lock does, and let the Python code append.
+            # The core has taken the lock from a process that was killed. Settle the
+            # intent that process left, as PartitionRow.lock does, and let the Python
+            # code append.
             log.row.settle_and_unlock()
             return None
         return end

@@ -1,6 +1,7 @@
 """PartitionLog: a partition's log, which any process may append to.
 
-An append has these steps, all under the row's lock:
+An append has these steps, all under the lock of the partition's row (its entry in
+shared memory):
 
     1. load the log, if no process has loaded it
     2. catch up with the appends of other processes
@@ -9,9 +10,9 @@ An append has these steps, all under the row's lock:
     5. write the batch and its index entries, then commit them by a new LogState
     6. remember the position, for readers in this process
 
-The commit is one aligned store. A process that is killed before it has appended
-nothing: the next append overwrites its bytes past ``active_size``, and its index
-entries past the committed numbers, at the same positions. After it, the append is
+The commit is one aligned store. If the process is killed before this store, nothing was
+appended: the next append overwrites the bytes past ``active_size``, and the index
+entries past the committed numbers, at the same positions. After the store the append is
 complete for every process. If all processes are killed, the row is lost with them: then
 the next start takes every whole batch in the files as appended, also one that was not
 committed, and whose client got no answer.
@@ -19,8 +20,8 @@ committed, and whose client got no answer.
 A batch is stored as it was received. Only its base offset and leader epoch are
 replaced; its checksum does not cover them.
 
-The compiled core (native/produce.c) makes the same steps and stores, as long as the
-AppendPlan, which this class keeps up to date, is enough for it.
+The compiled core (native/storage/append.c) writes and stores in the same order. It
+appends alone while the AppendPlan, which this class keeps up to date, is enough for it.
 
 Source: Kafka's UnifiedLog (append, roll, maybeIncrementLogStartOffset).
 """
@@ -29,9 +30,10 @@ import contextlib
 import os
 import zlib
 from struct import Struct
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from mpbroker.base.config_def import LONG_MAX
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.base.storage_errors import CorruptLogError
 from mpbroker.ipc.layout import ROW_SYNC_OWNER
 from mpbroker.ipc.tables.partition_table import LogState, PartitionRow
@@ -40,6 +42,7 @@ from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.records.batch_header import CONTROL_FLAG, TRANSACTIONAL_FLAG
 from mpbroker.storage.files.log_files import (
+    remove_segment,
     remove_uncommitted_segments,
     reserve_space,
     write_whole,
@@ -84,15 +87,15 @@ _MAX_RELATIVE_OFFSET: Final = 0x7FFF_FFFF
 
 
 class AppendResult(NamedTuple):
-    """Where a batch is in the log.
+    """The result of an append: the place of the batch in the log.
 
     Attributes:
-        base_offset: the offset of its first record.
-        log_append_time_ms: the timestamp that the broker gave its records; -1: they
-            keep the producer's timestamps.
+        base_offset: the offset of the batch's first record.
+        log_append_time_ms: the timestamp that the broker gave the records; -1: the
+            records keep the producer's timestamps.
         log_start_offset: the log start offset at that time.
         duplicate: the batch was in the log before, and was not appended again.
-        last_offset: the offset of its last record.
+        last_offset: the offset of the batch's last record.
     """
 
     base_offset: int
@@ -137,7 +140,11 @@ class AppendLimits:
             self.segment_ms = min(config.segment_ms, config.max_compaction_lag_ms)
 
     def tell_core(self, plan: AppendPlan) -> None:
-        """Put the limits into a plan; it cannot be used until its place is set, too."""
+        """Copy the limits to the compiled core's AppendPlan, and clear its segment.
+
+        The core appends nothing by a plan without a segment. The next append by Python
+        sets the segment again.
+        """
         plan.segment = None
         plan.max_size = self.max_size
         plan.max_entries = self.max_entries
@@ -153,15 +160,16 @@ class PartitionLog:
         directory: the partition's directory; it exists.
         row: the partition's shared row.
         config: the topic's settings; ``view.config`` may be replaced at any time.
-        hints: what the log directory's checkpoint files said at the start.
+        hints: the partition's entries in the log directory's checkpoint files, as they
+            were when the broker started.
 
     Attributes:
         row: the partition's shared row.
-        directory: the partition's directory.
         view: the state that all parts share: the row, and the files as this process
             knows them.
         reader: finds the bytes of a fetch.
-        lookup: finds offsets by timestamp and by leader epoch, and the log's ends.
+        lookup: finds offsets by timestamp and by leader epoch, and the log's start and
+            end offsets.
         producers: checks batches of producers, and keeps the producers' state.
         sync: forces the log to disk.
     """
@@ -174,13 +182,17 @@ class PartitionLog:
         hints: LoadHints | None = None,
     ) -> None:
         self.row = row
-        self.directory = directory
         self.view = view = PartitionView(directory, row, config, hints)
         self.reader = LogReader(view)
         self.lookup = LogLookup(view)
         self.producers = LogProducers(view)
         self.sync = LogSync(view, self.producers)
         self._limits: AppendLimits | None = None  # None: before the first append
+
+    @property
+    def directory(self) -> str:
+        """The partition's directory, as this process knows it."""
+        return self.view.directory
 
     # -- append ----------------------------------------------------------------------
 
@@ -192,20 +204,25 @@ class PartitionLog:
         ordinal: int = 0,
         now_ms: int,
         is_open: IsOpen | None = None,
+        keep_offset: bool = False,
     ) -> AppendResult:
         """Append one batch, or find it in the log if it is a producer's retry.
 
         Args:
-            batch: a validated batch; its base offset and leader epoch are replaced.
-            slot: the slot of the request, where a committed append is noted (-1: there
-                is no request). If this process is killed, the request is executed
-                again, but a noted append is not repeated.
+            batch: a validated batch; its base offset and leader epoch are replaced,
+                but see ``keep_offset``.
+            slot: the slot of the request (its entry in shared memory while it is in
+                flight), where a committed append is noted; -1: there is no request. If
+                this process is killed, the request is executed again, but a noted
+                append is not repeated.
             ordinal: the index of this partition in the request.
             now_ms: the wall clock.
             is_open: returns whether the coordinator knows of an open transaction, given
                 a producer id, its epoch and a partition's row. A transactional batch
                 that would begin a transaction in this partition is refused if it
                 returns False. None: append without this check.
+            keep_offset: keep the base offset of a batch that is a copy from another
+                cluster. It must not be below the log end offset; it may be above.
 
         Returns:
             The offsets of the batch. The append is committed, and not yet durable
@@ -214,6 +231,7 @@ class PartitionLog:
         Raises:
             ApiError: OUT_OF_ORDER_SEQUENCE_NUMBER, INVALID_PRODUCER_EPOCH,
                 INVALID_TXN_STATE, RECORD_LIST_TOO_LARGE (larger than a segment),
+                OFFSET_OUT_OF_RANGE (a kept offset below the log end offset),
                 KAFKA_STORAGE_ERROR, UNKNOWN_TOPIC_OR_PARTITION. Nothing was appended,
                 unless the error is from the flush that flush.messages demands.
         """
@@ -224,10 +242,14 @@ class PartitionLog:
             self.view.take_over_from_core()
         row.lock()
         try:
-            result = self._append_locked(batch, slot, ordinal, now_ms, is_open)
+            result = self._append_locked(
+                batch, slot, ordinal, now_ms, is_open, keep_offset
+            )
         except (ApiError, OSError, CorruptLogError) as error:
             if self.view.descriptors_released(error):
-                result = self._append_locked(batch, slot, ordinal, now_ms, is_open)
+                result = self._append_locked(
+                    batch, slot, ordinal, now_ms, is_open, keep_offset
+                )
             elif isinstance(error, ApiError):
                 raise
             else:
@@ -248,8 +270,9 @@ class PartitionLog:
         ordinal: int,
         now_ms: int,
         is_open: IsOpen | None,
+        keep_offset: bool,
     ) -> AppendResult:
-        """Append under the row's lock. The steps have the same names in produce.c."""
+        """Append a batch as ``append`` does; the caller holds the partition's lock."""
         view = self.view
         words = view.words
         if words[view.status_word] != ONLINE:
@@ -272,6 +295,9 @@ class PartitionLog:
                     return _appended_before(known, words[view.start_word])
                 marker = known
         base_offset, added = state[END_OFFSET], len(batch.data)
+        if keep_offset:
+            base_offset = self._kept_offset(batch, state, now_ms)
+            version, state = words[view.version_word], view.committed()
         last_offset = base_offset + batch.last_offset_delta
         if self._make_room(state, added, last_offset, batch.max_timestamp, now_ms):
             # The roll has committed a new state: the same end offset, an empty segment.
@@ -283,12 +309,13 @@ class PartitionLog:
                 # above it, the append was committed, and that is noted in the slot.
                 # So a request that is executed again does not append its batch again.
                 self.row.set_intent(slot, ordinal, base_offset)
-            self._write(batch, marker, version, state, added, last_offset)
+            self._write(batch, marker, version, state, added, base_offset)
         except BaseException as error:
             self._undo(slot, state[ACTIVE_SIZE], error)
             raise
-        # Committed. Killed before the next call, the intent is still set, and the next
-        # owner of the lock notes the append in the slot, as this call does.
+        # Committed. If this process is killed before the next call, the intent is still
+        # set, and the next owner of the lock notes the append in the slot, as this call
+        # does.
         if slot >= 0:
             self.row.clear_intent()
         # The rest is in the memory of this process alone.
@@ -300,6 +327,64 @@ class PartitionLog:
         fields = (base_offset, log_append_time_ms, start, False, last_offset)
         return _new_tuple(AppendResult, fields)
 
+    def _kept_offset(
+        self, batch: "ValidatedBatch", state: tuple[int, ...], now_ms: int
+    ) -> int:
+        """Check and return the base offset that a copied batch keeps.
+
+        If the offset is too far from the active segment's base offset for the 32 bits
+        of an index entry, roll to a segment that begins at it.
+
+        Args:
+            batch: a copy from another cluster.
+            state: the committed state, as a plain tuple; outdated after a roll.
+            now_ms: the wall clock.
+
+        Raises:
+            ApiError: OFFSET_OUT_OF_RANGE: the offset is below the log end offset.
+            OSError: a new segment cannot be made; the old one stays active.
+        """
+        base_offset = batch.header.base_offset
+        if base_offset < state[END_OFFSET]:
+            raise ApiError(
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"a batch with base offset {base_offset}, but {self.directory} ends at"
+                f" {state[END_OFFSET]}",
+            )
+        last_offset = base_offset + batch.last_offset_delta
+        # An index has 32 bits for an offset in its segment.
+        if (
+            base_offset > state[END_OFFSET]
+            and last_offset - state[ACTIVE_BASE] > _MAX_RELATIVE_OFFSET
+        ):
+            self._begin_at_locked(base_offset, state, now_ms)
+        return base_offset
+
+    def _begin_at_locked(
+        self, base_offset: int, state: tuple[int, ...], now_ms: int
+    ) -> None:
+        """Roll to a segment whose base offset is above the log end offset.
+
+        The roll moves the log end offset up. If this process is killed after the roll,
+        the log ends with a gap of offsets, and the next batch is appended behind it.
+
+        Args:
+            base_offset: the base offset of the new segment.
+            state: the committed state, as a plain tuple of LogState's fields.
+            now_ms: the wall clock.
+        """
+        view, row = self.view, self.row
+        empty = None if state[ACTIVE_SIZE] else state[ACTIVE_BASE]
+        self.roll_locked(now_ms, base_offset)
+        if empty is not None:
+            # Odd: readers wait for the lock. If this process is killed in here, an
+            # empty segment is left, which readers skip and retention removes.
+            row.structure_version += 1
+            view.segments.forget(empty)
+            remove_segment(self.directory, empty)
+            row.structure_version += 1
+            view.refresh_locked(base_offset)
+
     def _make_room(
         self,
         state: tuple[int, ...],
@@ -308,7 +393,7 @@ class PartitionLog:
         timestamp: int,
         now_ms: int,
     ) -> bool:
-        """Roll if a batch does not fit the active segment, or the segment is too old.
+        """Begin a new segment if a batch does not fit the active one or it is too old.
 
         Args:
             state: the committed state, as a plain tuple of LogState's fields.
@@ -355,7 +440,7 @@ class PartitionLog:
         version: int,
         state: tuple[int, ...],
         added: int,
-        last_offset: int,
+        base_offset: int,
     ) -> None:
         """Write a batch and its index entries behind the committed state; commit them.
 
@@ -368,42 +453,32 @@ class PartitionLog:
             version: the version of the committed state.
             state: the committed state, as a plain tuple of LogState's fields.
             added: the batch's size in bytes.
-            last_offset: the offset that its last record will have.
+            base_offset: the offset that its first record will have.
 
         Raises:
             OSError: a file cannot be written; nothing is committed.
         """
         view, limits = self.view, self._limits
         assert limits is not None
-        (
-            end_offset,
-            active_base,
-            position,
-            entries,
-            time_entries,
-            since_index,
-            max_timestamp,
-            max_timestamp_offset,
-            unstable,
-            created_ms,
-            bytes_in,
-        ) = state
+        last_offset = base_offset + batch.last_offset_delta
+        (_, active_base, position, entries, time_entries, since_index, max_timestamp,
+         max_timestamp_offset, unstable, created_ms, bytes_in) = state  # fmt: skip
         header, segment = batch.header, view.active
         if batch.max_timestamp > max_timestamp:
             max_timestamp, max_timestamp_offset = batch.max_timestamp, last_offset
         data = batch.data
         if data.readonly:
             data = memoryview(bytearray(data))
-        _FRONT.pack_into(data, 0, end_offset, added - _LENGTH_FROM, limits.epoch)
+        _FRONT.pack_into(data, 0, base_offset, added - _LENGTH_FROM, limits.epoch)
         if header.attributes & _TXN_OR_CONTROL and header.producer_id >= 0:
-            # The entry in the index of aborted transactions comes before the marker.
-            # Killed in between, the entry has no marker below the log end: readers skip
-            # it, and the next writer of that index cuts it off. In the other order, if
-            # all processes are killed in between, the next start finds a marker in the
-            # log without its entry, and readers of committed data may get aborted
-            # records.
+            # The entry in the index of aborted transactions comes before the marker. If
+            # this process is killed in between, the entry has no marker below the log
+            # end: readers skip it, and the next writer of that index cuts it off. In
+            # the other order, if all processes are killed in between, the next start
+            # finds a marker in the log without its entry, and readers of committed data
+            # may get aborted records.
             unstable = self.producers.unstable_after(
-                segment, header, marker, end_offset
+                segment, header, marker, base_offset
             )
         # At the committed size, over the bytes of a process that died here earlier.
         # Readers take no byte beyond the committed size, so a torn batch does no harm.
@@ -425,26 +500,23 @@ class PartitionLog:
         # being killed in here changes nothing. (Not a function of its own: with eleven
         # numbers that is 4 % of an append.)
         STATE.pack_into(
-            view.bytes,
-            view.copy_bytes[(version + 1) & 1],
-            last_offset + 1,
-            active_base,
-            position + added,
-            entries,
-            time_entries,
-            since_index + added,
-            max_timestamp,
-            max_timestamp_offset,
-            unstable,
-            created_ms,
-            bytes_in + added,
-        )
-        # The commit, last, as one aligned 8-byte store. Killed before it, the log ends
-        # where it ended; after it, every process sees the batch and its index entries.
+            view.bytes, view.copy_bytes[(version + 1) & 1],
+            last_offset + 1, active_base, position + added, entries, time_entries,
+            since_index + added, max_timestamp, max_timestamp_offset, unstable,
+            created_ms, bytes_in + added,
+        )  # fmt: skip
+        # The commit, last, as one aligned 8-byte store. If this process is killed
+        # before it, the log ends where it ended; after it, every process sees the batch
+        # and its index entries.
         view.words[view.version_word] = version + 1
 
     def _undo(self, slot: int, size: int, error: BaseException) -> None:
-        """Clean up after an append that failed in a live process.
+        """Clean up after an append that has failed with an exception.
+
+        Args:
+            slot: the slot of the request, as for ``append``.
+            size: committed bytes of the active segment; its file is cut to them.
+            error: the exception.
 
         Raises:
             ApiError: KAFKA_STORAGE_ERROR, if ``error`` is about files. Else this
@@ -460,12 +532,82 @@ class PartitionLog:
         if isinstance(error, (OSError, CorruptLogError)):
             self.view.fail(error, "cannot be appended to")
 
-    def append_plan(self) -> AppendPlan | None:
-        """Return the plan by which the compiled core appends to this log.
+    def append_at(
+        self, batch: "ValidatedBatch", base_offset: int, *, now_ms: int
+    ) -> bool:
+        """Append a batch at the offset that the database of a cluster has given it.
 
-        The plan is kept up to date from now on. None: appends need the Python code,
-        because of flush.messages, or because this process has not appended since the
-        settings were changed.
+        The producer's epoch and sequence are not checked: the database has done so.
+        Offsets between the log end offset and ``base_offset`` stay without records.
+
+        Returns:
+            Whether the batch was appended; False if the log has these offsets already.
+
+        Raises:
+            ApiError: the errors of ``append`` that are not about a producer;
+                INVALID_RECORD: the log ends within the batch.
+        """
+        row = self.row
+        row.lock()
+        try:
+            return self._append_at_locked(batch, base_offset, now_ms)
+        except (OSError, CorruptLogError) as error:
+            if self.view.descriptors_released(error):
+                return self._append_at_locked(batch, base_offset, now_ms)
+            self.view.fail(error, "cannot be appended to")
+        finally:
+            row.unlock()
+
+    def _append_at_locked(
+        self, batch: "ValidatedBatch", base_offset: int, now_ms: int
+    ) -> bool:
+        """Append as ``append_at`` does; the caller holds the partition's lock."""
+        view, producers = self.view, self.producers
+        view.require_online_locked()
+        view.take_over_from_core()
+        state = view.committed()
+        view.refresh_locked(state[ACTIVE_BASE])
+        last_offset = base_offset + batch.last_offset_delta
+        end_offset = state[END_OFFSET]
+        if last_offset < end_offset:
+            return False
+        if base_offset < end_offset:
+            raise ApiError(
+                ErrorCode.INVALID_RECORD,
+                f"{self.directory} ends at {end_offset}, within a batch from"
+                f" {base_offset} to {last_offset}: it is not a copy of this log",
+            )
+        if base_offset > end_offset and (
+            not state[ACTIVE_SIZE]
+            or last_offset - state[ACTIVE_BASE] > _MAX_RELATIVE_OFFSET
+        ):
+            self._begin_at_locked(base_offset, state, now_ms)
+            state = view.committed()
+        has_producer = batch.header.producer_id >= 0
+        if has_producer:
+            producers.catch_up(state, now_ms).end_offset = base_offset
+        added = len(batch.data)
+        if self._make_room(state, added, last_offset, batch.max_timestamp, now_ms):
+            state = view.committed()
+        assert END_OFFSET == 0
+        state = (base_offset, *state[1:])  # ``remember_append`` takes the offset of it
+        version = view.words[view.version_word]
+        try:
+            self._write(batch, None, version, state, added, base_offset)
+        except BaseException as error:
+            self._undo(-1, state[ACTIVE_SIZE], error)
+            raise
+        if has_producer:
+            producers.apply(batch, None, base_offset, last_offset)
+        view.remember_append(state, added, last_offset + 1)
+        return True
+
+    def append_plan(self) -> AppendPlan | None:
+        """Return the AppendPlan: how the compiled core may append to this log.
+
+        It is kept up to date from now on. None: the core must not append, because of
+        flush.messages, or because this process has not appended since the settings were
+        changed. PartitionLog.append does it instead.
         """
         view, limits = self.view, self._limits
         if (
@@ -490,11 +632,17 @@ class PartitionLog:
 
     # -- rolling -------------------------------------------------------------------
 
-    def roll_locked(self, now_ms: int) -> None:
+    def roll_locked(self, now_ms: int, begin_at: int | None = None) -> None:
         """Make a new, empty segment the active one. The caller holds the row's lock.
 
-        It has three steps: cut the old segment's files to the committed state; create
-        the new segment's files; commit by publishing a state that names it.
+        The roll has three steps: cut the old segment's files to the committed state;
+        create the new segment's files; commit by publishing a state that names it.
+
+        Args:
+            now_ms: the wall clock.
+            begin_at: the base offset of the new segment, above the log end offset,
+                which moves up to it. None: the new segment begins at the log end
+                offset, and there is no roll if the active segment is empty.
 
         Raises:
             OSError: a file cannot be made or changed; the old segment stays active.
@@ -505,12 +653,15 @@ class PartitionLog:
         base_offset = state.log_end_offset
         if state.active_base_offset != view.active_base:
             view.refresh_locked(state.active_base_offset)
-        if not state.active_size:
+        if begin_at is not None:
+            base_offset = begin_at
+        elif not state.active_size:
             return
         # Before the commit: afterwards the row has the numbers of the new segment, and
-        # readers take those of the old one from the sizes of its files. Killed before
-        # the commit, the row is unchanged: the old segment goes on, the time index
-        # entry added here is overwritten, and the next roll does all of this again.
+        # readers take those of the old one from the sizes of its files. If this process
+        # is killed before the commit, the row is unchanged: the old segment goes on,
+        # the time index entry added here is overwritten, and the next roll does all of
+        # this again.
         largest = TimestampOffset(state.max_timestamp, state.max_timestamp_offset)
         view.active.finish(
             state.active_size, state.index_entries, state.time_index_entries, largest
@@ -525,9 +676,10 @@ class PartitionLog:
         segment.create()
         if view.config.preallocate:
             reserve_space(segment.fd, view.config.segment_bytes)
-        # The commit, after the files exist that it names. Killed before it, an empty
-        # segment is left above the active base offset. Other processes leave it out
-        # when they list the directory; the next roll or the next start removes it.
+        # The commit, after the files exist that it names. If this process is killed
+        # before it, an empty segment is left above the active base offset. Other
+        # processes leave it out when they list the directory; the next roll or the next
+        # start removes it.
         self.row.publish(
             LogState(
                 log_end_offset=base_offset,
@@ -553,11 +705,11 @@ class PartitionLog:
     def _is_old(
         self, limits: AppendLimits, timestamp: int, size: int, lived_ms: int
     ) -> bool:
-        """Return whether a batch is segment.ms later than the first of the segment.
+        """Whether a batch is too late for the active segment, by segment.ms.
 
-        Timestamps of batches decide. If they have none, or if the first batch is
-        damaged, the age of the segment by the clock does: an append need not fail for
-        an old batch.
+        It is if its timestamp is more than segment.ms after that of the segment's first
+        batch. If the first batch has no timestamp or is damaged, the segment's age by
+        the clock is compared instead, so that a damaged batch fails no append.
 
         Args:
             limits: the limits of appends.
@@ -575,10 +727,10 @@ class PartitionLog:
         return timestamp > view.roll_after
 
     def _lifetime_ms(self, limits: AppendLimits) -> int:
-        """Return segment.ms less a random part of segment.jitter.ms.
+        """Return the active segment's segment.ms less a part of segment.jitter.ms.
 
-        The random part is computed from the segment's name, so that it is the same in
-        all processes.
+        The part is a hash of the segment's name, so that it looks random and is the
+        same in all processes.
         """
         jitter_ms = min(limits.config.segment_jitter_ms, limits.segment_ms)
         if not jitter_ms:
@@ -597,7 +749,7 @@ class PartitionLog:
             before_offset: the new log start offset; -1: the high watermark.
 
         Returns:
-            The log start offset, which may be higher than asked.
+            The log start offset, which may be above ``before_offset``.
 
         Raises:
             ApiError: OFFSET_OUT_OF_RANGE, POLICY_VIOLATION (cleanup.policy does not
@@ -622,18 +774,32 @@ class PartitionLog:
                 row.log_start_offset = start = target
         return start
 
+    def raise_log_start(self, offset: int) -> None:
+        """Move the log start offset up to ``offset``, or to the log end if it is lower.
+
+        Raises:
+            ApiError: as ``PartitionView.require_online``.
+        """
+        row = self.row
+        with row.locked():
+            self.view.require_online_locked()
+            target = min(offset, row.log_end_offset)
+            if target > row.log_start_offset:
+                row.log_start_offset = target
+
     # -- the end -------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close all files. They open again when needed."""
+        """Close the files of this log. They open again when needed."""
         self.view.close()
         self.sync.close()
 
     def close_cleanly(self) -> int:
         """Cut off uncommitted bytes, force everything to disk, and close the files.
 
-        Called by the last process that has the log. It loads a log that no process has
-        loaded, so that a log which was never checked is not marked as closed cleanly.
+        The last process that has the log calls this. If no process has loaded the log,
+        it is loaded first, because the mark of a clean stop must cover checked logs
+        only.
 
         Returns:
             The log end offset.
@@ -646,11 +812,13 @@ class PartitionLog:
         state = view.state()
         view.refresh(state.active_base_offset)
         active = view.active
-        # A clean start trusts whole files, so uncommitted bytes go first. Killed in
-        # here, the mark of a clean stop is absent, and the next start checks the log.
+        # A start after a clean stop trusts whole files, so uncommitted bytes go first.
+        # If this process is killed in here, the mark of a clean stop is absent, and the
+        # next start checks the log.
         with self.row.locked():
-            # Its owner was killed, as no other process has the log any more.
-            self.row.words[self.row.base + ROW_SYNC_OWNER] = 0
+            # The owner of this sync was killed: no other process has the log any more.
+            if owner := self.row.words[self.row.base + ROW_SYNC_OWNER]:
+                self.row.forget_sync(owner - 1)
             remove_uncommitted_segments(self.directory, state.active_base_offset)
             active.truncate(state.active_size)
             active.offset_index.truncate(state.index_entries)
@@ -679,8 +847,8 @@ def _write_indexes(
 ) -> int:
     """Write an entry of the offset index, and one of the time index if it is needed.
 
-    The time index needs one if the largest timestamp has grown since its last entry.
-    The entries are committed later, with the state.
+    The time index needs an entry if the largest timestamp has grown since its last
+    entry. The caller commits the entries later, with the state.
 
     Args:
         segment: the active segment.
@@ -691,7 +859,7 @@ def _write_indexes(
         position: the batch's position in the log file.
 
     Returns:
-        How many entries of the time index were written: 0 or 1.
+        The number of entries written to the time index: 0 or 1.
     """
     segment.offset_index.write_entry(entries, last_offset, position)
     if largest.timestamp <= segment.time_index.last_entry(time_entries).timestamp:

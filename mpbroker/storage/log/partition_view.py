@@ -1,20 +1,22 @@
 """PartitionView: a partition's shared row and segment files, as one process knows them.
 
-The row has the committed state. The list of segments is read from the directory and
+The row (the partition's entry in shared memory) has the committed state: what all
+processes take as appended. The list of segments is read from the directory and
 kept. It is outdated when the row names another active segment (some process has
 rolled), or another structure version (retention or compaction has removed or replaced
 files).
 
 The structure version is odd while files are being changed, under the row's lock. A
-process that sees an odd version waits for the lock. If it is still odd then, the
-process that changed the files was killed, and the new owner finishes the change.
+process that sees an odd version waits for the lock. If the version is still odd then,
+the process that changed the files was killed, and the new owner finishes the change.
 """
 
 import errno
+import os
 import time
 from collections.abc import Callable, Sequence
 from struct import Struct
-from typing import Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 
 from mpbroker.base.config_def import LONG_MAX
 from mpbroker.base.logger import get_logger
@@ -35,6 +37,7 @@ from mpbroker.protocol.errors import ApiError
 from mpbroker.storage.files.leader_epochs import LeaderEpochs, read_leader_epochs
 from mpbroker.storage.files.log_files import (
     LOG_SUFFIX,
+    REMOTE_MANIFEST_FILE,
     SWAP_SUFFIX,
     base_offsets,
     mark_offline,
@@ -44,6 +47,10 @@ from mpbroker.storage.files.segment_list import SegmentList
 from mpbroker.storage.log.core_plans import AppendPlan, Positions
 from mpbroker.storage.log.log_loader import LoadHints, finish_swap, load_log
 from mpbroker.storage.producers.producer_state import ProducerState
+
+if TYPE_CHECKING:
+    from mpbroker.storage.remote.remote_log import RemoteLog
+    from mpbroker.storage.remote.remote_manifest import RemoteSegment
 
 logger = get_logger(__name__)
 _T = TypeVar("_T")
@@ -88,13 +95,14 @@ class PartitionView:
         directory: the partition's directory; it exists.
         row: the partition's shared row.
         config: the topic's settings; a new object takes its place when they change.
-        hints: what the log directory's checkpoint files said at the start.
+        hints: the partition's entries in the log directory's checkpoint files, as they
+            were when the broker started.
         segments: the partition's segments, as of ``structure`` and ``active_base``.
         active: the active segment; ``active_base`` is its base offset.
         structure: the row's structure version that ``segments`` was read at.
-        positions: segment and position by offset, for the offsets that sequential
-            readers will ask for next. The compiled core has a reference to this dict,
-            so it is cleared, and never replaced by another one.
+        positions: segment and position (in bytes) by offset, for the offsets that
+            sequential readers will ask for next. The compiled core has a reference to
+            this dict, so it is cleared, and never replaced by another one.
         has_readers: a fetch in this process has read the partition.
         producers: this process's copy of the producers' state; None: not read yet.
         producers_position: the position of ``producers.end_offset`` in the active
@@ -102,6 +110,10 @@ class PartitionView:
         roll_after: a batch with a later timestamp (ms) starts a new segment;
             UNKNOWN_TIME: the active segment's first batch has not been read yet.
         append_plan: the compiled core's plan of appends; None: it has none yet.
+        locate: returns the directory that the partition is in now, given the one that
+            it was in, and whether the caller has the row's lock: a move to another log
+            directory whose process was killed is then finished first. None: there is
+            one log directory.
         release_descriptors: called when this process has no free file descriptor;
             closes the files of all logs.
     """
@@ -127,6 +139,8 @@ class PartitionView:
         self.copy_bytes = (copies, copies + ROW_COPY_WORDS * 8)
         self.segments = SegmentList(directory)
         self.structure = -1
+        # The row's structure version before the last listing, also if that failed.
+        self._listed_at = -1
         self.active_base = -1
         self.active: LogSegment = self.segments.get(0)
         self.positions: Positions = {}
@@ -136,12 +150,14 @@ class PartitionView:
         self.roll_after = UNKNOWN_TIME
         self.append_plan: AppendPlan | None = None
         self.release_descriptors: Callable[[], None] | None = None
+        self.locate: Callable[[str, bool], str] | None = None
         self._epochs: LeaderEpochs | None = None
+        self._remote: RemoteLog | None = None
 
     # -- the row -----------------------------------------------------------------
 
     def committed(self) -> tuple[int, ...]:
-        """Return the committed LogState as a plain tuple, without the lock."""
+        """Return the committed LogState as a plain tuple. This needs no lock."""
         words, version_word = self.words, self.version_word
         while True:
             version = words[version_word]
@@ -152,7 +168,9 @@ class PartitionView:
                 return state
 
     def state(self) -> LogState:
-        """Return the committed state; load the partition first if no process has.
+        """Return the log's committed state (its end offset...), from shared memory.
+
+        The partition is loaded first if no process has done so.
 
         Raises:
             ApiError: as ``require_online``.
@@ -161,7 +179,7 @@ class PartitionView:
         return LogState._make(self.committed())
 
     def require_online(self) -> None:
-        """Load the partition if no process has done so yet.
+        """Load the partition if no process has done so; raise an error if it failed.
 
         Raises:
             ApiError: KAFKA_STORAGE_ERROR if its storage failed,
@@ -172,7 +190,7 @@ class PartitionView:
                 self.require_online_locked()
 
     def require_online_locked(self) -> None:
-        """Do as ``require_online``, for a caller that has the row's lock."""
+        """Do as ``require_online`` does; the caller holds the partition's lock."""
         status = self.words[self.status_word]
         if status == RowStatus.UNLOADED:
             self._load_locked()
@@ -223,12 +241,12 @@ class PartitionView:
 
     @property
     def leader_epoch(self) -> int:
-        """The leader epoch of new batches; raises as ``epochs``."""
+        """The leader epoch of new batches. Reading it raises what ``epochs`` raises."""
         return self.epochs.latest
 
     @property
     def epochs(self) -> LeaderEpochs:
-        """The partition's leader epochs, read once.
+        """The partition's leader epochs, read from their file at the first use.
 
         Raises:
             ApiError: KAFKA_STORAGE_ERROR: the file cannot be read. The partition stays
@@ -248,13 +266,39 @@ class PartitionView:
 
     @property
     def known_epoch(self) -> int:
-        """The leader epoch if it has been read; -1 if not."""
+        """The leader epoch of new batches; -1 if its file has not been read yet."""
         return -1 if self._epochs is None else self._epochs.latest
+
+    @property
+    def remote(self) -> "RemoteLog":
+        """The partition's segments in the remote store."""
+        if self._remote is None:
+            # Imported here: most partitions have none.
+            from mpbroker.storage.remote.remote_log import RemoteLog
+
+            self._remote = RemoteLog(self.directory)
+        return self._remote
+
+    def remote_segments(self) -> "list[RemoteSegment]":
+        """Return the partition's segments in the remote store, by ascending offsets.
+
+        The list is empty for a partition without remote segments.
+
+        Raises:
+            ApiError: KAFKA_STORAGE_ERROR: the manifest is damaged.
+            OSError: the manifest cannot be read.
+        """
+        return self.remote.segments() if self.is_tiered else []
+
+    @property
+    def is_tiered(self) -> bool:
+        """Whether segments of the partition were ever copied to the remote store."""
+        return os.path.exists(f"{self.directory}/{REMOTE_MANIFEST_FILE}")
 
     # -- failures ----------------------------------------------------------------
 
     def fail(self, error: Exception, what: str, *, is_lost: bool = False) -> NoReturn:
-        """Log a storage failure, and raise it as an answer to the client.
+        """Log a storage failure, and raise it as the error that the client gets.
 
         An error of the disk takes the partition offline. A missing or damaged file
         does not: this process may have looked at an outdated file, and the rest of the
@@ -263,7 +307,8 @@ class PartitionView:
         Args:
             error: the failure.
             what: the end of the sentence "<directory> ...", such as "cannot be read".
-            is_lost: the disk may lack what was written, whatever the error is.
+            is_lost: whether the disk may lack bytes that were written. If so, the
+                partition goes offline, whatever the error is.
 
         Raises:
             ApiError: KAFKA_STORAGE_ERROR, always.
@@ -281,28 +326,43 @@ class PartitionView:
         ) from error
 
     def mark_offline(self, why: object) -> None:
-        """Note for the next start that the disk has failed, after the row says so.
+        """Note in the directory, for the next start, that the disk has failed.
 
-        In this order: the mark may take long, and nothing more may be answered.
+        The partition's status in shared memory must be OFFLINE before: writing the file
+        may take long, and no request may succeed meanwhile.
         """
         if self.row.status == RowStatus.OFFLINE:  # not if it was deleted
             mark_offline(self.directory, str(why))
 
-    def moved_or_fail(self, error: Exception) -> None:
-        """Decide whether a file is missing or damaged only because files were changed.
+    @property
+    def is_outdated(self) -> bool:
+        """Whether files were changed since this process listed them, or all removed."""
+        return (
+            self.words[self.structure_word] != self.structure
+            or self.row.status == RowStatus.DELETED
+        )
 
-        If this returns, another process has removed or replaced files: try again.
+    def moved_or_fail(self, error: Exception) -> None:
+        """Return if files were changed meanwhile; else raise ``error`` as a failure.
+
+        The caller has found a file missing or damaged. If this returns, another process
+        has removed or replaced files since they were listed, and the caller tries
+        again.
 
         Raises:
             ApiError: KAFKA_STORAGE_ERROR: no file was changed, so this one is damaged;
                 UNKNOWN_TOPIC_OR_PARTITION: the partition was deleted.
         """
         self.require_online()
-        if self.words[self.structure_word] == self.structure:
+        structure = self.words[self.structure_word]
+        # Odd: files were being changed when the listing began.
+        if structure == self.structure or (
+            structure == self._listed_at and not structure & 1
+        ):
             self.fail(error, "cannot be read")
 
     def descriptors_released(self, error: BaseException) -> bool:
-        """Close files if an error was for want of file descriptors.
+        """Close the files of all logs if ``error`` is EMFILE: no descriptor is free.
 
         Returns:
             Whether files were closed, so that another attempt may succeed.
@@ -333,32 +393,39 @@ class PartitionView:
     # -- the segments --------------------------------------------------------------
 
     def refresh(self, active_base: int) -> None:
-        """Read the list of segments again, without the lock.
+        """Read the partition's segments from its directory again, without its lock.
 
         Args:
             active_base: the active segment's base offset, from the committed state.
         """
-        while self.words[self.structure_word] & 1:
-            with self.row.locked():
-                self.repair_structure()
-        self._reload(active_base)
+        while True:
+            while self.words[self.structure_word] & 1:
+                with self.row.locked():
+                    self.repair_structure()
+            self._reload(active_base)
+            # Odd: another change has begun in between, and the files that were listed
+            # may be those of both sides of it.
+            if not self.structure & 1:
+                return
 
     def refresh_locked(self, active_base: int) -> None:
-        """Read the list of segments again. The caller holds the lock."""
+        """Do as ``refresh`` does; the caller holds the partition's lock."""
         self.repair_structure()
         self._reload(active_base)
 
     def repair_structure(self) -> None:
         """Finish a change of files whose process was killed. The caller holds the lock.
 
-        A live process holds the lock as long as the version is odd. So if it is odd
-        while this process holds the lock, the other one is dead. A deletion needs no
-        more than an even version: the next retention run goes on with it. A compaction
-        that has a complete copy (`.log.swap`) is finished.
+        A live process holds the lock as long as the structure version is odd. So if the
+        version is odd while this process holds the lock, the other process is dead. A
+        compaction that has a complete copy (`.log.swap`) is finished, and so is a move
+        to another log directory. A deletion is left to the next retention run. Then the
+        version is made even.
         """
         row = self.row
         if not row.structure_version & 1:
             return
+        self._follow(is_locked=True)
         for base in base_offsets(self.directory, LOG_SUFFIX + SWAP_SUFFIX):
             finish_swap(self.directory, base)
         # Last. If this process is killed before this store, the version is still odd,
@@ -368,7 +435,9 @@ class PartitionView:
     def _reload(self, active_base: int) -> None:
         # Read the version first. If files are replaced while the directory is listed,
         # the version moves, and the reader sees that when it compares it afterwards.
-        structure = self.words[self.structure_word]
+        structure = self._listed_at = self.words[self.structure_word]
+        if structure != self.structure:
+            self._follow()
         self.segments.reload(active_base, keep_open=structure == self.structure)
         self.structure = structure
         if active_base != self.active_base:
@@ -377,13 +446,39 @@ class PartitionView:
         self.active = self.segments.get(active_base)
         self.positions.clear()
 
-    def look(self, look: Callable[[LogState], _T]) -> _T:
-        """Call ``look`` with the committed state, on files that match it.
+    def follow(self) -> None:
+        """Find the directory again if files were changed since they were listed.
 
-        It is called again if other processes have changed the files meanwhile.
+        Raises:
+            ApiError: KAFKA_STORAGE_ERROR: a log directory cannot be read.
+        """
+        if self.words[self.structure_word] != self.structure:
+            try:
+                self._follow()
+            except OSError as error:
+                raise ApiError(
+                    ErrorCode.KAFKA_STORAGE_ERROR,
+                    f"{self.directory} cannot be found: {error}",
+                ) from error
+
+    def _follow(self, *, is_locked: bool = False) -> None:
+        """Go on in the log directory that the partition was moved to, if it was."""
+        if self.locate is None:
+            return
+        directory = self.locate(self.directory, is_locked)
+        if directory != self.directory:
+            # The copy has the same bytes at the same positions.
+            self.close()
+            self.directory = self.segments.directory = directory
+            self._remote = None
+
+    def look(self, look: Callable[[LogState], _T]) -> _T:
+        """Call the function ``look`` with the committed state, on files that match it.
+
+        The call is repeated if other processes have changed the files meanwhile.
 
         Returns:
-            The result of ``look``.
+            The result of the last call.
 
         Raises:
             ApiError: as ``require_online``; KAFKA_STORAGE_ERROR if a file is damaged or
@@ -407,7 +502,10 @@ class PartitionView:
                 return found
 
     def begin_segment(self, segment: LogSegment) -> None:
-        """Continue in a segment that this process has just made the active one."""
+        """Use a segment that this process has just made as the active one.
+
+        The indexes of the segment before it are closed.
+        """
         self.active.close_indexes()
         self.segments.add(segment)
         self.active, self.active_base = segment, segment.base_offset
@@ -415,7 +513,10 @@ class PartitionView:
         self._leave_active()
 
     def _leave_active(self) -> None:
-        """Forget all that applies only to the segment that was active until now."""
+        """Forget what holds for the active segment only; another one takes its place.
+
+        This is the position of the producers' state, and the time of the next roll.
+        """
         self.take_over_from_core()
         self.producers_position = -1
         self.roll_after = UNKNOWN_TIME
@@ -435,28 +536,29 @@ class PartitionView:
         self.active_base = -1
 
     def size_in_bytes(self) -> int:
-        """Return the committed bytes of all segments' logs.
+        """Return the sum of the committed bytes of all segments' `.log` files.
 
         Raises:
-            ApiError: as ``require_online``; KAFKA_STORAGE_ERROR if a file is missing.
+            ApiError: as ``look``.
         """
-        while True:
-            state = self.state()
-            self.refresh(state.active_base_offset)
-            try:
-                return self.segments.sizes(state.active_base_offset, state.active_size)
-            except FileNotFoundError as error:
-                self.moved_or_fail(error)
+        return self.look(
+            lambda state: self.segments.sizes(
+                state.active_base_offset, state.active_size
+            )
+        )
 
     def first_base_offset(self) -> int:
-        """Return the base offset of the oldest segment."""
+        """Return the base offset of the oldest segment on this machine's disk."""
         self.refresh(self.committed()[ACTIVE_BASE])
         return self.segments.bases[0]
 
     # -- state that the compiled core shares ---------------------------------------
 
     def remember(self, offset: int, segment: LogSegment, position: int) -> None:
-        """Note the position of the batch at an offset, or where it will be appended."""
+        """Note at which position (in bytes) a batch begins, for the next fetch.
+
+        ``offset`` may be the end of the log, where the next batch will be appended.
+        """
         positions = self.positions
         if len(positions) >= _POSITIONS_KEPT:
             positions.clear()
@@ -466,6 +568,8 @@ class PartitionView:
         self, state: Sequence[int], added: int, end_offset: int
     ) -> None:
         """Note the position of a batch that this process has just appended.
+
+        If the producers' state is complete up to the batch, it is moved behind it.
 
         Args:
             state: the state that was committed before; the batch begins at its end.
@@ -487,16 +591,19 @@ class PartitionView:
             self.tell_core(self.append_plan)
 
     def expect_readers(self) -> None:
-        """Have the core note the positions of its appends, from now on, for readers."""
+        """Have the compiled core note the positions of its appends from now on.
+
+        A fetch has read the partition: waiting fetches will begin at these positions.
+        """
         self.has_readers = True
         if self.append_plan is not None:
             self.append_plan.positions = self.positions
 
     def take_over_from_core(self) -> None:
-        """Move the end of the producers' state to where the compiled core has it.
+        """Note up to which offset the compiled core has updated the producers' state.
 
-        The core has appended batches, or read those of other processes. It has already
-        applied all batches of producers among them to ``producers``.
+        The core has appended batches, or read those of other processes, and has applied
+        all of them to ``producers``. But it has noted the new end only in its plan.
         """
         plan, producers = self.append_plan, self.producers
         if (
@@ -508,7 +615,10 @@ class PartitionView:
             self.producers_position = plan.producers_position
 
     def tell_core(self, plan: AppendPlan) -> None:
-        """Put the position of the next append into a plan, after an append."""
+        """Fill in an AppendPlan, so that the compiled core can make the next append.
+
+        It gets the active segment and the producers' state.
+        """
         plan.segment = self.active
         plan.active_base = self.active_base
         plan.structure = self.structure

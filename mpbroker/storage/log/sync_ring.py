@@ -3,8 +3,9 @@
 The kernel's older asynchronous I/O can do the same. But a process that has an AIO
 context exits slowly: the kernel waits for an RCU grace period, and the process that
 polls its pidfd learns of the exit 31 ms late (measured; 1 ms with this ring). So AIO is
-used only where io_uring cannot be: on an old kernel, in a container that forbids it, on
-a machine other than x86-64, whose order of memory accesses pure Python cannot control.
+used only where io_uring cannot be used: on an old kernel, in a container that forbids
+it, and on machines other than x86-64, because pure Python cannot control the order of
+their memory accesses.
 
 Source: io_uring_setup(2), io_uring_enter(2), io_uring_register(2); <linux/io_uring.h>.
 """
@@ -42,7 +43,7 @@ _COMPLETION: Final = struct.Struct("=QiI")
 
 
 class SyncRing:
-    """One process's ring of 256 entries.
+    """One process's io_uring of 256 entries, for fdatasync only.
 
     Args:
         syscall: the libc function syscall(2).
@@ -108,8 +109,8 @@ class SyncRing:
         """Begin an fdatasync of each (token, descriptor), in one system call.
 
         Returns:
-            How many the kernel has accepted, from the first on; it may be too busy to
-            accept all.
+            The number of syncs that the kernel has accepted, from the first on. A busy
+            kernel may not accept all.
         """
         return self._start(syncs, 0)
 
@@ -119,7 +120,7 @@ class SyncRing:
         No sync may be outstanding. Where the kernel allows, the eventfd is not written.
 
         Returns:
-            (token, errno or 0) of those that the kernel has accepted.
+            (token, errno or 0) of the syncs that the kernel has accepted.
         """
         words, flags = self._words, self._cq_flags
         if flags:
@@ -141,7 +142,7 @@ class SyncRing:
             _ENTRY.pack_into(
                 self._entries, at, _OP_FSYNC, 0, 0, fd, 0, 0, 0, _FSYNC_DATASYNC, token
             )
-        # The tail after the entries: the kernel reads entries up to the tail.
+        # The tail is stored after the entries: the kernel reads entries up to the tail.
         words[self._sq_tail] = (tail + len(syncs)) & 0xFFFF_FFFF
         submitted = max(0, self._enter(len(syncs), min(wait_for, len(syncs))))
         if submitted < len(syncs):
@@ -174,7 +175,7 @@ class SyncRing:
         return done
 
     def close(self) -> None:
-        """Close the descriptors; only before any sync was started."""
+        """Close the ring's descriptors. Call this only if no sync was ever started."""
         os.close(self._fd)
         if self.event_fd >= 0:
             os.close(self.event_fd)

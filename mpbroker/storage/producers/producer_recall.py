@@ -1,10 +1,10 @@
 """Read the last batches of a producer from the log, if a snapshot does not have them.
 
-A snapshot is Kafka's file, and has only the last batch of each producer. A process that
-has appended the batches itself knows the last five. After loading a snapshot, a retry
-of one of the other four would look like a gap, and OUT_OF_ORDER_SEQUENCE_NUMBER is
-fatal for the client. So the log is read before such a batch is refused. Kafka, which
-loads snapshots only at its start, refuses it.
+A snapshot has the format of Kafka's, and only the last batch of each producer. A
+process that has appended the batches itself knows the last five. After a snapshot was
+loaded, a retry of one of the other four would look like a gap in the sequences, and
+OUT_OF_ORDER_SEQUENCE_NUMBER is fatal for the client. So the log is read before such a
+batch is refused. Kafka, which loads snapshots only at its start, refuses it.
 """
 
 from bisect import bisect_right
@@ -28,9 +28,15 @@ RECALL_BYTES: Final = 8 * 1024 * 1024
 
 
 def may_be_recalled(entry: ProducerEntry, epoch: int, base_sequence: int) -> bool:
-    """Return whether a batch that is not in an entry may be in the log.
+    """Return whether a batch may be in the log, and missing only in ``entry``.
 
-    Only if its sequence is below the known ones: a gap above them causes no search.
+    This is possible if the batch's sequence is below the known ones. A sequence above
+    them is a gap, for which the log is not searched.
+
+    Args:
+        entry: the state of the batch's producer.
+        epoch: the producer epoch of the batch.
+        base_sequence: the first sequence of the batch.
     """
     batches = entry.batches
     if not (entry.is_from_snapshot and 0 < len(batches) < BATCHES_KEPT):
@@ -42,9 +48,14 @@ def may_be_recalled(entry: ProducerEntry, epoch: int, base_sequence: int) -> boo
 def recall_batches(
     entry: ProducerEntry, segments: SegmentList, state: LogState
 ) -> None:
-    """Add earlier batches of the same epoch from the log to an entry.
+    """Add a producer's earlier batches of the same epoch from the log to its entry.
 
     This is done once for an entry: afterwards ``is_from_snapshot`` is False.
+
+    Args:
+        entry: the producer's state, which has one batch at least.
+        segments: the segments of the partition.
+        state: the committed state of the partition.
 
     Raises:
         CorruptLogError, OSError: the log cannot be read; the entry is unchanged.
@@ -84,6 +95,15 @@ def recall_batches(
 def _indexed_before(
     entry: Callable[[int], tuple[int, int]], entries: int, position: int
 ) -> int:
-    """Return the position of the last indexed batch at or before a position; or 0."""
+    """Return the position of the last indexed batch at or before ``position``.
+
+    Args:
+        entry: returns (last offset, position in bytes) of an index entry by its number.
+        entries: the number of entries.
+        position: the position, in bytes.
+
+    Returns:
+        0 if there is no such batch.
+    """
     slot = bisect_right(range(entries), position, key=lambda slot: entry(slot)[1])
     return entry(slot - 1)[1] if slot else 0

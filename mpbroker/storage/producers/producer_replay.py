@@ -44,9 +44,11 @@ _SHORT_BYTES: Final = 16 * 1024
 
 
 def parse_marker(batch: bytes | memoryview) -> EndTransactionMarker | None:
-    """Return the marker in a control batch.
+    """Return the end-of-transaction marker in a control batch.
 
-    None: it has no record, because compaction removed it, or the record is no marker.
+    Returns:
+        None if the batch has no record, because compaction has removed it, or if the
+        record is no marker.
     """
     if len(batch) == _USUAL_MARKER.size:
         fields = _USUAL_MARKER.unpack(batch)
@@ -71,13 +73,13 @@ def parse_marker(batch: bytes | memoryview) -> EndTransactionMarker | None:
 def replay_batch(
     state: ProducerState, fd: int, position: int, batch: BatchHeader
 ) -> None:
-    """Apply one batch of the log, which has a producer id, to the state.
+    """Apply one batch of the log, which has a producer id, to the producers' state.
 
     Args:
         state: the producers' state.
         fd: the log file.
-        position: the position of the batch.
-        batch: its header.
+        position: the position of the batch, in bytes.
+        batch: the header of the batch.
     """
     producer_id = batch.producer_id
     if batch.is_control:
@@ -99,7 +101,7 @@ def replay_batch(
 def replay_log(
     producers: ProducerState, segments: SegmentList, state: LogState
 ) -> None:
-    """Apply all batches from ``producers.end_offset`` to the committed end.
+    """Apply all batches from ``producers.end_offset`` to the end of the committed log.
 
     Args:
         producers: the producers' state.
@@ -123,7 +125,15 @@ def replay_log(
 
 
 def replay_range(producers: ProducerState, fd: int, start: int, end: int) -> None:
-    """Apply the batches between two positions of a segment; skip those already applied.
+    """Apply the batches between two positions of a segment to the producers' state.
+
+    Batches that were applied before are skipped.
+
+    Args:
+        producers: the producers' state.
+        fd: the log file.
+        start: the position of the first batch, in bytes.
+        end: the position behind the last batch, in bytes.
 
     Raises:
         CorruptLogError, OSError: as ``replay_log``.
@@ -139,11 +149,11 @@ def replay_range(producers: ProducerState, fd: int, start: int, end: int) -> Non
 
 
 def _replay_short(producers: ProducerState, data: bytes) -> bool:
-    """Apply the batches in ``data``, as ``replay_range``.
+    """Apply the batches in ``data``, as ``replay_range`` does.
 
     Returns:
-        False if there are bytes that are not a batch. The batches before them are
-        applied, and the caller's other way of reading raises the error.
+        Whether all bytes were batches. If not, the batches before the other bytes are
+        applied, and ``replay_range``, which reads on from there, raises the error.
     """
     at, size = 0, len(data)
     while size - at >= BATCH_HEADER_SIZE:

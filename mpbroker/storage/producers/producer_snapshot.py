@@ -42,7 +42,7 @@ _SEQUENCE_MASK: Final = 0x7FFF_FFFF
 
 
 def encode_snapshot(state: ProducerState) -> bytes:
-    """Return the file's content."""
+    """Encode the state of a partition's producers as the content of a snapshot file."""
     parts = [_COUNT.pack(len(state.entries))]
     for entry in state.entries.values():
         sequence, offset, delta = NO_SEQUENCE, -1, 0
@@ -67,10 +67,14 @@ def encode_snapshot(state: ProducerState) -> bytes:
 
 
 def decode_snapshot(content: bytes, offset: int) -> ProducerState:
-    """Return the producers as of ``offset``.
+    """Return the producers' state in a snapshot file.
+
+    Args:
+        content: the content of the file.
+        offset: the offset in the file's name; the state is as of this offset.
 
     Raises:
-        CorruptSnapshotError: version, length or checksum are wrong.
+        CorruptSnapshotError: the version, the length or the checksum is wrong.
     """
     if len(content) < _HEAD.size + _COUNT.size:
         raise CorruptSnapshotError(f"{len(content)} bytes are too few")
@@ -100,13 +104,13 @@ def decode_snapshot(content: bytes, offset: int) -> ProducerState:
 
 
 def write_snapshot(directory: str, state: ProducerState, *, sync: bool) -> None:
-    """Write the snapshot of ``state.end_offset``.
+    """Write the snapshot file of a producers' state, named by ``state.end_offset``.
 
     Args:
         directory: the partition's directory.
         state: the producers' state.
-        sync: whether to force it to disk. If not, a power cut may leave a torn file,
-            which its checksum reveals.
+        sync: whether to force the file to disk. If not, a power cut may leave a torn
+            file, which its checksum reveals.
 
     Raises:
         OSError: the file cannot be written.
@@ -116,7 +120,10 @@ def write_snapshot(directory: str, state: ProducerState, *, sync: bool) -> None:
 
 
 def load_newest_snapshot(directory: str, at_most: int) -> ProducerState | None:
-    """Return the newest valid snapshot at or below an offset; None: there is none."""
+    """Return the producers' state in the newest valid snapshot up to an offset.
+
+    None: there is no such snapshot.
+    """
     for offset in reversed(base_offsets(directory, SNAPSHOT_SUFFIX)):
         if offset > at_most:
             continue
@@ -134,7 +141,7 @@ def load_newest_snapshot(directory: str, at_most: int) -> ProducerState | None:
 
 
 def remove_snapshots(directory: str, *, above: int) -> None:
-    """Remove the snapshots above the log end offset, after recovery has cut the log."""
+    """Remove producer snapshots above the log end, which recovery has moved down."""
     for offset in base_offsets(directory, SNAPSHOT_SUFFIX):
         if offset > above:
             remove_if_exists(segment_file(directory, offset, SNAPSHOT_SUFFIX))
@@ -143,10 +150,12 @@ def remove_snapshots(directory: str, *, above: int) -> None:
 def remove_needless_snapshots(
     directory: str, segment_bases: list[int], recovery_point: int
 ) -> None:
-    """Remove snapshots that no later load needs. These are kept:
+    """Remove producer snapshots that no later load needs.
 
-    - those at the base offset of a segment
-    - the two newest others: after a power cut the newest may be torn
+    These are kept:
+
+    - the snapshots at the base offset of a segment
+    - the two newest of the others: after a power cut the newest may be torn
     - the newest one at or below the recovery point: a start after a crash begins to
       read there. Without it, that start might have to read the whole log, because a
       roll writes no snapshot in a process that does not know the producers' state.

@@ -1,6 +1,6 @@
 """ProducerState: the producers of a partition, their sequences and open transactions.
 
-All of it follows from the log. Each process has its own copy as of some offset, and
+This state follows from the log. Each process has its own copy as of some offset, and
 reads the headers of the batches that other processes have appended since. Snapshots
 save a start from reading the whole log.
 
@@ -10,8 +10,9 @@ are kept, so that a retry gets the offset of the batch that is already in the lo
 Source: Kafka's ProducerStateManager and ProducerAppendInfo; KIP-98, KIP-360.
 """
 
-from typing import Final, NamedTuple
+from typing import Final
 
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.storage.files.txn_index import AbortedTransaction
@@ -25,7 +26,7 @@ COMMIT_MARKER: Final = 1
 
 
 class AppendedBatch(NamedTuple):
-    """The sequences and offsets of one of the last batches of a producer."""
+    """The sequences and offsets of a batch that a producer has appended lately."""
 
     first_sequence: int
     last_sequence: int
@@ -35,7 +36,7 @@ class AppendedBatch(NamedTuple):
 
 
 class EndTransactionMarker(NamedTuple):
-    """The record of a control batch that ends a transaction, with its offset."""
+    """The record in a control batch that ends a transaction, and its offset."""
 
     control_type: int  # ABORT_MARKER or COMMIT_MARKER
     coordinator_epoch: int
@@ -44,7 +45,7 @@ class EndTransactionMarker(NamedTuple):
 
 
 class ProducerEntry:
-    """One producer's state in this partition."""
+    """One producer's state in a partition: its epoch, last batches and transaction."""
 
     __slots__ = (
         "batches",
@@ -88,7 +89,7 @@ class ProducerState:
     Attributes:
         end_offset: all batches below this offset are applied.
         entries: the producers, by producer id.
-        ongoing: the producer id by the first offset of its open transaction.
+        ongoing: the producer ids of the open transactions, by first offset.
         now_ms: the wall clock when batches are applied.
         aborted: if it is a list, each aborted transaction is added to it, to rebuild
             the index of aborted transactions.
@@ -109,7 +110,7 @@ class ProducerState:
         return min(self.ongoing) if self.ongoing else -1
 
     def add(self, entry: ProducerEntry) -> None:
-        """Add a producer, from a snapshot."""
+        """Add a producer whose state was read from a snapshot file."""
         self.entries[entry.producer_id] = entry
         if entry.txn_first_offset >= 0:
             self.ongoing[entry.txn_first_offset] = entry.producer_id
@@ -126,13 +127,13 @@ class ProducerState:
 
         Args:
             producer_id: the producer of the batch.
-            epoch: its epoch.
+            epoch: the producer's epoch.
             base_sequence: the first sequence of the batch.
             last_sequence: the last sequence of the batch.
-            transactional: not 0 if it is part of a transaction.
+            transactional: 0 unless the batch is part of a transaction.
 
         Returns:
-            The same batch in the log, if this one is a retry of it; else None.
+            The same batch in the log, if this batch is a retry of it; else None.
 
         Raises:
             ApiError: INVALID_PRODUCER_EPOCH, OUT_OF_ORDER_SEQUENCE_NUMBER or
@@ -177,7 +178,7 @@ class ProducerState:
     def check_marker(
         self, producer_id: int, epoch: int, coordinator_epoch: int
     ) -> None:
-        """Check the coordinator's marker before it is appended.
+        """Check the epochs of a transaction's end marker before it is appended.
 
         Raises:
             ApiError: INVALID_PRODUCER_EPOCH or TRANSACTION_COORDINATOR_FENCED.
@@ -198,7 +199,7 @@ class ProducerState:
             )
 
     def has_ended(self, producer_id: int, epoch: int) -> bool:
-        """Return whether the producer has this epoch, and no open transaction here."""
+        """Whether a producer has this epoch, and no open transaction in this log."""
         entry = self.entries.get(producer_id)
         return entry is not None and entry.epoch == epoch and entry.txn_first_offset < 0
 
@@ -209,7 +210,7 @@ class ProducerState:
         batch: AppendedBatch,
         transactional: int,
     ) -> None:
-        """Apply a committed batch; the caller moves ``end_offset``."""
+        """Add a committed batch to its producer's state; ``end_offset`` stays."""
         entry = self.entries.get(producer_id)
         if entry is None:
             entry = self.entries[producer_id] = ProducerEntry(producer_id, epoch)
@@ -229,9 +230,10 @@ class ProducerState:
     def ended_by(
         self, producer_id: int, marker: EndTransactionMarker
     ) -> AbortedTransaction | None:
-        """Return the transaction that a marker, not yet applied, would abort.
+        """Return the open transaction that an abort marker, not yet applied, would end.
 
-        None: it is a commit marker, or the producer has no open transaction.
+        Returns:
+            None if it is a commit marker, or the producer has no open transaction.
         """
         entry = self.entries.get(producer_id)
         if entry is None or entry.txn_first_offset < 0:
@@ -245,13 +247,16 @@ class ProducerState:
         )
 
     def unstable_after(self, producer_id: int) -> int:
-        """Return ``first_unstable_offset`` without this producer's transaction."""
+        """Return the first offset of the oldest open transaction of other producers.
+
+        -1: there is none.
+        """
         return min((o for o, p in self.ongoing.items() if p != producer_id), default=-1)
 
     def apply_marker(
         self, producer_id: int, epoch: int, marker: EndTransactionMarker
     ) -> None:
-        """Apply a committed end-of-transaction marker."""
+        """End a producer's open transaction, as a marker in the log says."""
         if self.aborted is not None:
             aborted = self.ended_by(producer_id, marker)
             if aborted is not None:
@@ -270,11 +275,16 @@ class ProducerState:
         entry.seen_ms = self.now_ms
 
     def remove_expired(self, now_ms: int, expiration_ms: int) -> None:
-        """Forget producers that wrote nothing for this time and have no transaction.
+        """Forget producers that wrote nothing for a time and have no open transaction.
 
         The time of the last write by the broker's clock counts, too, because records
-        may have old timestamps: if such a producer were forgotten, its retry would be
-        appended twice. Kafka looks at timestamps only, and forgets it.
+        may have old timestamps: if such a producer were forgotten, a batch that it
+        sends again would be appended twice. Kafka looks at timestamps only, and forgets
+        the producer.
+
+        Args:
+            now_ms: the wall clock.
+            expiration_ms: the time, in ms.
         """
         oldest = now_ms - expiration_ms
         expired = [

@@ -34,12 +34,13 @@ _SIGNALS: Final = {
 
 
 class ControlActions:
-    """Carries out what ``ctl`` may do to a broker.
+    """Carries out the commands of ``ctl`` that change a broker.
 
     Args:
-        config: the settings of the start.
-        supervisor: carries out most of it.
-        view: has the black boxes, where faults are injected.
+        config: the settings with which the broker was started.
+        supervisor: carries out most commands.
+        view: has the black box of each process (its log of events in shared memory),
+            into which faults are written.
         use: gives other settings to processes that are started from now on.
     """
 
@@ -58,7 +59,7 @@ class ControlActions:
         self._looked_empty = False
 
     def commands(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
-        """Return the commands by name."""
+        """Return the functions that carry out the commands, by command name."""
         return {
             "resize": self._resize,
             "restart": self._restart,
@@ -105,11 +106,13 @@ class ControlActions:
     # -- the end ----------------------------------------------------------------------
 
     def _stop(self, arguments: dict[str, Any]) -> None:
-        _LOG.info("stopping: asked for through the control socket")
-        self._supervisor.request_stop()
+        self._supervisor.request_stop("asked for through the control socket")
 
     def _drain(self, arguments: dict[str, Any]) -> None:
-        """Refuse new connections; stop without the last one, or when time is up."""
+        """Refuse new connections; stop the broker when the present ones are closed.
+
+        Stop it in any case when the time is up.
+        """
         patience_s = integer(arguments, "for_s", 0, _MAX_DRAIN_S, 0)
         first = not self._drain_until
         self._drain_until = time.monotonic() + patience_s
@@ -128,7 +131,9 @@ class ControlActions:
         looked_empty, self._looked_empty = self._looked_empty, not connections
         is_empty = looked_empty and not connections
         if is_empty or time.monotonic() >= self._drain_until:
-            self._supervisor.request_stop()
+            self._supervisor.request_stop(
+                "no connection is left" if is_empty else "time to drain is up"
+            )
 
     # -- faults -----------------------------------------------------------------------
 

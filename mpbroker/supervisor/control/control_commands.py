@@ -1,7 +1,8 @@
 """ControlCommands: carry out the commands of the control socket.
 
-They run in the supervisor's loop, so none of them waits: a command that takes time only
-begins it, and the client asks for ``status`` until it is done.
+Commands run in the supervisor's loop, so none of them waits: a command for something
+that takes time only begins it. The client then asks for ``figures`` or ``status`` until
+it is done.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _MAX_OFFLINE_NAMED: Final = 1000
 _LOOK_EVERY_S: Final = 1.0
 _CLOCK_JUMP_S: Final = 0.5
 _KEPT_JUMPS: Final = 100
-# With more partitions than this a look takes milliseconds, and is made less often.
+# With more partitions than this look() takes milliseconds, and is made less often.
 _MANY_ROWS: Final = 20_000
 _LOOK_AT_MANY_S: Final = 10.0
 _CLOSED_LONG_S: Final = 5.0
@@ -39,18 +40,22 @@ class ControlError(MpbrokerError):
 
 
 class Sources(NamedTuple):
-    """What commands are answered from.
+    """The objects and functions that supply the answers to commands.
 
     Attributes:
-        view: the broker's shared memory.
-        children: all processes, as the supervisor has them.
-        identity: what is published of the broker; see broker.py.
-        deaths: what is kept of the dead.
-        rows: returns how many rows of the partition table are in use.
+        view: reads the broker's shared memory.
+        children: the supervisor's children.
+        identity: the broker's published properties; see broker.py.
+        deaths: the records of dead processes.
+        rows: returns how many rows of the partition table (in shared memory) are in
+            use.
         name_of_row: returns the topic and partition of a row.
-        resizing: says whether processes still start or retire, or will.
-        closed: says for how long no partition has been opened; None: all may be.
-        arena: where requests lie.
+        resizing: returns whether processes still start or retire, or will.
+        closed: returns for how long all partitions have been closed to clients; None:
+            they are open.
+        arena: the shared memory that holds the bytes of requests.
+        topics_of_page_cache: returns the names of topics with flush.acks.all=false,
+            and whether that is the default of topics.
     """
 
     view: BrokerView
@@ -62,13 +67,15 @@ class Sources(NamedTuple):
     resizing: Callable[[], bool]
     closed: Callable[[], Closed | None]
     arena: memoryview
+    topics_of_page_cache: Callable[[], tuple[list[str], bool]]
 
 
 class ControlCommands:
-    """The commands of one broker.
+    """Carries out the commands of ``ctl`` for one broker.
 
     Args:
-        actions: the commands that change something, by name.
+        sources: the objects that supply the answers.
+        actions: the functions for the commands that change something, by name.
     """
 
     def __init__(
@@ -95,7 +102,7 @@ class ControlCommands:
         """Carry out a command; return a result that msgpack can encode.
 
         Raises:
-            MpbrokerError: it cannot be carried out; the text is for the user.
+            MpbrokerError: the command cannot be carried out; the text is for the user.
         """
         command = self._commands.get(name)
         if command is None:
@@ -104,7 +111,12 @@ class ControlCommands:
         return command(arguments)
 
     def look(self) -> None:
-        """Note since when partitions have unsynced records; call it every second."""
+        """Note since when each partition has records that are not on disk.
+
+        Also note jumps of the wall clock, and warn while partitions are closed. This is
+        called every second; with very many partitions their records are looked at every
+        10 s.
+        """
         now = time.monotonic()
         self._watch_clock(time.time() - now)
         self._watch_closed()
@@ -123,7 +135,7 @@ class ControlCommands:
         }
 
     def _watch_closed(self) -> None:
-        """Warn while partitions are closed, again and again but ever less often."""
+        """Warn while all partitions are closed, at growing intervals up to a minute."""
         closed = self._sources.closed()
         if closed is not None and closed.for_s >= self._say_closed_s:
             self._say_closed_s = closed.for_s + min(closed.for_s, _CLOSED_AGAIN_S)
@@ -152,8 +164,12 @@ class ControlCommands:
         }
 
     def _status(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        from mpbroker.inspect.cluster_figures import cluster_figures
+        from mpbroker.inspect.remote_figures import remote_figures  # no start needs it
+
         rows = self._sources.rows()
         since = {row: at for row, (_, at) in self._unsynced_since.items()}
+        in_memory, by_default = self._sources.topics_of_page_cache()
         offline, closed = self._sources.view.offline_rows(rows), self._sources.closed()
         named = map(self._sources.name_of_row, offline[:_MAX_OFFLINE_NAMED])
         shown = {
@@ -169,8 +185,15 @@ class ControlCommands:
                 "power_cut": self._sources.view.power_cut(
                     rows, self._sources.name_of_row, since
                 ),
+                "page_cache": {
+                    "by_default": by_default,
+                    "topics": in_memory[:_MAX_OFFLINE_NAMED],
+                    "number": len(in_memory),
+                },
                 "offline": [list(name) for name in named if name is not None],
                 "offline_partitions": len(offline),
+                "remote": remote_figures(self._sources.identity),
+                "cluster": cluster_figures(self._sources.identity),
                 "closed": None if closed is None else closed._asdict(),
                 "why_closed": "" if closed is None else str(closed),
             }
@@ -210,7 +233,11 @@ class ControlCommands:
 
 
 def describe_child(child: Child, now: float) -> dict[str, Any]:
-    """Return a process as ``status`` shows it."""
+    """Return the description of a process that ``ctl status`` shows.
+
+    Args:
+        now: the time of the monotonic clock, in seconds.
+    """
     return {
         "role": child.role.value,
         "id": child.number,
@@ -232,10 +259,17 @@ def integer(
     high: int,
     default: int | None = None,
 ) -> int:
-    """Read a whole number.
+    """Return a whole number from the arguments of a command.
+
+    Args:
+        arguments: the command's arguments.
+        name: the argument's name.
+        low: the lowest value allowed.
+        high: the highest value allowed.
+        default: used if the argument is missing; None: it must be there.
 
     Raises:
-        ControlError: it is missing, not a number, or out of bounds.
+        ControlError: the argument is missing, not a number, or out of bounds.
     """
     value = arguments.get(name, default)
     if not isinstance(value, int) or isinstance(value, bool):
@@ -246,7 +280,7 @@ def integer(
 
 
 def role_and_number(arguments: Mapping[str, Any]) -> tuple[Role, int]:
-    """Read the role and the id of a process.
+    """Return the role and the id of a process from the arguments of a command.
 
     Raises:
         ControlError: there is no such role, or no number.

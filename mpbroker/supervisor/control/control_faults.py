@@ -1,7 +1,8 @@
-"""Faults that ``ctl inject`` turns on, where a broker was started with --enable-inject.
+"""Faults that ``ctl inject`` turns on in a broker started with --enable-inject.
 
-Each class takes the place of its base class. A broker without --enable-inject has none
-of them, and pays nothing. The fault to simulate is in the process's black box.
+Each class takes the place of its base class. A broker without --enable-inject uses none
+of them, and pays nothing. The process's black box in shared memory says which fault to
+simulate.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from mpbroker.storage.log.disk_sync import DiskSync, SyncDone
 
 
 class SlowDispatcher(RequestDispatcher):
-    """Delays every request, as a slow disk would."""
+    """Delays every request of a handler, as a slow disk would."""
 
     def dispatch(self, request: Request) -> Answer:
         delay_ns = own_box().fault(Fault.SLOW_NS)
@@ -27,7 +28,7 @@ class SlowDispatcher(RequestDispatcher):
 
 
 class FailingSync(DiskSync):
-    """Syncs as usual, and reports that the disk has failed."""
+    """Syncs files as usual, and reports the injected error of the disk."""
 
     def finished(self) -> list[SyncDone]:
         error = own_box().fault(Fault.SYNC_ERRNO)
@@ -43,7 +44,7 @@ class FailingSync(DiskSync):
 
 
 class FullRing(RequestRing):
-    """Reports that it has no room."""
+    """A queue of requests that says, while the fault is on, that it has no room."""
 
     def put(self, slots: Sequence[int]) -> int:
         return 0 if own_box().fault(Fault.FULL_RING) else super().put(slots)

@@ -1,8 +1,8 @@
 """Reload: read the configuration again, and apply what can change while serving.
 
-Those are the keys that a dynamic config can change as well (config/broker_key.py), and
-they are applied in the same way; the pools' sizes are applied as a resize. All other
-changes wait for the next start.
+The keys that can change are those that a dynamic config can change as well
+(config/broker_key.py). They are applied in the same way; the pools' sizes are applied
+as a resize. All other changes wait for the next start.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Reload:
     """Carries out ``ctl reload``.
 
     Args:
-        config: the settings of the start.
-        supervisor: resizes the pools and replaces processes.
-        use: makes the broker use other settings.
+        config: the settings with which the broker was started.
+        supervisor: resizes the pools.
+        use: makes the broker use other settings, and replaces processes for it.
     """
 
     def __init__(
@@ -42,7 +42,11 @@ class Reload:
         self._use = use
 
     def run(self, arguments: dict[str, Any]) -> dict[str, Listed]:
-        """Read, compare, apply; return the applied changes and those that wait.
+        """Read the configuration again and apply the changes.
+
+        Returns:
+            The changes under "applied", and under "needs_restart" those that wait for
+            the next start.
 
         Raises:
             ConfigError: the new settings are wrong; nothing is changed.
@@ -82,7 +86,7 @@ class Reload:
 
 
 def _keys_of_listener(definition: ConfigDef) -> list[str]:
-    """Return the keys that count for one listener, but for those of TLS and SASL."""
+    """Return the keys that can be set for one listener, without those of security."""
     return sorted(
         key.name
         for key in definition

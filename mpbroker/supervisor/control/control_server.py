@@ -1,9 +1,9 @@
 """ControlServer: the Unix socket of ``mpbroker ctl``, in the supervisor's loop.
 
 The supervisor must never wait for a client. Sockets do not block. A client has at most
-one request and one answer in memory here. It is not read while its answer is not sent.
-A client that sends half a request, or nothing, is disconnected after a while. A failure
-ends one session and nothing else.
+one request and one answer in memory here. Its next request is read when its answer has
+been sent. A client that sends half a request, or nothing, is disconnected after a
+while. A failure ends one session and nothing else.
 
 The socket's file has the mode 0660. In addition the kernel is asked for the peer's user
 and groups: a file's mode is easily changed, and another user may own a directory above.
@@ -48,7 +48,7 @@ Execute = Callable[[str, dict[str, Any]], Any]
 
 
 class Loop(Protocol):
-    """The part of the supervisor that is needed here."""
+    """An event loop that reports what happens to descriptors, with timers."""
 
     only_ours: set[int]
 
@@ -60,10 +60,10 @@ class Loop(Protocol):
 
 
 class ControlServer:
-    """Serve requests one after another, to several clients at once.
+    """Serves the requests of several clients, one after another.
 
     Args:
-        loop: calls back when there is something to do.
+        loop: calls back when a socket is ready, and once a second.
         path: the path of the socket's file.
         execute: carries out a command. It must not block. A MpbrokerError becomes the
             answer; any other error is logged, too.
@@ -78,13 +78,13 @@ class ControlServer:
         self._listener, found = _listen(path)
         self._file = (found.st_dev, found.st_ino)
         self._group = found.st_gid
-        # A child with a copy of a session would keep it open when we close it.
+        # A child with a copy of a session's socket would keep it open after close().
         loop.only_ours.add(self._listener.fileno())
         loop.watch(self._listener.fileno(), select.EPOLLIN, self._accept)
         loop.every(_LOOK_S, self._close_the_silent)
 
     def close(self) -> None:
-        """Close all sessions; remove the file, unless it is another broker's by now."""
+        """Disconnect all clients; remove the socket's file, if it is this broker's."""
         for session in list(self._sessions.values()):
             self._close(session)
         self._loop.only_ours.discard(self._listener.fileno())
@@ -136,7 +136,10 @@ class ControlServer:
         self._loop.watch(session.fd, events, lambda found: self._ready(session, found))
 
     def _ready(self, session: _Session, events: int) -> None:
-        """Serve one step of a session; other clients and deaths wait meanwhile."""
+        """Carry out one step of a session: send, receive, or execute a request.
+
+        Other clients and the repair of deaths wait meanwhile.
+        """
         try:
             if session.unsent:
                 session.send()
@@ -177,7 +180,7 @@ class ControlServer:
         session.send()
 
     def _refuse(self, session: _Session, reason: str) -> None:
-        """Send the reason, if that does not block, and close the session."""
+        """Send a client the reason of a refusal, if that does not block; disconnect."""
         session.unsent = memoryview(encode_frame({"ok": False, "error": reason}))
         try:
             session.send()
@@ -206,7 +209,7 @@ class ControlServer:
 
 
 class _Session:
-    """One client's connection."""
+    """One client's connection to the control socket."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -224,7 +227,7 @@ class _Session:
         return _IDLE_S if self.reader.is_empty else _HALF_A_REQUEST_S
 
     def receive(self) -> bool:
-        """Receive bytes; return False at the end of the stream."""
+        """Receive what the client has sent; return False if it has disconnected."""
         try:
             data = self.sock.recv(_READ_BYTES)
         except BlockingIOError:
@@ -246,7 +249,7 @@ class _Session:
             return False
 
     def send(self) -> None:
-        """Send as much as there is room for."""
+        """Send the client as much of its answer as the socket takes now."""
         try:
             sent = self.sock.send(self.unsent, socket.MSG_NOSIGNAL)
         except BlockingIOError:
@@ -257,7 +260,10 @@ class _Session:
 
 
 def _listen(path: str) -> tuple[socket.socket, os.stat_result]:
-    """Make the socket; replace the socket of a dead broker, but not of a living one.
+    """Make the control socket; replace a dead broker's, but not a living one's.
+
+    Returns:
+        The socket, and the status of its file.
 
     Raises:
         ControlSocketError: a living broker's socket, or another file, is there; or the

@@ -28,14 +28,14 @@ _LOOK_S: Final = 1.0
 
 
 class BrokerControl:
-    """The control socket and its commands.
+    """The control socket of ``mpbroker ctl``, and its commands.
 
-    The commands are built when the first one comes, or the first process dies, so that
-    a start does not pay for them.
+    The commands are built when all processes have been started, or earlier if a command
+    comes or a process dies, so that the start does not wait for their imports.
 
     Args:
         use: gives other settings to processes that are started from now on.
-        has_news: says whether a setting has changed that is still to be applied.
+        has_news: returns whether a changed setting is still to be applied.
         reloading: runs a reload, and tells the service manager of it.
     """
 
@@ -80,7 +80,7 @@ class BrokerControl:
         supervisor.every(_LOOK_S, self._look)
 
     def close(self) -> None:
-        """Close the socket and remove its file."""
+        """Close the control socket and remove its file."""
         if self._server is not None:
             self._server.close()
 
@@ -89,7 +89,7 @@ class BrokerControl:
         return self._reloading(run) if name == "reload" else run()
 
     def hang_up(self) -> None:
-        """Reload the configuration, as SIGHUP asks."""
+        """Reload the configuration after SIGHUP; log an error instead of raising it."""
         try:
             self._execute("reload", {})
         except MpbrokerError as error:
@@ -136,6 +136,7 @@ class BrokerControl:
                 resizing=self._resizing,
                 closed=TransactionTable(memory.transactions).closed,
                 arena=memory.arena.view,
+                topics_of_page_cache=self._topics_of_page_cache,
             )
             self._commands = ControlCommands(sources, actions.commands())
         return self._commands
@@ -148,13 +149,28 @@ class BrokerControl:
         self._registry.catch_up()
         return self._registry.row_count
 
+    def _topics_of_page_cache(self) -> tuple[list[str], bool]:
+        self._registry.catch_up()
+        names = [
+            topic.name
+            for topic in self._registry.topics()
+            if not topic.config.flush_acks_all
+        ]
+        return names, not self._registry.default_config.flush_acks_all
+
     def _name_of_row(self, row: int) -> tuple[str, int] | None:
         partition = self._registry.partition_by_row(row)
         return None if partition is None else (partition.topic.name, partition[1])
 
 
 def control_socket_path(config: BrokerConfig, environ: Mapping[str, str]) -> str:
-    """Return the path of the control socket of a broker with these settings."""
+    """Return the path of a broker's control socket.
+
+    Args:
+        config: the broker's settings.
+        environ: environment variables; RUNTIME_DIRECTORY is used if the settings name
+            no path.
+    """
     if config.control_socket_path is not None:
         return os.path.abspath(os.path.expanduser(config.control_socket_path))
     return default_socket_path(config.log_dirs[0], environ.get("RUNTIME_DIRECTORY", ""))

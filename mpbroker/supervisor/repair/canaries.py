@@ -2,11 +2,12 @@
 
 A stray store, by our code or a library's, raises no error. So between the blocks of the
 control segment, and before the entries of every ring, lies a word that no code writes.
-The supervisor compares all of them before each repair, and every few seconds. If one
-has changed, no word of these segments can be trusted, least of all a lock: the children
-are killed wherever they are, and the supervisor executes itself again. It keeps its
-process id and the listening sockets, so that no client is refused; all else is made
-anew, as after a crash. The log is the only truth, and it is in files.
+The supervisor compares all of them after each end of a child, before the repair reads
+what it has left, and every few seconds. If one has changed, no word of these segments
+can be trusted, least of all a lock: the children are killed wherever they are, and the
+supervisor executes itself again. It keeps its process id and the listening sockets, so
+that no client is refused; all else is made anew, as after a crash. The log is the only
+truth, and it is in files.
 
 Source: LISTEN_FDS as in sd_listen_fds(3).
 """
@@ -18,8 +19,6 @@ import signal
 from collections.abc import Callable, Sequence
 from typing import Final, NoReturn, Protocol
 
-import posix_ipc
-
 from mpbroker.base.logger import get_logger, shut_down
 from mpbroker.ipc.layout import (
     FENCE,
@@ -29,7 +28,7 @@ from mpbroker.ipc.layout import (
     MAGIC,
     fences,
 )
-from mpbroker.ipc.named_segment import start_time
+from mpbroker.ipc.named_segment import remove_name, start_time
 from mpbroker.supervisor.child import Child
 from mpbroker.supervisor.listen_sockets import Listener
 from mpbroker.supervisor.own_command import own_command
@@ -41,17 +40,17 @@ _FIRST_FD: Final = 3  # SD_LISTEN_FDS_START
 
 
 class Owner(Protocol):
-    """The part of the Supervisor that is needed here."""
+    """A supervisor: its children, timers, and a callback after each death."""
 
     children: list[Child]
-    on_death: Callable[[Child], None]
+    check_memory: Callable[[], None]
 
     def every(self, interval_s: float, run: Callable[[], None]) -> None:
         """Call ``run()`` at intervals."""
 
 
 class Canaries:
-    """The fences of one control segment, from ``begin`` on."""
+    """Checks words in shared memory that no code may change, to detect damage."""
 
     def __init__(
         self, owner: Owner, words: memoryview, listeners: Sequence[Listener]
@@ -62,20 +61,22 @@ class Canaries:
         self._fences = fences()
 
     def begin(self) -> None:
-        """Store the fences; check them at intervals, and before every repair."""
+        """Store the fences; check them at intervals, and before every repair.
+
+        An end that was asked for is no exception: the process may have stored anywhere
+        before, and its end is repaired like a death.
+        """
         for word in self._fences:
             self._words[word] = FENCE
-        owner, then = self._owner, self._owner.on_death
-
-        def on_death(child: Child) -> None:
-            self.check()  # first: all other code trusts this memory
-            then(child)
-
-        owner.on_death = on_death
-        owner.every(INTERVAL_S, self.check)
+        self._owner.check_memory = self.check
+        self._owner.every(INTERVAL_S, self.check)
 
     def check(self) -> None:
-        """Return if the memory is intact; otherwise start this process again."""
+        """Check that words which no code may change are unchanged; if not, start again.
+
+        In that case this does not return: the children are killed, and the process
+        executes its program again.
+        """
         found = self.damage()
         if found:
             _LOG.critical(
@@ -87,7 +88,7 @@ class Canaries:
             self._start_again()
 
     def damage(self) -> str:
-        """Return what is damaged; "": nothing is."""
+        """Return as text the first word that changed, though no code may; "": none."""
         words = self._words
         for word in self._fences:
             if words[word] != FENCE:
@@ -111,8 +112,7 @@ class Canaries:
         pid = os.getpid()
         # By hand: the name has our process id, so the new program would not remove it
         # as a dead broker's.
-        with contextlib.suppress(posix_ipc.ExistentialError):
-            posix_ipc.unlink_shared_memory(f"/mpbroker-{pid}-{start_time(pid)}")
+        remove_name(f"/mpbroker-{pid}-{start_time(pid)}")
         environ = dict(os.environ)
         environ["LISTEN_PID"] = str(pid)
         environ["LISTEN_FDS"] = str(len(self._listeners))

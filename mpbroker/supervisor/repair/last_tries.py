@@ -23,7 +23,10 @@ _LOOK_S: Final = 0.001
 
 
 class LastTries:
-    """Requests, by slot, whose next death of a handler is their last. Times in s."""
+    """Decides when to try or give up requests with which two handlers have died.
+
+    A request is named by its slot (its entry in shared memory). Times are in seconds.
+    """
 
     def __init__(self) -> None:
         self._held: dict[int, float] = {}  # since when
@@ -33,28 +36,44 @@ class LastTries:
 
     @property
     def held(self) -> Set[int]:
-        """The slots that no handler executes now: they wait for quiet, or a verdict."""
+        """The slots of requests that wait for their last try, or for its result.
+
+        A slot is the entry of a request in shared memory.
+        """
         return self._held.keys()
 
     def note_kill(self, now: float) -> None:
-        """Note that a process was killed, and no request is known to be the reason."""
+        """Note that a process was killed and that no request is blamed for it.
+
+        Args:
+            now: the time in seconds, as everywhere in this class.
+        """
         self._killed_at = now
 
     def is_begun(self, slot: int) -> bool:
-        """Whether a request's last try has been made."""
+        """Whether a request, with which two handlers have died, had its last try."""
         return slot in self._begun
 
     def hold(self, slot: int, now: float) -> None:
-        """Keep a request until its last try; if that was made, until the verdict."""
+        """Keep a request, with which two handlers have died, until its last try.
+
+        After that, keep it until it is clear whether it is to blame.
+        """
         self._held[slot] = now
 
     def forget(self, slot: int) -> None:
-        """Forget what is known of a slot: it was of an earlier request."""
+        """Forget the tries of the request in a slot, which may have another by now.
+
+        A slot is the entry of a request in shared memory.
+        """
         self._begun.pop(slot, None)
         self._excused.pop(slot, None)
 
     def due(self, now: float) -> tuple[list[int], list[int]]:
-        """Return the slots to be tried now and those to give up; release both."""
+        """Return the requests to try a last time now, and those to give up, by slot.
+
+        They are not held any longer. A slot is a request's entry in shared memory.
+        """
         tried, given_up = [], []
         for slot, since in list(self._held.items()):
             if slot in self._begun:
@@ -72,7 +91,10 @@ class LastTries:
         return waited >= QUIET_S or now - since >= LONGEST_HOLD_S
 
     def _is_excused(self, slot: int) -> bool:
-        """Whether other processes were killed, too; then the last try is repeated."""
+        """Return whether a last try is repeated because other processes were killed.
+
+        It is repeated at most MAX_EXCUSED times.
+        """
         excused = self._excused.get(slot, 0)
         if self._killed_at < self._begun[slot] or excused == MAX_EXCUSED:
             return False
@@ -81,13 +103,13 @@ class LastTries:
         return True
 
     def take_all(self) -> list[int]:
-        """Return all held slots and release them."""
+        """Return the slots (entries) of all held requests; hold none any longer."""
         slots = list(self._held)
         self._held.clear()
         return slots
 
     def due_in(self, now: float) -> float | None:
-        """Return in how many seconds to look again; None: no slot is held."""
+        """Return the seconds until ``due`` must be called; None: nothing is held."""
         if not self._held:
             return None
         since = min(self._held.values())

@@ -3,7 +3,7 @@
 Its bytes are kept in a file for inspection, and its client is answered with an error.
 A process of its own does both: the request may end that process, too, or make it hang;
 then the connection is closed. The files are named by time and hold the frame as it
-came, so that it can be sent again. They are few: the oldest are removed.
+came, so that it can be sent again. The newest 16 files are kept.
 """
 
 from __future__ import annotations
@@ -47,23 +47,23 @@ _PATIENCE_S: Final = 5
 
 
 class Owner(Protocol):
-    """The part of the Supervisor that a quarantine needs."""
+    """A supervisor: its repair after deaths, and a way to fork helpers."""
 
     repair: Repair
 
     def fork_aside(
         self, run: Callable[[], None], ended: Callable[[int], None]
     ) -> object:
-        """Run something in a process of its own, and then ``ended(wait status)``."""
+        """Call ``run()`` in a forked process; at its end ``ended(wait status)``."""
 
 
 class Quarantine:
-    """Keeps and answers the requests that a supervisor's repair condemns.
+    """Saves and answers the requests that the repair after a death puts in quarantine.
 
     Args:
         owner: the supervisor.
-        memory: where the requests are.
-        directory: a log directory, in which the quarantine is a folder.
+        memory: the shared memory that holds the requests.
+        directory: a log directory; the saved requests are in its folder "quarantine".
     """
 
     def __init__(self, owner: Owner, memory: BrokerMemory, directory: str) -> None:
@@ -72,7 +72,7 @@ class Quarantine:
         self._directory = directory
 
     def begin(self) -> None:
-        """Take every request that is condemned from now on."""
+        """Save and answer every request that is put in quarantine from now on."""
         self._owner.repair.on_quarantine = self._take
 
     def _take(self, slot: int) -> None:
@@ -82,7 +82,10 @@ class Quarantine:
         self._owner.fork_aside(partial(self._see_to, slot), partial(self._ended, slot))
 
     def _see_to(self, slot: int) -> None:
-        """In a process of its own: keep the request, and write its answer."""
+        """Save a request to a file, and write an error response into shared memory.
+
+        This runs in a forked process, which is killed if it takes more than 5 s.
+        """
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(_PATIENCE_S)
         words, row = self._memory.control.words, slot_row(slot)
@@ -119,9 +122,9 @@ class Quarantine:
 
 
 def keep_frame(folder: Path, frame: memoryview) -> Path:
-    """Write a frame, with its size before it, to a file of its own; return its path.
+    """Write a request's frame, with its size before it, to a file; return its path.
 
-    A frame longer than MAX_FILE_BYTES is cut. The newest MAX_FILES files stay.
+    A file is cut at MAX_FILE_BYTES. The newest MAX_FILES files stay.
 
     Raises:
         OSError: the file cannot be written; no part of it is left.
@@ -145,7 +148,10 @@ def keep_frame(folder: Path, frame: memoryview) -> Path:
 
 
 def answer_to(frame: memoryview) -> bytes | None:
-    """Return a framed answer with UNKNOWN_SERVER_ERROR; None: the API has none."""
+    """Return a response with UNKNOWN_SERVER_ERROR, framed, to a request's frame.
+
+    None: the request cannot be parsed, or its response has no place for an error.
+    """
     try:
         header = parse_request_header(frame)
         request = Request(
@@ -170,7 +176,11 @@ def answer_to(frame: memoryview) -> bytes | None:
 
 
 def _refused_produce(request: Request) -> bytes | None:
-    """Return an error for every partition, though some may have been appended."""
+    """Return a Produce response with an error for every partition of a request.
+
+    Some of its batches may have been appended all the same. None: with acks=0 the
+    client expects no response.
+    """
     from mpbroker.protocol.messages.produce import (
         PartitionProduceResponse,
         ProduceRequest,

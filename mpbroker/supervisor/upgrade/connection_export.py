@@ -1,9 +1,10 @@
 """Describe connections so that another layout of shared memory can carry them on.
 
-This runs when no process uses them any more: acceptors, processors and handlers have
-ended. A record says where a connection is in its two streams and what is under way. It
-names bytes as ranges of the arena, which is handed over as it is, and it has no row,
-slot or block: those may differ between layouts. The kernel goes on counting both
+This runs when no process uses the connections any more: acceptors, processors and
+handlers have ended. A record says where a connection is in its two streams and which
+request is under way. It names bytes as ranges of the arena, which is handed over as it
+is, and it names no row, slot or block (entries of connections, of requests, and space
+for their bytes): those may differ between layouts. The kernel goes on counting both
 streams, so a connection resumes at the byte, as after a death (see succession.py).
 """
 
@@ -44,16 +45,19 @@ _PARTS: Final = int(ResponseKind.PARTS)
 
 
 class KeptSocket(NamedTuple):
-    """A client's socket, and its processor if it had no row yet."""
+    """A client's socket; and its processor, if shared memory does not name it yet."""
 
     fd: int
-    processor: int  # HAS_ROW: it had a row
+    processor: int  # HAS_ROW: the connection has a row, which names its processor
     listener: int
-    sequence: int
+    sequence: int  # the acceptor's number of the connection
 
 
 class RequestRecord(NamedTuple):
-    """The first frame of the unconsumed bytes, if it is complete and muted."""
+    """The request of a connection that is with the handlers, or answered.
+
+    Its bytes are the first frame of the received bytes that are not consumed.
+    """
 
     frame_bytes: int  # with its size field
     received_ns: int
@@ -62,7 +66,7 @@ class RequestRecord(NamedTuple):
 
 
 class AnswerRecord(NamedTuple):
-    """The answer that the processor was to send, from its first byte."""
+    """A response that the processor had not sent to its end; described from byte 0."""
 
     kind: int  # ResponseKind
     # Ranges of the arena, (offset, length), and of files, (path, inode, position,
@@ -71,22 +75,22 @@ class AnswerRecord(NamedTuple):
 
 
 class ConnectionRecord(NamedTuple):
-    """One connection, without anything of a layout."""
+    """One connection, described without the layout of shared memory."""
 
     fd: int
     listener: int
     sequence: int
     opened_ns: int
     active_ns: int
-    base: int  # bytes of the client's stream that are consumed
-    sent: int  # bytes of all answers but the one under way
+    base: int  # how many bytes of the client's stream are consumed
+    sent: int  # how many bytes all earlier responses had, without the one under way
     received: tuple[int, int]  # range of the arena: bytes not yet consumed
     request: RequestRecord | None = None  # with the handlers, or answered
     answer: AnswerRecord | None = None  # the kernel knows how much of it is sent
 
     @classmethod
     def of(cls, values: list) -> "ConnectionRecord":  # type: ignore[type-arg]
-        """Return the record that was packed as a list of lists."""
+        """Return the record that msgpack has unpacked as a list of lists."""
         record = cls(*values)
         request, answer = record.request, record.answer
         return record._replace(
@@ -101,12 +105,15 @@ def export_connections(
     sockets: Mapping[int, KeptSocket],
     answered: Collection[int],
 ) -> Iterator[ConnectionRecord]:
-    """Describe all connections that can be carried on; leave the others out.
+    """Yield a record of each connection that can be carried on; leave the others out.
 
     Args:
-        words: the control segment.
-        sockets: all clients' sockets, by cookie.
-        answered: slots whose answers wait on a response ring.
+        words: the words of the control segment, shared memory with connections'
+            entries.
+        arena: the shared memory with the bytes of requests and responses.
+        sockets: all clients' sockets, by the kernel's cookie (SO_COOKIE).
+        answered: the slots (entries of requests) whose responses wait in a queue, a
+            response ring.
     """
     in_rows = set()
     for row in live_rows(words):

@@ -1,9 +1,11 @@
-"""Make rows, slots and answers of connections that were described for another layout.
+"""Make rows, slots and responses for connections from another layout of memory.
 
-This runs before the first child is forked, so no process reads them meanwhile. The
-result is what a dead processor would have left: its successor finds rows that it owns,
-asks the keeper for the sockets and carries on (see succession.py). Requests in hand are
-returned, to be published before anything new.
+Rows and slots are the entries of connections and requests in shared memory.
+connection_export.py has described the connections. This runs before the first child is
+forked, so no process reads the rows and slots meanwhile. The result is what a dead
+processor would have left: its successor finds rows that it owns, asks the keeper for
+the sockets and carries on (see succession.py). The caller publishes the requests that
+handlers must execute (``in_hand``) before anything new.
 """
 
 import socket
@@ -71,7 +73,10 @@ ReadRange = Callable[[int, int], bytes]
 
 
 class _Home:
-    """The rows, slots and extents of a processor that is not forked yet."""
+    """The part of shared memory that a processor not forked yet will have.
+
+    It has rows of connections, slots of requests and space for long requests (extents).
+    """
 
     def __init__(self, processor: int, control: Segment, layout: ArenaLayout) -> None:
         self.rows = ConnectionRows(processor, control)
@@ -82,15 +87,19 @@ class _Home:
 
 
 class ConnectionImport:
-    """Puts records into new segments.
+    """Puts connections that the old program has described into new shared memory.
 
     Args:
-        processors: ids of the processors that will be forked, by listener.
-        handlers: ids of the handlers that will be forked; answers go to their regions.
-        read: reads the arena that the records name.
+        control: the new control segment, with rows and slots.
+        arena: the new arena, for the bytes of requests and responses.
+        layout: the new arena's layout.
+        processors: the ids of the processors that will be forked, by listener.
+        handlers: the ids of the handlers that will be forked; responses are put into
+            their parts of the arena.
+        read: returns a range of the old arena, by offset and length in bytes.
 
     Attributes:
-        in_hand: slots of requests to be published.
+        in_hand: the slots of the requests that handlers are still to execute.
     """
 
     def __init__(
@@ -114,7 +123,12 @@ class ConnectionImport:
         self.in_hand: list[int] = []
 
     def add(self, record: ConnectionRecord, now_ns: int) -> bool:
-        """Put a connection into this layout; False: impossible, and it is closed."""
+        """Put a connection into the new memory; False: it did not fit and is closed.
+
+        Args:
+            record: the description of the connection.
+            now_ns: the time of the monotonic clock.
+        """
         homes = self._homes.get(record.listener, [])
         sock = socket.socket(fileno=record.fd)
         try:
@@ -159,7 +173,13 @@ class ConnectionImport:
         return True
 
     def _fill(self, home: _Home, row: int, record: ConnectionRecord) -> bool:
-        """Put the received bytes, and the request under way, into a slot."""
+        """Put a connection's received bytes and request into a slot of shared memory.
+
+        A slot is the entry of one request in flight.
+
+        Returns:
+            False: there is no room.
+        """
         offset, length = record.received
         if not length:
             return True
@@ -200,7 +220,10 @@ class ConnectionImport:
         return True
 
     def _frame_bytes(self, record: ConnectionRecord) -> int:
-        """Return the length of the first frame, of which the size has been received."""
+        """Return the length of a connection's first request, with its size field.
+
+        The size field has been received.
+        """
         if record.request is not None:
             return record.request.frame_bytes
         size = self._read(record.received[0], _SIZE)
@@ -209,7 +232,13 @@ class ConnectionImport:
     def _place(
         self, home: _Home, record: ConnectionRecord, block: int
     ) -> tuple[int, int] | None:
-        """Return a place for the bytes, and its extent if it is one; None: no room."""
+        """Choose where in shared memory a connection's received bytes are put.
+
+        Returns:
+            Their offset; and the offset of the space reserved for them (an extent), or
+            0 if the block of the request's slot (entry) is large enough. None: there is
+                no room.
+        """
         length = record.received[1]
         if length <= REQUEST_PART_BYTES:
             return block, 0
@@ -278,7 +307,11 @@ class ConnectionImport:
         return True
 
     def _answer_extent(self, slot: int, length: int) -> int | None:
-        """Return room in a handler's region; the handler reserves it when it starts."""
+        """Return where in shared memory a response can be put: a handler's space.
+
+        It is an offset. The handler reserves the space when it starts. None: there is
+        no room.
+        """
         for _ in self._answers:
             region: ExtentAllocator = self._answers.pop(0)
             self._answers.append(region)

@@ -1,12 +1,12 @@
-"""A second generation: hand all connections over to a layout that is not ours.
+"""A second generation: hand all connections over to another layout of memory.
 
 Processes of two layouts cannot share segments, and so they cannot share a connection.
 So all children end, in an order that leaves nothing half done. A process that knows the
-old layout describes the connections without rows and slots (connection_export.py). From
-that the new program makes segments of its own, and forks children that find what they
-would find after a death (connection_import.py). Clients must not wait for the start of
-the new program: the children serve until it is ready, and then a copy of the old
-program, the leaver, ends them:
+old layout describes the connections without rows and slots, their entries in shared
+memory (connection_export.py). From that the new program makes segments of its own, and
+forks children that find what they would find after a death (connection_import.py).
+Clients must not wait for the start of the new program: the children serve until it is
+ready, and then a copy of the old program, the leaver, ends them:
 
     supervisor   forks the leaver, and executes the new program
     program      makes its segments, and reports that it is ready
@@ -19,9 +19,8 @@ program, the leaver, ends them:
     program      makes rows and slots; kills the keeper; forks
 
 Until the keeper is killed nothing is lost: the new program can become the old one,
-    which
-finds dead children and forks others over the same memory. After that, the way back is
-the same procedure in the other direction.
+which finds dead children and forks others over the same memory. After that, the way
+back is the same procedure in the other direction.
 """
 
 from __future__ import annotations
@@ -54,6 +53,7 @@ from mpbroker.supervisor.become_child import become_child
 from mpbroker.supervisor.child import KEEPER_FILLS_S, Child, Role
 from mpbroker.supervisor.loop import fork
 from mpbroker.supervisor.memory import BrokerMemory
+from mpbroker.supervisor.repair.recovery import Death
 from mpbroker.supervisor.upgrade.connection_export import (
     ConnectionRecord,
     KeptSocket,
@@ -66,9 +66,9 @@ if TYPE_CHECKING:
 
 _LOG = get_logger(__name__)
 
-# Requests that are being executed may take so long; no client is answered meanwhile. It
-# is generous: on a busy machine a second passes easily, and a failed upgrade is a pause
-# for clients as well.
+# Requests that are being executed may take this long; no other request is answered
+# meanwhile. It is generous: on a busy machine a second passes easily, and a failed
+# upgrade is a pause for clients as well.
 _RETIRE_S: Final = 10.0
 _KILL_S: Final = 10.0
 _COLLECT_S: Final = 2.0
@@ -81,11 +81,14 @@ class GenerationError(MpbrokerError):
 
 
 class Leaver:
-    """Ends a generation of children, in a process of its own.
+    """The process that ends the old program's children in an upgrade.
 
     Args:
-        by_force: kill a child that does not retire in time, since there is no other
-            way.
+        supervisor: the parent of the children.
+        memory: the shared memory of the children.
+        registry: the supervisor's view of the metadata log.
+        by_force: whether a child that does not retire in time is killed; otherwise the
+            upgrade fails.
     """
 
     def __init__(
@@ -104,10 +107,11 @@ class Leaver:
         self._by_force = by_force
 
     def fork(self) -> tuple[socket.socket, int]:
-        """Fork the leaver; return a socket to it, and its process id.
+        """Fork the process that ends the children; return a socket to it, and its id.
 
         Raises:
-            GenerationError: it cannot be forked, or would not find all sockets.
+            GenerationError: this process (the leaver) cannot be forked, or the keeper
+                of sockets is so new that it may not have all sockets.
         """
         for child in self._of(Role.KEEPER):
             if child.age_s < KEEPER_FILLS_S and not self._by_force:
@@ -158,27 +162,29 @@ class Leaver:
                 send_fds(link, b"sockets", [record.fd for record in batch])
 
     def _export(self) -> list[ConnectionRecord]:
-        """End all children but the keeper, and describe their connections.
+        """End all children but the keeper of sockets; describe their connections.
+
+        The keeper is the process that has a duplicate of each client's socket.
 
         Raises:
             GenerationError: the children did not end in time.
         """
         started = time.monotonic()
         # Whatever fails from here on, the old program comes back to memory that is
-        # whole and children of which some are dead: it repairs after them and forks
-        # others. Therefore _run() takes the orders to retire back in the end.
+        # whole and to children of which some are dead: it repairs after them and forks
+        # others. Therefore _run() takes back the orders to retire in the end.
         self._retire()
         retired = time.monotonic()
         # Before the processors are killed: the keeper may die at any time, and until it
         # has given us its duplicates only they have the sockets as well.
         self._collect()
-        # No process of this memory runs from here on. It is in the state that deaths
-        # leave, which the repair makes one that can be described.
+        # No process of this memory runs from here on. The deaths have left it in a
+        # state that can be described only after the usual repairs.
         self._kill(_KILLED)
         rows, repair = self._rows(), self._supervisor.repair
         for child in self._of(Role.HANDLER):
-            repair.after_handler(child.number, rows, was_killed=True)
-        repair.after_coordinator(rows, was_killed=True)
+            repair.after_handler(child.number, rows, Death.KILLED)
+        repair.after_coordinator(rows, Death.KILLED)
         for child in self._of(Role.PROCESSOR):
             repair.after_processor(child.number)
         repair.hold_no_more()
@@ -202,7 +208,12 @@ class Leaver:
         return self._registry.row_count
 
     def _logs(self) -> list[tuple[str, int, int, int]]:
-        """Return topic, partition, log start and log end of all loaded partitions."""
+        """Return topic, partition, log start and log end of all loaded partitions.
+
+        The log end is 0 if a process was killed during a sync of the log: the kernel
+        may have told it alone of a failed write, so the new program must check what the
+        disk has of this log.
+        """
         found = []
         for index in range(self._rows()):
             row = self._memory.table.row(index)
@@ -213,13 +224,16 @@ class Leaver:
                         partition.topic.name,
                         partition[1],
                         row.log_start_offset,
-                        row.log_end_offset,
+                        0 if row.is_sync_in_doubt else row.log_end_offset,
                     )
                 )
         return found
 
     def _take_orders_back(self) -> None:
-        """Take the orders to retire back, for children forked here later."""
+        """Withdraw the orders to retire from shared memory, as the upgrade has failed.
+
+        Children forked later would obey them.
+        """
         for child in self._of(*_RETIRING):
             if child.role is Role.HANDLER:
                 active = (
@@ -262,7 +276,10 @@ class Leaver:
             raise GenerationError(f"{len(late)} processes do not end: a disk hangs")
 
     def _wait(self, children: Iterable[Child], patience_s: float) -> list[Child]:
-        """Return the children that have not ended in time. Their parent reaps."""
+        """Wait for children to end; return those that have not ended in time.
+
+        Their parent, the supervisor, reaps them.
+        """
         waiting = {child.pidfd: child for child in children if child.is_alive}
         poll = select.poll()
         for pidfd in waiting:
@@ -278,10 +295,12 @@ class Leaver:
         return list(waiting.values())
 
     def _collect(self) -> None:
-        """Ask the keeper for all sockets that we do not have yet.
+        """Get all clients' sockets from the keeper, which has duplicates of them.
+
+        Keep those that this process has not received before.
 
         Raises:
-            GenerationError: it does not send them.
+            GenerationError: the keeper does not send them.
         """
         memory, (keeper,) = self._memory, self._of(Role.KEEPER)
         try:

@@ -1,9 +1,9 @@
 """Take the sockets that a keeper holds, before it is ended on purpose.
 
-The duplicates of a keeper that is killed are closed. Until the processors have left
-other duplicates with its successor, the death of a processor would close its
-connections. So before a keeper, or the processors beside it, are ended, the sockets are
-taken from it.
+The keeper is the process that has a duplicate of each client's socket. If it is killed,
+its duplicates are closed. Until the processors have left other duplicates with its
+successor, the death of a processor would close its connections. So before a keeper, or
+the processors beside it, are ended, the sockets are taken from it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,12 @@ from typing import Final
 
 from mpbroker.base.logger import get_logger
 from mpbroker.ipc.fdpass import recv_fds, send_fds
-from mpbroker.ipc.layout import CONNECTION_COOKIE, connection_row
+from mpbroker.ipc.layout import (
+    CONNECTION_COOKIE,
+    HEADER,
+    HEADER_KEEPER_GUARD,
+    connection_row,
+)
 from mpbroker.network.connection_rows import live_rows
 from mpbroker.network.moves.hand_over import HAND_OUT, HAS_ROW, KEEP, MAX_SOCKETS
 from mpbroker.network.moves.tcp_counters import socket_cookie
@@ -26,7 +31,7 @@ from mpbroker.supervisor.upgrade.connection_export import KeptSocket
 
 _LOG = get_logger(__name__)
 
-# The supervisor handles no death meanwhile. It is a matter of milliseconds.
+# A keeper answers within milliseconds. The supervisor handles no death meanwhile.
 _PATIENCE_S: Final = 1.0
 # A process that dies closes its descriptors first, and has ended a moment later.
 _LAST_BREATH_S: Final = 0.1
@@ -37,12 +42,17 @@ def sockets_of_keeper(
 ) -> Iterator[tuple[int, KeptSocket]]:
     """Ask the keeper for duplicates of all its sockets; yield them with their cookies.
 
+    The keeper is the process that has a duplicate of each client's socket. A cookie is
+    the kernel's number of a socket (SO_COOKIE).
+
     Args:
-        pidfd: the keeper's; -1: there is no keeper now.
-        patience_s: for each message, which has up to MAX_SOCKETS sockets.
+        memory: the broker's shared memory.
+        pidfd: the pidfd of the keeper; -1: there is no keeper now.
+        patience_s: the seconds to wait for each message, which has up to MAX_SOCKETS
+            sockets.
 
     Raises:
-        OSError: it has not sent all; the caller closes those that it got.
+        OSError: the keeper has not sent all; the caller closes those that it got.
     """
     if pidfd < 0:
         raise OSError("there is none just now")
@@ -97,8 +107,11 @@ def _has_ended(pidfd: int, patience_s: float) -> bool:
 def leave_with_successor(memory: BrokerMemory, pidfd: int) -> None:
     """Kill the keeper, and leave its sockets in the queue that its successor reads.
 
+    The keeper is the process that has a duplicate of each client's socket.
+
     Args:
-        pidfd: the keeper's; it is reaped as after any death.
+        memory: the broker's shared memory.
+        pidfd: the pidfd of the keeper, which is reaped as after any death.
     """
     kept: list[KeptSocket] = []
     # Before the kill. While we hold them too, a processor that dies takes none along.
@@ -107,12 +120,14 @@ def leave_with_successor(memory: BrokerMemory, pidfd: int) -> None:
             kept.append(each)
     except OSError as error:  # the processors have them, too, unless one dies now
         _LOG.warning("the keeper does not send its sockets: %s", error)
+    # Its guard would do what we do, at the same time.
+    memory.control.words[HEADER + HEADER_KEEPER_GUARD] = 0
     signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     # The successor reads the same queue: a keeper that is not dead yet would take from
     # it what is left there, and die with it.
     if _has_ended(pidfd, _PATIENCE_S):
         _leave(memory, kept)
-    # Ours last: what is in the queue is a duplicate.
+    # Our descriptors last: until the queue has duplicates, they may be the only ones.
     for each in kept:
         os.close(each.fd)
 

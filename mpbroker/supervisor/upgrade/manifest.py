@@ -1,4 +1,4 @@
-"""Manifest: all that one program of a supervisor leaves to the next.
+"""Manifest: the list of all that a supervisor's program leaves to the next program.
 
 It holds descriptors, children and the broker's identity, as a msgpack map in a memfd.
 For a program with another layout of memory it names the leaver as well, a process that
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import msgpack
 
+from mpbroker import __version__
 from mpbroker.base.errors import MpbrokerError
 from mpbroker.config import BrokerConfig
 from mpbroker.ipc.arena import ArenaLayout
@@ -27,17 +28,17 @@ from mpbroker.supervisor.systemd import InheritedSocket, listening_socket
 
 
 class TakeoverError(MpbrokerError):
-    """A program cannot take over from the one before it."""
+    """A program cannot take over from the previous program."""
 
 
 class Manifest(NamedTuple):
-    """What one program leaves to the next."""
+    """All that a supervisor's program leaves to the next one in an upgrade."""
 
     layout: int
     version: str
     command: list[str]  # starts this program, if the next one has to go back
     going_back: str  # the reason of a program that goes back; "": it goes forward
-    parts: dict[str, list[int]]
+    parts: dict[str, list[int]]  # the descriptors of shared memory, by name
     max_request_bytes: int
     queued_bytes_each: int
     node_id: int
@@ -45,7 +46,7 @@ class Manifest(NamedTuple):
     log_dirs: list[str]  # as configured
     directories: list[tuple[str, int, bool]]  # those in use: path, lock, clean
     children: list[tuple[Any, ...]]
-    started: float
+    started: float  # when the broker was started, in seconds of the wall clock
     # For a new generation: a socket to the leaver, and its process id. -1: there is
     # none, and memory is shared.
     generation: int = -1
@@ -53,7 +54,7 @@ class Manifest(NamedTuple):
 
     @property
     def fds(self) -> set[int]:
-        """The descriptors that must stay open."""
+        """The file descriptors that must stay open for the next program."""
         found = {fd for fds in self.parts.values() for fd in fds}
         found.update(fd for _, _, fd, _ in self.listeners)
         found.update(fd for _, fd, _ in self.directories)
@@ -63,25 +64,42 @@ class Manifest(NamedTuple):
 
     @property
     def is_generation(self) -> bool:
-        """Whether the next program shares neither memory nor children."""
+        """Whether the next program needs shared memory and children of its own."""
         return self.generation >= 0
 
+    @property
+    def step(self) -> str:
+        """What the next program does first, as text for ``ctl status``."""
+        if self.going_back:
+            return f"going back to {__version__}: {self.going_back}"
+        return f"replacing the processes of {self.version}"
+
     def untouched(self, command: list[str], going_back: str) -> Manifest:
-        """Return this manifest for the way back, if we have changed nothing yet."""
+        """Kill the process that was to end the children; return the old manifest.
+
+        With this manifest (the list of all that is handed over) the old program can go
+        on.
+
+        Call this only while the new program has changed nothing.
+
+        Args:
+            command: the command that starts the new program.
+            going_back: the reason for which the new program goes back.
+        """
         self.dismiss_leaver()
         return self._replace(
             command=command, going_back=going_back, generation=-1, leaver=0
         )
 
     def dismiss_leaver(self) -> None:
-        """Kill the leaver: it is not needed, or has done its work."""
+        """Kill the process that was to end the old children, if there is one."""
         if self.leaver:
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 os.kill(self.leaver, signal.SIGKILL)
                 os.waitpid(self.leaver, 0)
 
     def write(self) -> int:
-        """Return a memfd with the manifest; the caller closes it."""
+        """Write this list into a memfd for the next program; the caller closes it."""
         fd = os.memfd_create("mpbroker-takeover", os.MFD_CLOEXEC)
         data = msgpack.packb(self._asdict())
         os.pwrite(fd, data, 0)
@@ -89,10 +107,10 @@ class Manifest(NamedTuple):
 
     @classmethod
     def read(cls, fd: int) -> Manifest:
-        """Read what ``write`` wrote.
+        """Read what the previous program has left, from a descriptor.
 
         Raises:
-            TakeoverError: another version has written a manifest that we do not know.
+            TakeoverError: another version has written it in a form not known here.
         """
         data = os.pread(fd, os.fstat(fd).st_size, 0)
         try:
@@ -104,7 +122,7 @@ class Manifest(NamedTuple):
             ) from error
 
     def check(self, config: BrokerConfig) -> None:
-        """Raise TakeoverError unless a program with this config can carry on."""
+        """Raise TakeoverError if a program with this config cannot take over."""
         for what, here, there in (
             ("node.id", config.node_id, self.node_id),
             ("log.dirs", list(config.log_dirs), self.log_dirs),
@@ -165,6 +183,6 @@ class Manifest(NamedTuple):
         return [ChildRecord(*record) for record in self.children]
 
     def keep_private(self) -> None:
-        """Keep the descriptors from programs that we start."""
+        """Set close-on-exec on the inherited descriptors: other programs get none."""
         for fd in self.fds:
             os.set_inheritable(fd, False)

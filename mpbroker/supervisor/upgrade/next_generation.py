@@ -1,6 +1,6 @@
-"""Begin a generation of children with what the generation before it has left.
+"""Begin a new generation of children with the old one's connections and logs.
 
-See generation.py for the whole procedure.
+See generation.py for the whole procedure: an upgrade to another layout of memory.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ _HEAD_BYTES: Final = 4096
 
 
 class Left(NamedTuple):
-    """What a generation has left. Its children are dead, except the keeper."""
+    """The connections and logs that an old program's children have left at their end.
+
+    Only the keeper, which has duplicates of clients' sockets, is still alive.
+    """
 
     records: list[ConnectionRecord]
     arena_fd: int  # holds the bytes that the records name
@@ -49,10 +52,12 @@ class Left(NamedTuple):
 
 
 def take_over_from(before: Manifest) -> Left:
-    """Let the leaver end the generation before ours; return what that has left.
+    """Have the old program's children ended; return what they have left.
+
+    The leaver, a process of the old program (see generation.py), ends them.
 
     Raises:
-        TakeoverError: it could not be ended; the old program can go on with it.
+        TakeoverError: the children could not be ended; the old program can go on.
     """
     with socket.socket(fileno=before.generation) as link:
         link.settimeout(_LEAVE_S)
@@ -91,11 +96,18 @@ def take_over_from(before: Manifest) -> Left:
 def give_back(
     before: Manifest, left: Left, command: list[str], going_back: str
 ) -> Manifest:
-    """Return the manifest for the way back, before our connections have begun.
+    """Return what the old program needs to go on: its manifest, a list of its parts.
 
-    The sockets are left in the queue of the old keeper: if that has died by now, the
-        next
-    one finds them there.
+    This is the way back before any connection is taken over.
+
+    The clients' sockets are put into the queue of the old keeper (the process with a
+    duplicate of each): if the keeper has died by now, its successor finds them there.
+
+    Args:
+        before: the old program's manifest.
+        left: the connections that the old program's children have left.
+        command: the command that starts this program.
+        going_back: the reason for which this program goes back.
     """
     fds = [each.fd for each in left.records]
     sender = os.dup(before.parts[KEEPER_PAIR][0])
@@ -107,12 +119,11 @@ def give_back(
 
 
 class NextGeneration:
-    """Makes connections ours, and watches until the children serve them.
+    """Takes over connections, and watches until the new children serve them.
 
     Attributes:
-        sockets: duplicates of the clients' sockets, by cookie. We keep them until all
-            is
-            proved: there may be a way back.
+        sockets: duplicates of the clients' sockets, by cookie. They are kept until the
+            upgrade is proved, since the old program may need them again.
     """
 
     def __init__(self, supervisor: Parent, memory: BrokerMemory) -> None:
@@ -122,10 +133,11 @@ class NextGeneration:
         self._begun = 0.0
 
     def begin(self, left: Left) -> None:
-        """Make the connections ours, before the first fork.
+        """Put the connections into this program's memory, before the first fork.
 
         Raises:
-            TakeoverError: there are too many.
+            TakeoverError: there are more connections than the queue takes by which the
+                keeper of sockets gets them.
         """
         started = time.monotonic()
         numbers: dict[int, list[int]] = {}
@@ -167,7 +179,10 @@ class NextGeneration:
         )
 
     def _keep(self, fds: Sequence[int]) -> None:
-        """Leave a duplicate of each socket for our keeper, which is not forked yet."""
+        """Leave duplicates of clients' sockets in the queue of our keeper.
+
+        The keeper, the process that has a duplicate of each, is not forked yet.
+        """
         sender = self._memory.keeper_pair[0]
         for first in range(0, len(fds), MAX_SOCKETS):
             batch = list(fds[first : first + MAX_SOCKETS])
@@ -182,7 +197,7 @@ class NextGeneration:
             self._supervisor.only_ours.add(fd)
 
     def _watch_start(self) -> None:
-        """Raise TakeoverError if the first children do not come to serve."""
+        """Raise TakeoverError if the new children do not all serve within 10 s."""
         if not self._begun:
             return
         children = self._supervisor.children
@@ -199,7 +214,10 @@ class NextGeneration:
             raise TakeoverError("its processes did not all serve in time")
 
     def forget_sockets(self) -> None:
-        """Close our duplicates, when all is proved; the keeper has its own."""
+        """Close our duplicates of clients' sockets, as the new program works.
+
+        The keeper, the process that holds duplicates, has its own.
+        """
         for kept in self.sockets.values():
             self._supervisor.only_ours.discard(kept.fd)
             os.close(kept.fd)
@@ -207,10 +225,14 @@ class NextGeneration:
 
 
 def bury(before: Manifest, ours: Mapping[str, Sequence[int]]) -> None:
-    """Kill what is left of the old generation: from here on it cannot come back.
+    """Kill what is left of the old program's processes, and close its descriptors.
+
+    After this there is no way back to the old program.
 
     Args:
-        ours: our descriptors by name; some may have been inherited from it.
+        before: the manifest of the old program, the list of what it has handed over.
+        ours: the descriptors that this program's memory uses, by name. They stay open,
+            also if the old program's manifest names them.
     """
     for record in before.records():
         if record.pid:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Parent(Protocol):
-    """Documented in supervisor.py and loop.py."""
+    """The supervisor, as an upgrade uses it; supervisor.py and loop.py explain it."""
 
     children: list[Child]
     only_ours: set[int]

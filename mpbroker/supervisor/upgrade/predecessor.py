@@ -1,8 +1,9 @@
-"""Predecessor: the program before this one, and the way back to it.
+"""Predecessor: the program that this one replaces in an upgrade, and the way back.
 
-Both are the supervisor's process, one after the other (see upgrade.py). Until the new
-program has proved itself it can become the old one again. What the old one would then
-find depends on how far the new one has come:
+Both programs run in the supervisor's process, one after the other (see upgrade.py).
+Until the new program has proved itself it can become the old one again, by a manifest
+(the list of all that one program hands to the next). What the old one would then find
+depends on how far the new one has come:
 
     the last step that is done           the way back
     none                                 the manifest as it came: nothing has changed
@@ -35,15 +36,16 @@ if TYPE_CHECKING:
 
 _LOG = get_logger(__name__)
 
-# Describes the broker for the old program: its command, and why we give up.
+# Describes the broker for the old program. The arguments are the command that starts
+# this program (empty: there is no second way back), and why this program gives up.
 Describe = Callable[[list[str], str], Manifest]
 
 
 class Predecessor:
-    """The program before this one.
+    """The program that this one replaces in an upgrade, and the way back to it.
 
     Attributes:
-        manifest: what it has left.
+        manifest: lists all that the old program has left to this one.
     """
 
     def __init__(self, manifest: Manifest) -> None:
@@ -57,14 +59,15 @@ class Predecessor:
     def end_generation(
         self, directories: Sequence[LogDirectory], memory: BrokerMemory
     ) -> None:
-        """End the old program's children; no client is served from here until we serve.
+        """End the old program's children: until our own serve, clients wait.
 
         Args:
-            directories: told of the logs as those children have left them.
-            memory: ours, in another layout; inherits what was set in theirs.
+            directories: our log directories; they are told in which state the old
+                children have left the logs.
+            memory: our memory, in another layout; it inherits some values of the old.
 
         Raises:
-            TakeoverError: they could not be ended; they can go on.
+            TakeoverError: the children could not be ended; the old program can go on.
         """
         # Imported before the children end: from then on clients wait.
         from mpbroker.supervisor.upgrade.next_generation import (
@@ -80,15 +83,15 @@ class Predecessor:
         memory.inherit_from(self.manifest.parts)
 
     def meet(self, broker: RunningBroker) -> None:
-        """Take note of this broker, which is composed by now."""
+        """Take this broker's parts, which the way back to the old program needs."""
         if not self.manifest.is_generation:
             self._way_back = broker.manifest
 
     def begin_generation(self, broker: RunningBroker) -> None:
-        """Make the connections that the old program's children have left ours.
+        """Take over the connections that the old program's children have left.
 
         Raises:
-            TakeoverError: they cannot be ours; the old program can still have them.
+            TakeoverError: that is impossible; the old program can still go on.
         """
         if self._left is None:
             return  # the memory is shared, and so are the children
@@ -106,12 +109,11 @@ class Predecessor:
         self._way_back = partial(broker.manifest_of_generation, by_force=True)
 
     def renew(self, supervisor: Parent) -> None:
-        """Replace the old program's children and prove the result, or go back."""
+        """Begin to replace the old program's children, and to prove the new ones.
+
+        If they fail, this program becomes the old one again.
+        """
         before, failed = self.manifest, self.manifest.going_back
-        if failed:
-            supervisor.say_of_upgrade(f"going back to {__version__}: {failed}")
-        else:
-            supervisor.say_of_upgrade(f"replacing the processes of {before.version}")
 
         def ended(reason: str) -> None:
             if reason:
@@ -147,10 +149,14 @@ class Predecessor:
 
 
 def refuse_takeover(reason: str) -> None:
-    """Let the old program go on, since this one cannot even read its settings.
+    """Return to the old program, because this one cannot even read its settings.
 
     The settings may have changed since they were tried; no client is disconnected by
-    that. Returns if this program was only being tried, or there is no way back.
+    that. The call returns if this program was only being tried, or if it replaces none,
+    or if there is no way back.
+
+    Args:
+        reason: the error in the settings, for the log and the status.
     """
     log_to_stderr()
     try:

@@ -1,4 +1,4 @@
-"""Renewal: after a takeover, replace the children and prove the result."""
+"""Renewal: after a takeover, replace the children and prove that the new ones serve."""
 
 from __future__ import annotations
 
@@ -20,32 +20,42 @@ _RENEWAL_S: Final = 60.0  # for each step
 _PROOF_S: Final = 10.0
 _OWING_S: Final = 5.0
 _LOOK_S: Final = 0.02
-# A new child that dies so often does not work, whatever the cause of its deaths.
+# A new child that dies this often does not work, whatever the cause of its deaths.
 _MAX_FAILURES: Final = 3
 # Roles with a single process; they come after those whose successors serve first.
-_ALONE: Final = (Role.COORDINATOR, Role.HOUSEKEEPER, Role.KEEPER, Role.EXPORTER)
+_ALONE: Final = (
+    Role.COORDINATOR,
+    Role.HOUSEKEEPER,
+    Role.KEEPER,
+    Role.EXPORTER,
+    Role.CONSOLE,
+)
 
 
 class Loop(probe.Loop, Protocol):
-    """The part of the supervisor that is needed here."""
+    """A supervisor's event loop, which knows whether new connections are accepted."""
 
     def is_accepting(self) -> bool: ...
 
 
 class Renewal:
-    """Replaces the children of the old program, one after another; proves the result.
+    """Replaces the children of the old program a few at a time, and proves the result.
 
-    If the broker begins to drain meanwhile, its sockets do not listen any more. Then
-    the result cannot be proved, and there is no way back either: the broker is
-    stopping.
+    The proof is a request that passes every stage of each listener. If the broker
+    begins to drain meanwhile, its sockets do not listen any more. Then the result
+    cannot be proved, and there is no way back either: the broker is stopping.
 
     Args:
+        loop: the supervisor.
         children: all children; those of the old program are replaced.
-        are_ours: none is the old program's: only the proof is made.
-        kill: ends a process of a role that has only one; its successor carries on.
+        listeners: the listeners through which the proof is made.
+        kill: ends the process of a role that has only one; its successor carries on.
         done: called at the end with the reason if this program does not work, or "".
-        keeper_owes: says whether the keeper alone has the sockets of some connections,
-            because their processor has died: then it cannot be replaced yet.
+        are_ours: whether this program has forked all children itself: then only the
+            proof is made.
+        keeper_owes: returns whether only the keeper (the process with a duplicate of
+            each client's socket) has the sockets of some connections, because their
+            processor has died. While that is so, the keeper is not replaced.
     """
 
     def __init__(
@@ -81,7 +91,10 @@ class Renewal:
         self.is_done = False
 
     def turn(self) -> float | None:
-        """Do what is due; return in how many seconds to call again."""
+        """Take the renewal's next step if due; return the seconds until the next call.
+
+        None: the renewal has ended.
+        """
         if self.is_done:
             return None
         try:
@@ -110,7 +123,7 @@ class Renewal:
             self._next()
 
     def _is_quiet(self) -> bool:
-        """Whether all processes are ours; processors may still wait for clients."""
+        """Whether all new children serve; old processors may still have connections."""
         return all(
             child.role is Role.PROCESSOR
             if child.state is ChildState.DRAINING
@@ -140,7 +153,13 @@ class Renewal:
         self._round.start()
 
     def _must_keep(self) -> bool:
-        """Whether to let the keeper hand out sockets first; at most for _OWING_S."""
+        """Whether the old keeper is the only one that has the sockets of connections.
+
+        The keeper is the process with a duplicate of each. If it alone has some, it
+        must live on, until a processor has them.
+
+        True for at most 5 s after the first call.
+        """
         now = time.monotonic()
         self._owed_until = self._owed_until or now + _OWING_S
         return now < self._owed_until and self._keeper_owes()

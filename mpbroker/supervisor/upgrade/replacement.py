@@ -18,10 +18,15 @@ class UpgradeError(MpbrokerError):
 
 
 def replace_program(command: Sequence[str], manifest: Manifest) -> None:
-    """Execute another program, which takes over. Returns only by an exception.
+    """Execute another program in this process; it takes over, so this never returns.
+
+    Args:
+        command: the command line of the other program.
+        manifest: the description of the broker for that program.
 
     Raises:
-        UpgradeError: there is no such program, or no room; nothing has changed.
+        UpgradeError: there is no such program, or no descriptor or memory for it;
+            nothing has changed.
     """
     try:
         fd = manifest.write()
@@ -56,7 +61,10 @@ def replace_program(command: Sequence[str], manifest: Manifest) -> None:
 
 
 def _forget_generation(manifest: Manifest) -> None:
-    """End the leaver of a manifest that no program reads."""
+    """Kill the process that was to end the children for the next program.
+
+    The manifest names it, and no program will read the manifest.
+    """
     if manifest.is_generation:
         os.close(manifest.generation)
         manifest.dismiss_leaver()

@@ -1,14 +1,15 @@
-"""RunningBroker: a composed broker, and what it leaves to a program that replaces it.
+"""RunningBroker: the parts of a broker, described in a manifest for its successor.
 
-Every start makes one. What its methods need is imported when they are called: hardly
-any start is followed by an upgrade.
+Every start makes one. Its methods import the modules that they need when they are
+called: hardly any start is followed by an upgrade.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.ipc.layout import LAYOUT_VERSION
 from mpbroker.supervisor.listen_sockets import Origin
 
@@ -24,13 +25,16 @@ if TYPE_CHECKING:
 
 
 class RunningBroker(NamedTuple):
-    """The parts of the supervisor's process, and all that a successor is told of.
+    """The parts of a broker in the supervisor's process; makes manifests of them.
+
+    A manifest describes the broker for the program that takes over in an upgrade.
 
     Attributes:
-        config: the settings of the start.
-        listeners: open, by index.
+        config: the settings with which the broker was started.
+        listeners: the open listeners, by index.
+        directories: the locked log directories.
         registry: the supervisor's own view of the metadata log.
-        identity: what is published of the broker.
+        identity: the broker's published properties.
     """
 
     config: BrokerConfig
@@ -42,7 +46,7 @@ class RunningBroker(NamedTuple):
     identity: dict[str, Any]
 
     def upgrade(self) -> Upgrade:
-        """Return what replaces this broker by another version when it is asked to."""
+        """Return the Upgrade, which can replace this broker by another version."""
         from mpbroker.supervisor.own_command import own_command
         from mpbroker.supervisor.upgrade.upgrade import Upgrade
 
@@ -59,8 +63,8 @@ class RunningBroker(NamedTuple):
         """Describe the broker for a program that shares its memory and children.
 
         Args:
-            command: starts the program that is running.
-            going_back: why the program that is running gives up; "": it does not.
+            command: the command that starts the running program, for the way back.
+            going_back: why the running program gives up; "": it does not.
         """
         from mpbroker.supervisor.upgrade.manifest import Manifest
 
@@ -96,11 +100,14 @@ class RunningBroker(NamedTuple):
     ) -> Manifest:
         """Describe the broker for a program that lays memory out in another way.
 
-        Forks the leaver, which ends the children when the next program asks it to.
+        This forks the leaver, the process that ends the children when the next program
+        asks it to.
 
         Args:
-            by_force: a child that does not retire in time is killed; there is no way to
-                stay as we are.
+            command: the command that starts the running program, for the way back.
+            going_back: why the running program gives up; "": it does not.
+            by_force: whether a child that does not retire in time is killed, because
+                the running program cannot go on.
 
         Raises:
             UpgradeError: the leaver cannot be started.

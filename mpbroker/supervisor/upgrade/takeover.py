@@ -1,7 +1,8 @@
 """Tell the next program, by an environment variable, that it is to take over.
 
 An upgrade replaces the program and not the process (see upgrade.py). The variable names
-the descriptor of the manifest, and whether the next program only tries itself:
+the descriptor of the manifest (the list of all that is handed over), and says whether
+the next program is only tried:
 
     _MPBROKER_TAKEOVER=trial:<manifest>:<directory>:<descriptor for the reason>
     _MPBROKER_TAKEOVER=takeover:<manifest>
@@ -21,12 +22,12 @@ from mpbroker.supervisor.upgrade.manifest import Manifest, TakeoverError
 VARIABLE: Final = TAKEOVER_VARIABLE
 _TRIAL: Final = "trial"
 _TAKEOVER: Final = "takeover"
-# A trial says this, and why, if the program can take over only with memory of its own.
+# With this a trial begins its reason if the program needs shared memory of its own.
 NEW_GENERATION: Final = "new generation: "
 
 
 class Takeover(NamedTuple):
-    """The order to take over, or to try whether this program could."""
+    """The order to take over from another program, or to try whether that works."""
 
     manifest: Manifest
     trial_directory: str  # "": no trial
@@ -37,19 +38,22 @@ class Takeover(NamedTuple):
         return bool(self.trial_directory)
 
     def refuse(self, reason: str) -> None:
-        """In a trial: say why this program cannot take over."""
+        """Tell the running broker, in a trial, why this program cannot take over."""
         os.write(self.reason_fd, reason.encode())
 
     def ask_for_generation(self, reason: str) -> None:
-        """In a trial: say why this program needs memory of its own."""
+        """Tell the running broker, in a trial, why we need shared memory of our own."""
         os.write(self.reason_fd, (NEW_GENERATION + reason).encode())
 
 
 def takeover(environ: MutableMapping[str, str] = os.environ) -> Takeover | None:
-    """Read what the program before this one has left; None: there was none.
+    """Return the order to take over from another program; None: there is no order.
+
+    The environment variable is removed.
 
     Raises:
-        TakeoverError: its manifest cannot be read.
+        TakeoverError: the other program's manifest (the list of what it hands over)
+            cannot be read.
     """
     text = environ.pop(VARIABLE, "")
     if not text:

@@ -1,4 +1,4 @@
-"""The directory of a trial, which is removed even if its maker is killed.
+"""The data directory of an upgrade's trial, removed even if its maker is killed.
 
 The supervisor that makes it holds a lock on it, and removes it in the end. If the
 supervisor is killed, the lock is free: the next one that starts, or makes such a
@@ -22,13 +22,13 @@ _OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class TrialDirectory:
-    """A directory that is locked until it is removed.
+    """A temporary data directory for the trial of an upgrade, locked until removed.
 
     Attributes:
         lock_fd: holds the lock; children must close it.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the directory cannot be made.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class TrialDirectory:
 
 
 def remove_left_directories() -> None:
-    """Remove trial directories whose makers have died."""
+    """Remove directories of upgrades' trials whose makers (supervisors) have died."""
     for path in _found():
         try:
             lock_fd = _lock(path)
@@ -65,19 +65,21 @@ def _found() -> Iterator[str]:
 
 
 def _parents() -> list[str]:
-    """Return the directories to use, the preferred one first.
+    """Return the directories for temporary files, the preferred one first.
 
-    As tempfile.gettempdir(), whose module is large.
+    This replaces tempfile.gettempdir(), whose module is large.
     """
     named = dict.fromkeys((os.environ.get("TMPDIR", ""), "/tmp", "/var/tmp"))
     return [each for each in named if os.access(each, os.W_OK | os.X_OK)]
 
 
 def _lock(path: str) -> int | None:
-    """Lock a directory of ours; None: another process has the lock, or it is gone.
+    """Lock a directory of this user; return the descriptor that holds the lock.
+
+    None: another process has the lock, or the directory is gone or another user's.
 
     Raises:
-        OSError: it cannot be opened or locked.
+        OSError: the directory cannot be opened or locked.
     """
     fd = -1
     try:

@@ -61,17 +61,19 @@ _REASON_BYTES: Final = 4096
 
 
 class Upgrade:
-    """An upgrade, from the order to the end of this program.
+    """An upgrade, from the order until this program is replaced or the upgrade fails.
 
     Args:
-        fork_aside: runs something in a process of its own, then calls back with its
-            wait status; returns what kills it, None if it cannot be started.
+        fork_aside: calls its first argument in a forked process, and at the end of that
+            process its second argument with the wait status. It returns a function that
+            kills the process; None: the process could not be started.
         manifest: describes the broker as it is now, for the next program.
         leave: does the same for a program that cannot share memory; raises UpgradeError
             if that is impossible.
         say: publishes the progress.
-        is_quiet: says whether no process starts or retires.
-        only_ours: descriptors that children close.
+        is_quiet: returns whether the children may be handed over: none starts or
+            retires.
+        only_ours: the descriptors that children close after their fork.
     """
 
     def __init__(
@@ -105,7 +107,7 @@ class Upgrade:
         return bool(self._command)
 
     def begin(self, command: Sequence[str] | None) -> None:
-        """Begin with the trial of the new program.
+        """Begin an upgrade: try the new program in a process of its own.
 
         Raises:
             UpgradeError: an upgrade is under way already, or there is no such program.
@@ -126,10 +128,11 @@ class Upgrade:
             raise UpgradeError(f"the newcomer cannot be tried: {error}") from error
 
     def _begin_trial(self) -> None:
-        """Fork the trial.
+        """Fork the process that tries the new program.
 
         Raises:
-            OSError: there is no room for it; nothing is left of it.
+            OSError: there is no room for its files or descriptors; nothing is left of
+                the attempt.
         """
         manifest = self._manifest()
         with contextlib.ExitStack() as closing, contextlib.ExitStack() as undoing:
@@ -157,7 +160,7 @@ class Upgrade:
     def _become_trial(
         self, manifest: Manifest, fd: int, directory: str, reason_fd: int
     ) -> None:
-        """In the trial's process: execute the new program."""
+        """Execute the new program as a trial; called in the trial's process."""
         for each in (*manifest.fds, fd, reason_fd):
             os.set_inheritable(each, True)
         environ = {
@@ -204,14 +207,17 @@ class Upgrade:
         self._failed(self._given_up or reason or _explain(status))
 
     def _failed(self, reason: str) -> None:
-        """Publish the reason; the broker goes on as it is."""
+        """Publish why an upgrade has failed; this program goes on as before."""
         _LOG.error("upgrade: failed, and nothing has changed: %s", reason)
         self._say(f"failed, and nothing has changed: {reason}")
         self._command = []
         self._is_tried = False
 
     def turn(self) -> float | None:
-        """Do what is due; return in how many seconds to call again."""
+        """Take the upgrade's next step if due; return the seconds until the next call.
+
+        None: no upgrade is under way.
+        """
         if self._kill is not None and time.monotonic() >= self._deadline:
             self._deadline = time.monotonic() + _TRIAL_S
             self._kill()
@@ -236,7 +242,7 @@ class Upgrade:
         self._directory = None
 
     def close(self) -> None:
-        """Clean up when the broker stops; the trial has been killed."""
+        """Close files and the trial's directory when the broker stops."""
         if self._directory is not None:
             self._close_trial()
             remove_leftovers()

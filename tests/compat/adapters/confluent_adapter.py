@@ -6,7 +6,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import (
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Producer,
+    TopicPartition,
+)
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -141,7 +147,17 @@ class ConfluentAdapter(Adapter):
         consumer = self._consumer()
         try:
             where = TopicPartition(topic, partition)
-            return consumer.get_watermark_offsets(where, timeout=TIMEOUT_S)
+            deadline = time.monotonic() + TIMEOUT_S
+            while True:
+                try:
+                    return consumer.get_watermark_offsets(where, timeout=TIMEOUT_S)
+                except KafkaException as error:
+                    # librdkafka drops what it asks a node that metadata names no more.
+                    # A node that has just started may be such a one, until all nodes
+                    # know it.
+                    is_gone = error.args[0].code() == KafkaError._DESTROY_BROKER
+                    if not is_gone or time.monotonic() > deadline:
+                        raise
         finally:
             consumer.close()
 

@@ -7,16 +7,19 @@ import java.io.InputStreamReader;
 import java.io.PrintStream;
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
+import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Properties;
+import java.util.concurrent.Future;
 import org.apache.kafka.clients.consumer.ConsumerRecord;
 import org.apache.kafka.clients.consumer.ConsumerRecords;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
 import org.apache.kafka.clients.consumer.OffsetAndMetadata;
 import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.ProducerRecord;
+import org.apache.kafka.clients.producer.RecordMetadata;
 import org.apache.kafka.common.KafkaException;
 import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.errors.ApplicationRecoverableException;
@@ -30,7 +33,7 @@ import org.apache.kafka.common.serialization.ByteArrayDeserializer;
 import org.apache.kafka.common.serialization.ByteArraySerializer;
 
 /**
- * Drives a broker with Kafka's transactional producer for the tests.
+ * Drives a broker with Kafka's producers and consumers for the tests.
  *
  * <p>Reads one JSON request a line from standard input and answers each with one line:
  * {"ok": ...} or {"error": "..."}. Values travel as base64.
@@ -64,11 +67,63 @@ public final class TransactionalClient {
         switch (request.get("command").asText()) {
             case "transact":
                 return JSON.valueToTree(transact(request));
+            case "stream":
+                return JSON.valueToTree(stream(request));
+            case "consume":
+                return JSON.valueToTree(consume(request));
             case "transform":
                 return JSON.valueToTree(transform(request));
             default:
                 throw new IllegalArgumentException("no such command: " + request);
         }
+    }
+
+    /** Writes records to a partition, batch by batch; returns the offset of each. */
+    private static List<Long> stream(JsonNode request) throws Exception {
+        Properties config = new Properties();
+        config.put("bootstrap.servers", request.get("bootstrap").asText());
+        config.put("batch.size", request.get("batch_bytes").asText());
+        config.put("max.in.flight.requests.per.connection", 1);
+        config.put("key.serializer", ByteArraySerializer.class.getName());
+        config.put("value.serializer", ByteArraySerializer.class.getName());
+        List<Future<RecordMetadata>> sent = new ArrayList<>();
+        List<Long> offsets = new ArrayList<>();
+        try (KafkaProducer<byte[], byte[]> streaming = new KafkaProducer<>(config)) {
+            for (JsonNode record : request.get("records")) {
+                sent.add(streaming.send(new ProducerRecord<>(request.get("topic").asText(),
+                        record.get("partition").asInt(), null,
+                        record.get("value").binaryValue())));
+            }
+            for (Future<RecordMetadata> each : sent) {
+                offsets.add(each.get().offset());
+            }
+        }
+        return offsets;
+    }
+
+    /** Reads so many records of a partition from its first one on. */
+    private static List<Map<String, Object>> consume(JsonNode request) {
+        Properties config = new Properties();
+        config.put("bootstrap.servers", request.get("bootstrap").asText());
+        config.put("auto.offset.reset", "none");
+        config.put("enable.auto.commit", "false");
+        config.put("key.deserializer", ByteArrayDeserializer.class.getName());
+        config.put("value.deserializer", ByteArrayDeserializer.class.getName());
+        TopicPartition from = new TopicPartition(
+                request.get("topic").asText(), request.get("partition").asInt());
+        long deadline = System.nanoTime()
+                + Duration.ofSeconds(request.get("timeout_s").asInt()).toNanos();
+        List<Map<String, Object>> found = new ArrayList<>();
+        try (KafkaConsumer<byte[], byte[]> consumer = new KafkaConsumer<>(config)) {
+            consumer.assign(List.of(from));
+            consumer.seek(from, 0);
+            int count = request.get("count").asInt();
+            while (found.size() < count && System.nanoTime() < deadline) {
+                consumer.poll(Duration.ofMillis(100)).forEach(record -> found.add(
+                        Map.of("offset", record.offset(), "value", record.value())));
+            }
+        }
+        return found;
     }
 
     /** Begins, writes, ends in some way; says what it knows of how it ended. */

@@ -15,9 +15,9 @@ const CODECS = { none: CompressionTypes.None, gzip: CompressionTypes.GZIP }
 function connect(request) {
   return new Kafka({
     clientId: 'kafkajs-test',
-    brokers: [request.bootstrap],
+    brokers: request.bootstrap.split(','),
     logLevel: logLevel.NOTHING,
-    retry: { initialRetryTime: 50, retries: 5 },
+    retry: { initialRetryTime: 50, retries: request.retries ?? 5 },
   })
 }
 
@@ -155,6 +155,23 @@ const commands = {
           messages: request.records.map(outgoing),
         })
         return done.map((each) => [each.partition, Number(each.baseOffset)])
+      }),
+
+  // Send the records one after the other; return the offset of each.
+  stream: (request) =>
+    using(
+      connect(request).producer({ idempotent: true, maxInFlightRequests: 1 }),
+      async (producer) => {
+        const offsets = []
+        for (const record of request.records) {
+          const [done] = await producer.send({
+            topic: request.topic,
+            acks: -1,
+            messages: [outgoing(record)],
+          })
+          offsets.push(Number(done.baseOffset))
+        }
+        return offsets
       }),
 
   transact: (request) =>

@@ -5,6 +5,7 @@ A refused request changes nothing."""
 from __future__ import annotations
 
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +17,8 @@ from mpbroker.coordinator.groups.classic_group import (
 )
 from mpbroker.coordinator.groups.group_records import GroupMetadataValue, read_record
 from mpbroker.coordinator.outbox import Call
+from mpbroker.coordinator.waiting_calls import WaitingCalls
+from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages.leave_group import LeaveGroupRequest, MemberIdentity
 from tests.coordinator.rig import Rig, subscription
@@ -57,6 +60,24 @@ def test_an_old_client_joins_without_an_id(rig):
     joined = rig.answer(rig.join(version=3))
     assert joined.error_code == 0
     assert joined.member_id == joined.leader
+
+
+@pytest.mark.parametrize(
+    ("version", "is_static"), [(3, False), (5, False), (5, True), (9, True)]
+)
+@pytest.mark.parametrize("name", ["x" * 32767, "ö" * 16383], ids=["x", "ö"])
+def test_the_id_of_a_member_with_a_very_long_name_can_be_answered(
+    rig, version, name, is_static
+):
+    instance = name if is_static else None
+    first = rig.answer(rig.join(version=version, client=name, instance=instance))
+    joined = first
+    if first.error_code == ErrorCode.MEMBER_ID_REQUIRED:
+        joined = rig.answer(rig.join(first.member_id, version=version, client=name))
+    assert joined.error_code == 0
+    assert first.member_id.startswith(name[:8000])
+    assert joined.encode(5)  # in the versions with the shortest strings
+    assert rig.answer(rig.sync(joined.member_id, 1, {})).error_code == 0  # in the log
 
 
 def test_a_member_that_never_comes_back_with_its_id_is_forgotten(rig):
@@ -276,6 +297,82 @@ def test_a_join_does_not_wait_for_ever_for_a_member_that_never_joins_again(rig):
     heartbeats(rig, other, 2, 5000)
     assert rig.answer(waits).error_code == 0
     assert list(rig.group().members) == [mine]
+
+
+# -- requests whose wait was ended: coordinator/waiting_calls.py -----------------------
+
+
+def test_a_member_whose_join_was_ended_joins_again_and_is_one_member(rig):
+    leader, follower = rig.stable(2)
+    ended = rig.join(follower, protocols={"range": subscription("u")})
+    ended.answered = True
+    again = rig.join(follower, protocols={"range": subscription("u")})
+    assert not again.answered
+    leads = rig.join(leader)
+    assert rig.answer(leads).generation_id == rig.answer(again).generation_id
+    assert sorted(rig.group().members) == sorted([leader, follower])
+    assert ended.request is None  # no second answer
+
+
+def end_wait(rig, call) -> None:
+    """End the wait of a request as the coordinator does."""
+    slots = SimpleNamespace(has_claimed=lambda slot: True, must_end=lambda slot: True)
+    call.request = SimpleNamespace(slot=1, api_key=int(ApiKey.JOIN_GROUP))
+    WaitingCalls(slots, rig.out).executed(1, call)
+    call.request = None
+    rig.collect()
+    rig.advance(0)
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_an_old_client_whose_join_was_ended_joins_again_and_is_one_member(rig, others):
+    """It has no id yet, with which it could join again."""
+    known = rig.stable(others) if others else []
+    if not others:
+        rig = Rig(group_initial_rebalance_delay_ms=3000)
+    ended = rig.join(version=3)
+    end_wait(rig, ended)
+    assert rig.answer(ended).error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    assert list(rig.group().members) == known
+    again = rig.join(version=3)
+    for member_id in known:
+        rig.join(member_id)
+    rig.advance(6000)
+    joined = rig.answer(again)
+    assert joined.error_code == 0
+    assert sorted(rig.group().members) == sorted([*known, joined.member_id])
+
+
+def test_the_wait_of_an_old_client_that_is_answered_ends_nothing(rig):
+    joined = rig.join(version=3)
+    member_id = rig.answer(joined).member_id
+    joined.end_wait()
+    rig.advance(0)
+    assert list(rig.group().members) == [member_id]
+
+
+def test_a_member_whose_sync_was_ended_gets_its_assignment_when_it_asks_again(rig):
+    leader, follower = rig.stable(2)
+    rig.join(leader, protocols={"range": subscription("u")})
+    rig.join(follower)
+    ended = rig.sync(follower, 3)
+    ended.answered = True
+    assert rig.answer(rig.join(follower)).generation_id == 3  # REBALANCE_IN_PROGRESS
+    again = rig.sync(follower, 3)
+    rig.sync(leader, 3, {follower: b"mine"})
+    assert rig.answer(again).assignment == b"mine"
+    assert ended.request is None
+
+
+def test_a_member_that_hung_up_in_its_sync_is_out_after_its_session(rig):
+    leader, follower = rig.stable(2)
+    rig.join(leader, protocols={"range": subscription("u")})
+    rig.join(follower)
+    rig.sync(follower, 3).answered = True
+    rig.sync(leader, 3, {follower: b"lost"})
+    assert follower in rig.group().members
+    heartbeats(rig, leader, 3, 10_000)
+    assert list(rig.group().members) == [leader]
 
 
 @pytest.mark.parametrize(
@@ -598,6 +695,21 @@ def test_a_member_whose_session_has_ended_stays_away_after_a_restart(rig):
     rig.restart()
     assert rig.heartbeat(silent, 2) == ErrorCode.UNKNOWN_MEMBER_ID
     assert rig.heartbeat(alive, 2) == ErrorCode.REBALANCE_IN_PROGRESS
+
+
+def test_a_heartbeat_during_a_load_begins_the_session_anew(rig):
+    """Or the member would be out before its next one is due."""
+    alive, member, silent = rig.stable(3, session_ms=10_000)
+    rig.advance(9000)
+    generation = rig.group().generation_id
+    codes = [rig.heartbeat(alive, generation)]
+    rig.restart(lambda: codes.append(rig.heartbeat(member, generation)))
+    assert codes == [ErrorCode.NONE] * 2
+    rig.advance(3000)
+    assert set(rig.group().members) == {alive, member}
+    assert silent not in rig.group().members
+    rig.advance(7000)
+    assert not rig.group().members
 
 
 def test_a_member_that_never_synced_stays_away_after_a_restart(rig):

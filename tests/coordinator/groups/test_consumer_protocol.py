@@ -164,6 +164,25 @@ def test_a_silent_member_is_out_though_the_coordinator_is_killed_more_often(rig)
     assert list(rig.group().members) == ["alive"]
 
 
+def test_a_heartbeat_during_a_load_begins_the_session_anew(rig):
+    consumers = [Consumer(rig, name) for name in ("alive", "heard", "silent")]
+    settle(*consumers)
+    timeout_ms = rig.config.group_consumer_session_timeout_ms
+    rig.advance(timeout_ms - 1000)
+    consumers[0].beat()
+    codes = []
+
+    def knock():
+        for name in ("heard", "silent"):
+            epoch = rig.group().members[name].member_epoch if name == "heard" else -1
+            codes.append(beat(rig, name, epoch).error_code)
+
+    rig.restart(knock)
+    assert codes == [ErrorCode.COORDINATOR_LOAD_IN_PROGRESS] * 2
+    rig.advance(3000)
+    assert set(rig.group().members) == {"alive", "heard"}
+
+
 def test_a_group_has_timeouts_of_its_own_from_its_next_heartbeat_on(rig):
     beat(rig, "m", 0)
     rig.group_configs["g"] = {
@@ -182,6 +201,22 @@ def test_a_member_that_does_not_give_up_partitions_in_time_is_removed(rig):
     one.beat()
     two.beat()
     for _ in range(5):
+        beat(rig, "one", 1, owned={T: {0, 1, 2, 3}})
+        rig.advance(5000)
+        two.beat()
+    assert "one" not in rig.group().members
+    two.beat()
+    assert numbers(two) == {0, 1, 2, 3}
+
+
+def test_no_member_waits_for_partitions_for_longer_than_half_an_hour(rig):
+    """Clients may ask for a rebalance timeout of 24.8 days."""
+    one = Consumer(rig, "one", rebalance_timeout_ms=0x7FFF_FFFF)
+    two = Consumer(rig, "two")
+    one.beat()
+    two.beat()
+    for _ in range(1_800_000 // 5000):
+        assert "one" in rig.group().members
         beat(rig, "one", 1, owned={T: {0, 1, 2, 3}})
         rig.advance(5000)
         two.beat()

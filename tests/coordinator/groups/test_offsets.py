@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from mpbroker.base.java_hash import java_hash
 from mpbroker.coordinator.groups.classic_group import ClassicGroupState as S
 from mpbroker.coordinator.groups.group_offsets import GroupOffsets, OffsetAndMetadata
 from mpbroker.coordinator.groups.group_records import (
@@ -12,9 +13,11 @@ from mpbroker.coordinator.groups.group_records import (
     offset_value,
     read_record,
 )
-from mpbroker.coordinator.java_hash import java_hash
 from mpbroker.coordinator.outbox import Call
 from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.messages.consumer_group_describe import (
+    ConsumerGroupDescribeRequest,
+)
 from mpbroker.protocol.messages.delete_groups import DeleteGroupsRequest
 from mpbroker.protocol.messages.describe_groups import DescribeGroupsRequest
 from mpbroker.protocol.messages.list_groups import ListGroupsRequest
@@ -457,3 +460,14 @@ def test_groups_of_a_lost_log_are_back_when_it_is_loaded_again(rig):
     rig.coordinator.loaded(partition, rig.now_ms)
     assert rig.fetch() == {("t", 0): 3}
     assert rig.commit({("t", 0): 4}) == {("t", 0): 0}
+
+
+def test_a_group_that_is_named_again_is_described_once(rig):
+    """Or a request of a few bytes a name made an answer of hundreds of megabytes."""
+    rig.stable(1)
+    named = ["g", "h"] * 1000
+    classic = rig.ask("describe_groups", DescribeGroupsRequest(groups=named), 5)
+    assert [each.group_id for each in classic.groups] == ["g", "h"]
+    request = ConsumerGroupDescribeRequest(group_ids=named)
+    described = rig.ask("consumer_group_describe", request, 1)
+    assert [each.group_id for each in described.groups] == ["g", "h"]

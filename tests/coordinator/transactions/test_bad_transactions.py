@@ -8,7 +8,6 @@ import pytest
 
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
-from mpbroker.protocol.messages.init_producer_id import InitProducerIdRequest
 from tests.coordinator.transactions.transaction_asks import (
     T0,
     add,
@@ -54,18 +53,6 @@ def add_offsets(rig: TransactionRig, producer: tuple[int, int], group: str) -> i
     )
     code: int = rig.ask("add_offsets_to_txn", request, 3).error_code
     return code
-
-
-def test_a_transactional_id_too_long_for_a_record_is_refused(
-    rig: TransactionRig,
-) -> None:
-    request = InitProducerIdRequest(
-        transactional_id="x" * 32_768, transaction_timeout_ms=1_000
-    )
-    answer = rig.ask("init_producer_id", request, 4)
-    assert answer.error_code == E.INVALID_REQUEST
-    rig.advance(10_000_000_000)  # nor is there one to expire
-    assert not rig.log
 
 
 @pytest.mark.parametrize("ahead", [1, 2, 100])

@@ -70,7 +70,7 @@ from mpbroker.protocol.records.control_record import parse_end_transaction_marke
 from mpbroker.protocol.records.record_batch import iter_records
 from mpbroker.storage.log.own_appends import OwnAppends
 from mpbroker.storage.log.partition_log import PartitionLog
-from tests.coordinator.rig import FakeTopics, no_sessions
+from tests.coordinator.rig import FakeTopics, no_sessions, no_share_groups
 from tests.coordinator.test_durability import FakeNotices
 from tests.storage.batches import Validated, batch
 from tests.support.promises import promised
@@ -138,9 +138,13 @@ class Machine:
         self.given_back: list[Call] = []
         topics = {
             "t": SimpleNamespace(
-                topic_id=bytes(16), partitions=list(range(PARTITIONS))
+                topic_id=bytes(16),
+                partitions=list(range(PARTITIONS)),
+                config=LogConfig({}),
             ),
-            STATE: SimpleNamespace(topic_id=b"s" * 16, partitions=[STATE_ROW]),
+            STATE: SimpleNamespace(
+                topic_id=b"s" * 16, partitions=[STATE_ROW], config=LogConfig({})
+            ),
         }
         registry: Any = SimpleNamespace(topic=topics.get)
         out, timers = Outbox(), Timers()
@@ -181,7 +185,9 @@ class Machine:
         bell: Any = SimpleNamespace(fd=self.bell)
         self.process = CoordinatorProcess(
             RequestPort(words, anything, bell, channel),
-            StateMachines(context, groups, no_groups, self.transactions),
+            StateMachines(
+                context, groups, no_groups, self.transactions, no_share_groups()
+            ),
             Syncs(never, anything, durability, anything),
             Clock(),
             lambda: None,

@@ -48,7 +48,7 @@ def log(tmp_path: Path) -> Iterator[PartitionLog]:
 
 
 def writer_to(log: PartitionLog) -> MarkerWriter:
-    topic = SimpleNamespace(topic_id=bytes(16), partitions=[0])
+    topic = SimpleNamespace(topic_id=bytes(16), partitions=[0], config=LogConfig({}))
     registry: Any = SimpleNamespace(topic={"t": topic}.get)
     groups: Any = MagicMock()
     return MarkerWriter(registry, lambda *_: log, groups, lambda _: None, OwnAppends())
@@ -126,7 +126,7 @@ def test_a_marker_whose_second_append_died_before_its_sync_is_forced_to_disk(
     table = PartitionTable.create()
     table.initialise_row(0)
     log = PartitionLog(str(tmp_path), table.row(0), LogConfig({}))
-    topic = SimpleNamespace(topic_id=bytes(16), partitions=[0])
+    topic = SimpleNamespace(topic_id=bytes(16), partitions=[0], config=LogConfig({}))
     registry: Any = SimpleNamespace(topic={"t": topic}.get)
 
     def writer() -> MarkerWriter:
@@ -164,7 +164,7 @@ def test_a_marker_ends_nothing_of_a_partition_that_is_not_loaded_as_far(
     table = PartitionTable.create()
     table.initialise_row(0)
     log = PartitionLog(str(tmp_path), table.row(0), LogConfig({}))
-    topic = SimpleNamespace(topic_id=bytes(16), partitions=[0])
+    topic = SimpleNamespace(topic_id=bytes(16), partitions=[0], config=LogConfig({}))
     registry: Any = SimpleNamespace(topic={OFFSETS_TOPIC: topic}.get)
     groups = GroupCoordinator(
         GroupConfig(),

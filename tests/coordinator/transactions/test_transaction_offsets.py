@@ -101,3 +101,13 @@ def test_a_group_that_commits_is_not_noted_as_one_that_is_being_loaded(rig):
     """Nothing would ever take the note away: there is no load that could end."""
     assert commit_offsets(rig, started(rig), 5) == 0
     assert rig.groups._replayed == set()
+
+
+def test_offsets_that_are_not_written_are_forgotten_with_their_log(rig):
+    """The log may come back as a shard of a cluster, in which the end is written."""
+    producer = started(rig)
+    committed = OffsetAndMetadata(7, -1, "", rig.now_ms, -1)
+    rig.groups.commit_in_transaction("g", "t", 0, committed, producer)
+    rig.groups.failed(rig.groups.partition_for("g"))
+    assert not rig.out
+    assert rig.groups.offsets.groups_of_producer(producer[0]) == []

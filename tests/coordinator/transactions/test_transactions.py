@@ -253,6 +253,17 @@ def test_all_partitions_are_added_or_none(rig):
     assert rig.open.of(producer[0]) == {}
 
 
+def test_a_partition_that_a_cluster_shares_is_in_no_transaction(rig):
+    producer = started(rig)
+    rig.topics.shared.add("t")
+    assert add(rig, producer, 0) == [E.POLICY_VIOLATION]
+    assert state(rig) is S.EMPTY
+    # A handler refuses what is produced without asking.
+    rig.send("produce", produce(producer, 0), 12)
+    assert state(rig) is S.EMPTY
+    assert rig.open.of(producer[0]) == {}
+
+
 def test_more_open_partitions_than_there_is_room_for_have_to_wait(rig):
     producer = started(rig)
     rig.open.is_full = True

@@ -9,9 +9,10 @@ import pytest
 from mpbroker.ipc.counters.authentication_counts import AuthenticationResult as R
 from mpbroker.ipc.counters.authentication_counts import read_reauthentication
 from mpbroker.ipc.layout import ConnectionSecurity
+from mpbroker.ipc.tables import principals
 from mpbroker.ipc.tables.principals import PrincipalsFullError
 from mpbroker.metadata.scram_credentials import ScramMechanism
-from mpbroker.network.connection_rows import security_of
+from mpbroker.network.connection_rows import live_rows, security_of
 from mpbroker.network.moves.hand_over import HAS_ROW
 from mpbroker.network.security import secure_processor
 from mpbroker.network.security.listener_authentication import SaslSettings
@@ -215,15 +216,31 @@ def test_no_room_for_a_principal_closes_its_connection_alone(sasl_rig, monkeypat
     first, second = rig.connect(), rig.connect()
     rig.log_in(first)
 
-    def number_of(text):
+    def assigning(text):
         raise PrincipalsFullError("full")
 
-    monkeypatch.setattr(rig.memory.principals, "number_of", number_of)
+    monkeypatch.setattr(rig.memory.principals, "assigning", assigning)
     second.send(frame(handshake("PLAIN")) + frame(authenticate(b"\0bob\0builder")))
     rig.pump(lambda: second.is_closed)
     assert rig.counted(R.UNAVAILABLE) == 1
     first.send(frame(b"x"))
     rig.pump(lambda: first.frames() == [b"x"])
+
+
+def test_the_room_of_a_principal_that_has_gone_is_the_next_ones(sasl_rig, monkeypatch):
+    monkeypatch.setattr(principals, "MAX_PRINCIPALS", 1)
+    rig = sasl_rig()
+    log_in_as_bob = frame(handshake("PLAIN")) + frame(authenticate(b"\0bob\0builder"))
+    first, second = rig.connect(), rig.connect()
+    rig.log_in(first)
+    second.send(log_in_as_bob)
+    rig.pump(lambda: second.is_closed)
+    assert rig.counted(R.UNAVAILABLE) == 1
+    first.sock.close()
+    rig.pump(lambda: not list(live_rows(rig.memory.control.words)))
+    third = rig.connect()
+    third.send(log_in_as_bob)
+    rig.pump(lambda: rig.counted(R.AUTHENTICATED) == 2)
 
 
 # -- sessions -------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from mpbroker.ipc.errors import DamagedSegmentError
 from mpbroker.ipc.layout import (
     CONNECTION_LISTENER,
     CONNECTION_PEER_ADDRESS,
@@ -218,6 +219,38 @@ def test_a_row_that_was_given_to_another_client_says_nothing(memory, contexts):
     fill(memory, slot=10, principal="User:admin")
     assert contexts.sender(3, 9) is None
     assert contexts.sender(3, 10).principal == "User:admin"
+
+
+@pytest.mark.parametrize("slot_of_the_next", [-1, 10])
+@pytest.mark.parametrize("frees_number", [False, True])
+def test_a_row_that_changes_while_it_is_read_says_nothing(
+    memory, slot_of_the_next, frees_number
+):
+    def next_client(number):
+        """Give the row to an administrator, from another address."""
+        fill(memory, slot=slot_of_the_next, principal="User:admin", address=0x7F000001)
+        if frees_number:
+            raise DamagedSegmentError(f"principal {number} is not there")
+        return name(number)
+
+    name = memory.principals.name
+    contexts = RequestContexts(memory.control.words, next_client, [("P", "P")])
+    fill(memory, slot=9, principal="User:mallory")
+    assert contexts.sender(3, 9) is None
+    # Nor is the one client's name kept with the other one's address.
+    fill(memory, slot=9, principal="User:mallory")
+    contexts._principal_name = name
+    assert contexts.sender(3, 9).host == "10.0.0.1"
+
+
+def test_a_number_that_no_principal_has_is_an_error_while_the_sender_is_there(memory):
+    def no_name(number):
+        raise DamagedSegmentError(f"principal {number} is not there")
+
+    contexts = RequestContexts(memory.control.words, no_name, [("P", "P")])
+    fill(memory, slot=9)
+    with pytest.raises(DamagedSegmentError):
+        contexts.sender(3, 9)
 
 
 def test_an_authorizer_gets_the_sender_and_the_header_of_a_request(memory):

@@ -91,11 +91,12 @@ def test_a_missing_topic_is_created_only_with_create_permission():
     assert seen.topics
 
 
-def test_an_id_that_may_not_be_described_is_refused_without_its_name():
+@pytest.mark.parametrize("name", [None, "", "t"])
+def test_an_id_that_may_not_be_described_is_refused_without_its_name(name):
     message = make(
         K.METADATA,
         topics=[
-            part(K.METADATA, "MetadataRequestTopic", name=None, topic_id=topic_id)
+            part(K.METADATA, "MetadataRequestTopic", name=name, topic_id=topic_id)
             for topic_id in (TOPIC_ID, OTHER_ID, b"?" * 16)
         ],
     )

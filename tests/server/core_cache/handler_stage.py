@@ -97,14 +97,7 @@ class Stage:
         self.memory = memory
         data.mkdir()
         directories = open_log_directories([str(data)])
-        recover_metadata_log(str(data), memory.metadata_cell, 1)
-        self.registry = TopicRegistry(
-            MetadataLog(str(data), memory.metadata_cell),
-            broker_id=1,
-            capacity=100,
-            now_ms=lambda: 1,
-            hooks=RegistryHooks(initialise_row=memory.table.initialise_row),
-        )
+        self.registry = self._make_registry(data)
         self.logs = LogManager(directories, memory.table, self.registry)
         self.channel = HandlerEnd(
             0,
@@ -114,28 +107,12 @@ class Stage:
             memory.ring,
             memory.responses,
         )
-        purgatory = Purgatory(0, memory.table, memory.notices)
-        self.disk = disk = Disk()
-        disk.event_fd = -1
-        commit = GroupCommit(0, disk, purgatory.notify)
-        self.authorization = authorization = None
-        if authorizer is not None:
-            self.contexts = Contexts()
-            self.authorization = authorization = Authorization(
-                authorizer(self.registry),
-                self.contexts,  # type: ignore[arg-type]
-                self.registry,
-                auto_create_topics=True,
-            )
-        self.errors: list[tuple[int, int]] = []  # counted of fetches
-        self.quota_table = QuotaTable(memory.quotas, 11, 1_000_000_000)
-        quotas = ClientQuotas(
-            self.quota_table,
-            self.registry,
-            memory.control.words,
-            lambda number: "User:ANONYMOUS",
-            mutation_burst_s=11,
-        )
+        self.purgatory = Purgatory(0, memory.table, memory.notices)
+        self.disk = Disk()
+        self.disk.event_fd = -1
+        commit = GroupCommit(0, self.disk, self.purgatory.notify)
+        self.authorization = authorization = self._make_authorization(authorizer)
+        self.quotas = self._make_quotas()
         self.transactions = TransactionTable(memory.transactions)
         self.forwarded: list[int] = []  # slots
         opened = None
@@ -147,26 +124,70 @@ class Stage:
                 self.channel.compiled,
                 memory.table,
                 self.registry,
-                purgatory,
+                self.purgatory,
                 authorization,
-                quotas,
+                self.quotas,
                 opened,
                 forwarding,
             )
         self.is_short = isinstance(self.core_cache, CoreCache)
+        self.errors: list[tuple[int, int]] = []  # counted of fetches
         parts = ServiceParts(
             self.channel,
             self.registry,
             self.logs.log,
-            purgatory,
+            self.purgatory,
             self.core_cache,
             lambda api_key, code: self.errors.append((api_key, int(code))),
             authorization,
         )
-        produce = ProduceService(parts, commit, opened, sync_acks_all=syncs)
         sessions = FetchSessions(memory.sessions, memory.session_cell, 100)
-        fetch = FetchService(parts, sessions, fetch_max_bytes, quotas)
-        self.api_versions_answers = itertools.repeat(b"\0\0 what is served")
+        self.apis = self._serve(
+            ProduceService(parts, commit, opened, sync_acks_all=syncs),
+            FetchService(parts, sessions, fetch_max_bytes, self.quotas),
+        )
+        self.handler = self._make_handler(commit)
+        self.short_ways: list[int] = []  # API keys that took the short cut
+        self.handler._execute_in_core = self._count_short_ways
+
+    def _make_registry(self, data: Path) -> TopicRegistry:
+        memory = self.memory
+        recover_metadata_log(str(data), memory.metadata_cell, 1)
+        return TopicRegistry(
+            MetadataLog(str(data), memory.metadata_cell),
+            broker_id=1,
+            capacity=100,
+            now_ms=lambda: 1,
+            hooks=RegistryHooks(rows=memory.table),
+        )
+
+    def _make_authorization(
+        self, make: Callable[[TopicRegistry], Authorizer] | None
+    ) -> Authorization | None:
+        if make is None:
+            return None
+        self.contexts = Contexts()
+        return Authorization(
+            make(self.registry),
+            self.contexts,  # type: ignore[arg-type]
+            self.registry,
+            auto_create_topics=True,
+        )
+
+    def _make_quotas(self) -> ClientQuotas:
+        self.quota_table = QuotaTable(self.memory.quotas, 11, 1_000_000_000)
+        return ClientQuotas(
+            self.quota_table,
+            self.registry,
+            self.memory.control.words,
+            lambda number: "User:ANONYMOUS",
+            mutation_burst_s=11,
+        )
+
+    def _serve(
+        self, produce: ProduceService, fetch: FetchService
+    ) -> dict[int, ServedApi]:
+        """Return the rows of the APIs, each handler behind the newest metadata."""
 
         def caught_up(handle):
             def handle_caught_up(request):
@@ -175,7 +196,8 @@ class Stage:
 
             return handle_caught_up
 
-        self.apis = apis = {
+        self.api_versions_answers = itertools.repeat(b"\0\0 what is served")
+        return {
             0: ServedApi(ApiKey.PRODUCE, (3, 13), caught_up(produce.handle)),
             1: ServedApi(ApiKey.FETCH, (4, 18), caught_up(fetch.handle)),
             18: ServedApi(
@@ -184,31 +206,32 @@ class Stage:
                 caught_up(lambda request: next(self.api_versions_answers)),
             ),
         }
+
+    def _make_handler(self, commit: GroupCommit) -> RequestHandler:
+        """Return the handler, which is active from now on."""
+        memory = self.memory
         self.refused: list[tuple[int, int]] = []  # API key and code of each
         dispatcher = RequestDispatcher(
-            apis,
+            self.apis,
             {},
             lambda request, code: b"error",
             str,
             lambda api_key, code: self.refused.append((api_key, int(code))),
-            quotas,
+            self.quotas,
         )
         words = memory.control.words
         words[handler_row(0) + HANDLER_ACTIVE] = 1
         words[HEADER + HEADER_ACTIVE_HANDLERS] = 1
-        self.purgatory = purgatory
-        self.handler = RequestHandler(
+        return RequestHandler(
             0,
             memory.control,
             self.channel,
             dispatcher,
-            purgatory,
+            self.purgatory,
             commit,
             memory.handler_bells[0],
             self.core_cache,
         )
-        self.short_ways: list[int] = []  # API keys that took the short cut
-        self.handler._execute_in_core = self._count_short_ways
 
     def _count_short_ways(self, slot: int) -> int | None:
         api_key = self.core_cache.execute(slot)

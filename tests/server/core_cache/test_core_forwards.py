@@ -37,7 +37,7 @@ from mpbroker.server.apis import APIS, Forwarded, forwarded_apis
 from mpbroker.server.core_cache import Forwarding
 from mpbroker.server.dispatcher import ServedApi
 from mpbroker.server.request import FORWARDED
-from mpbroker.supervisor.repair.recovery import Repair
+from mpbroker.supervisor.repair.recovery import Death, Repair
 from tests.server.core_cache.handler_stage import Stage, produce_request
 from tests.server.core_cache.test_core_requests import batch
 from tests.support.children import deaths, die, fork, kill_at_step, steps_of
@@ -365,7 +365,7 @@ def test_a_handler_killed_at_any_step_leaves_each_request_one_owner(short):
             die()
 
         assert fork(doomed) == -signal.SIGKILL
-        Repair(memory).after_handler(0, 0, was_killed=True)
+        Repair(memory).after_handler(0, 0, Death.KILLED)
         forwarded, again = memory.lane.waiting(), memory.ring.waiting()
         assert sorted(forwarded + again) == list(slots)
         seen.add(len(forwarded))

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpbroker.ipc.compiled import IS_COMPILED
-from mpbroker.ipc.layout import ROW_INTENT, ROW_WAITERS, SLOT_INTENT, slot_row
+from mpbroker.ipc.layout import MASK_BITS, ROW_INTENT, SLOT_INTENT, slot_row
 from mpbroker.ipc.layout import ResponseKind as Kind
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.headers import encode_request_header
@@ -188,13 +188,13 @@ def test_batches_of_an_idempotent_producer_do_too(pair):
     assert known(pair[0]) == known(pair[1])
 
 
-def test_a_topic_may_be_named_twice_and_a_partition_goes_the_usual_way(pair):
+def test_a_topic_may_be_named_twice_and_a_partition_is_refused_the_usual_way(pair):
     same(pair, to_three())
     assert pair[0].short_ways == [PRODUCE]
     twice = request(("one", 0, batch()), ("two", 0, batch()), ("one", 0, batch()))
     same(pair, twice)
     assert pair[0].short_ways == [PRODUCE]
-    assert [offset for _, _, offset in answers(pair[0].answer_in(3)[1])] == [3, 3, 4]
+    assert [offset for _, _, offset in answers(pair[0].answer_in(3)[1])] == [3, 3, -1]
 
 
 @pytest.mark.parametrize("count", [38, 41, 60])
@@ -389,11 +389,14 @@ def test_a_dead_owner_of_the_second_lock_is_settled_and_all_are_appended_once(sh
 def test_fetches_that_wait_are_told_where_something_came(short):
     rows = [short.log(*each).row for each in THREE]
     for row in rows[1:]:
-        row.words[row.base + ROW_WAITERS] = 1 << 5
+        row.add_waiter(5)
+        row.add_waiter(MASK_BITS + 3)
     short.ask(to_three())
     assert short.short_ways == [PRODUCE]
-    assert short.memory.notices[5].take() == ([row.index for row in rows[1:]], False)
-    assert [row.words[row.base + ROW_WAITERS] for row in rows] == [0, 0, 0]
+    for handler in (5, MASK_BITS + 3):
+        told = short.memory.notices[handler].take()
+        assert told == ([row.index for row in rows[1:]], False)
+    assert [row.take_waiters() for row in rows] == [0, 0, 0]
 
 
 # -- acks=all -----------------------------------------------------------------------

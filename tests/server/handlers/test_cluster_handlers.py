@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpbroker.metadata.cluster_nodes import NodeAddress
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages import describe_cluster as cluster
@@ -168,9 +169,9 @@ def test_a_topic_that_another_process_created_meanwhile_is_answered(
 ):
     create_topics = registry.create_topics
 
-    def created_meanwhile(wanted):
+    def created_meanwhile(wanted, spare):
         create_topics([new._replace(num_partitions=1) for new in wanted])
-        return create_topics(wanted)
+        return create_topics(wanted, spare=spare)
 
     monkeypatch.setattr(registry, "create_topics", created_meanwhile)
     (topic,) = ask(registry, 12, named("new"), creates=True).topics
@@ -396,3 +397,63 @@ def test_groups_and_transactions_are_coordinated_here(version, key_type):
     ] == [expected] * len(answers)
     if version >= 4:
         assert [each.key for each in answers] == ["g", "h"]
+
+
+@pytest.mark.parametrize(
+    ("key", "version", "code"),
+    [
+        ("g:AAAAAAAAAAAAAAAAAAAAAg:0", 6, ErrorCode.NONE),
+        ("g:AAAAAAAAAAAAAAAAAAAAAg:0", 5, ErrorCode.INVALID_REQUEST),
+        ("g:AAAAAAAAAAAAAAAAAAAAAg", 6, ErrorCode.INVALID_REQUEST),
+        ("g:AAAAAAAAAAAAAAAAAAAAAg:0:1", 6, ErrorCode.INVALID_REQUEST),
+        ("g:AAAAAAAAAAAAAAAAAAAAAg:x", 6, ErrorCode.INVALID_REQUEST),
+        ("g:topic:0", 6, ErrorCode.INVALID_REQUEST),
+        (" :AAAAAAAAAAAAAAAAAAAAAg:0", 6, ErrorCode.INVALID_REQUEST),
+    ],
+)
+def test_the_state_of_a_share_partition_is_coordinated_here(key, version, code):
+    request = coordinator.FindCoordinatorRequest(key_type=2, coordinator_keys=[key])
+    (answer,) = handle_find_coordinator(
+        request, context(version=version, node_id=7, advertised=[("here", 9092)])
+    ).coordinators
+    assert answer.error_code == code
+    assert answer.node_id == (7 if code == ErrorCode.NONE else -1)
+
+
+class FakeNodes:
+    """The nodes 1 (this one) and 2, and who has which group."""
+
+    coordinators = {"here": 1, "there": 2, "nowhere": 3}  # noqa: RUF012
+
+    def coordinator(self, group_id):
+        return self.coordinators.get(group_id)
+
+    def others(self, listener):
+        return [NodeAddress(2, "two", 9093, None)]
+
+
+@pytest.mark.parametrize(
+    ("group_id", "node", "code"),
+    [
+        ("here", (1, "host", 9092), ErrorCode.NONE),
+        ("there", (2, "two", 9093), ErrorCode.NONE),
+        ("nowhere", (-1, "", -1), ErrorCode.COORDINATOR_NOT_AVAILABLE),
+        ("unknown", (-1, "", -1), ErrorCode.COORDINATOR_NOT_AVAILABLE),
+    ],
+)
+def test_in_a_cluster_the_node_with_the_group_is_its_coordinator(group_id, node, code):
+    request = coordinator.FindCoordinatorRequest(
+        key_type=0, coordinator_keys=[group_id]
+    )
+    found = handle_find_coordinator(request, context(version=4, nodes=FakeNodes()))
+    (answer,) = found.coordinators
+    assert (answer.node_id, answer.host, answer.port) == node
+    assert answer.error_code == code
+
+
+def test_a_cluster_has_no_coordinator_of_share_partitions():
+    key = "g:AAAAAAAAAAAAAAAAAAAAAA:0"
+    request = coordinator.FindCoordinatorRequest(key_type=2, coordinator_keys=[key])
+    found = handle_find_coordinator(request, context(version=6, nodes=FakeNodes()))
+    (answer,) = found.coordinators
+    assert answer.error_code == ErrorCode.UNSUPPORTED_VERSION

@@ -250,9 +250,12 @@ def test_a_password_is_never_shown(registry):
 
 
 def test_the_cluster_default_shows_only_configs_that_are_set_there(registry):
-    assert entries(registry, BROKER, "") == {}
+    always = ["min.insync.replicas"]  # as in Kafka: KIP-966
+    assert list(entries(registry, BROKER, "")) == always
     edit(registry, BROKER, "", (SET, "log.preallocate", "TRUE"))
-    (entry,) = entries(registry, BROKER, "").values()
+    found = entries(registry, BROKER, "")
+    entry = found.pop("log.preallocate")
+    assert list(found) == always
     assert (entry.name, entry.value, entry.config_source) == (
         "log.preallocate",
         "true",
@@ -426,6 +429,20 @@ def test_a_group_has_the_brokers_configs_until_it_has_its_own(registry):
     assert {name: entry.value for name, entry in before.items()} == {
         "consumer.session.timeout.ms": "45000",
         "consumer.heartbeat.interval.ms": "7000",
+        "share.session.timeout.ms": "45000",
+        "share.heartbeat.interval.ms": "5000",
+        "share.record.lock.duration.ms": "30000",
+        "share.delivery.count.limit": "5",
+        "share.partition.max.record.locks": "2000",
+        "share.auto.offset.reset": "latest",
+        "share.isolation.level": "read_uncommitted",
+        "share.renew.acknowledge.enable": "true",
+        "share.assignment.interval.ms": "1000",
+        "streams.session.timeout.ms": "45000",
+        "streams.heartbeat.interval.ms": "5000",
+        "streams.num.standby.replicas": "0",
+        "streams.initial.rebalance.delay.ms": "3000",
+        "streams.assignment.interval.ms": "1000",
     }
     session = "consumer.session.timeout.ms"
     assert edit(registry, GROUP, "g", (SET, session, "50000"))[0] == 0
@@ -445,6 +462,10 @@ def test_a_group_has_the_brokers_configs_until_it_has_its_own(registry):
         ("consumer.session.timeout.ms", "soon", "soon"),
         ("consumer.heartbeat.interval.ms", "4999", "group.consumer.min.heartbeat"),
         ("consumer.no.such.ms", "1", "consumer.no.such.ms"),
+        ("share.delivery.count.limit", "11", "which is 10; it is 11"),
+        ("share.auto.offset.reset", "by_duration:PT", "share.auto.offset.reset"),
+        ("share.auto.offset.reset", "none", "share.auto.offset.reset"),
+        ("share.isolation.level", "none", "share.isolation.level"),
     ],
 )
 def test_invalid_configs_of_a_group_are_refused(registry, name, value, words):

@@ -44,7 +44,10 @@ def change(registry, *entries, validate_only=False):
     request = alter.AlterClientQuotasRequest.decode(1, memoryview(request.encode(1)))
     answer = handle_alter_client_quotas(
         request,
-        context(registry, resolves=("127.0.0.1", "::1", "localhost").__contains__),
+        context(
+            registry,
+            unknown_hosts=lambda hosts: set(hosts) - {"127.0.0.1", "::1", "localhost"},
+        ),
     )
     answer = alter.AlterClientQuotasResponse.decode(1, memoryview(answer.encode(1)))
     return [(each.error_code, each.error_message) for each in answer.entries]

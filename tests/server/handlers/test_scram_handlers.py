@@ -150,6 +150,14 @@ def test_keys_made_of_the_password_are_stored_and_the_password_is_not():
     )
 
 
+@pytest.mark.parametrize("size", [1, 18, 1024])
+def test_a_salted_password_of_another_length_is_kept_with_whole_keys(size):
+    registry = Registry()
+    altered(registry, [put(mechanism=2, salted=b"p" * size)])
+    kept = registry.image.scram.of("alice")[ScramMechanism.SCRAM_SHA_512]
+    assert len(kept.stored_key) == len(kept.server_key) == 64
+
+
 @pytest.mark.parametrize(
     ("upsertions", "deletions", "code"),
     [
@@ -157,7 +165,8 @@ def test_keys_made_of_the_password_are_stored_and_the_password_is_not():
         ([put(iterations=4095)], [], E.UNACCEPTABLE_CREDENTIAL),
         ([put(iterations=16385)], [], E.UNACCEPTABLE_CREDENTIAL),
         ([put(salt=b"")], [], E.UNACCEPTABLE_CREDENTIAL),
-        ([put(salted=b"p")], [], E.UNACCEPTABLE_CREDENTIAL),
+        ([put(salted=b"")], [], E.UNACCEPTABLE_CREDENTIAL),
+        ([put(salted=bytes(1025))], [], E.UNACCEPTABLE_CREDENTIAL),
         ([put(mechanism=0)], [], E.UNSUPPORTED_SASL_MECHANISM),
         ([put(mechanism=3)], [], E.UNSUPPORTED_SASL_MECHANISM),
         ([], [delete(mechanism=9)], E.UNSUPPORTED_SASL_MECHANISM),

@@ -71,3 +71,45 @@ def test_without_acks_an_error_closes_the_connection_and_success_says_nothing(st
     assert ask(stage, records=bytes(damaged), acks=0) == "closed"
     assert stage.log("t").row.log_end_offset == end + 1
     assert ask(stage, records=bytes(damaged)) == ErrorCode.CORRUPT_MESSAGE
+
+
+# -- acks=all without the disk ---------------------------------------------------------
+
+
+@pytest.fixture
+def syncing(tmp_path):
+    """With a disk that never ends a sync, and two topics: one waits for it."""
+    with broker_memory() as memory:
+        made = Stage(memory, tmp_path / "data", short=IS_COMPILED, syncs=True)
+        made.registry.create_topic("disk", 1)
+        made.registry.create_topic("cache", 1, {"flush.acks.all": "false"})
+        yield made
+        made.logs.close_files()
+
+
+def is_parked(stage, topic) -> bool:
+    """Whether a produce with acks=all waits for the disk."""
+    stage.publish(produce_request(topic, 0, batch(), acks=-1))
+    stage.handler.turn()
+    answered = stage.memory.responses[0].pop()
+    return not answered
+
+
+def test_a_topic_may_answer_acks_all_from_the_page_cache(syncing):
+    for end in range(1, 5):  # the core learns by the first one
+        assert ask(syncing, "cache", acks=-1) == ErrorCode.NONE
+        row = syncing.log("cache").row
+        assert (row.log_end_offset, row.durable_end_offset) == (end, 0)
+    assert is_parked(syncing, "disk")
+
+
+def test_acks_all_waits_again_when_the_topic_wants_it(syncing):
+    assert ask(syncing, "cache", acks=-1) == ErrorCode.NONE
+    syncing.registry.alter_topic_config("cache", lambda before: {})
+    assert is_parked(syncing, "cache")
+
+
+def test_what_the_core_has_learnt_is_forgotten_when_the_topic_does_not_wait(syncing):
+    assert ask(syncing, "disk") == ErrorCode.NONE
+    syncing.registry.alter_topic_config("disk", lambda _: {"flush.acks.all": "false"})
+    assert ask(syncing, "disk", acks=-1) == ErrorCode.NONE

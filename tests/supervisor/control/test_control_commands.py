@@ -28,6 +28,7 @@ def commands_of(
         "resizing": lambda: False,
         "closed": closed,
         "arena": memoryview(b""),
+        "topics_of_page_cache": lambda: ([LONGEST_NAME] * MAX_PARTITIONS, False),
     }
     return ControlCommands(Sources(**parts), {})
 

@@ -19,6 +19,7 @@ if POINTS == "lines":
 from mpbroker.broker.roles import Roles
 from mpbroker.cli import main
 from mpbroker.network.acceptor_guard import AcceptorGuard
+from mpbroker.network.moves.keeper_guard import KeeperGuard
 from mpbroker.supervisor import child
 from mpbroker.supervisor.repair import recovery
 from tests.support.children import kill_at_line, kill_at_step
@@ -104,6 +105,7 @@ if ROLE in ("processor", "both"):
     Roles.run_processor = _doomed(Roles.run_processor)
 if ROLE == "keeper":
     Roles.run_keeper = _doomed(Roles.run_keeper)
+    KeeperGuard._watch = _spared(KeeperGuard._watch)
 if ROLE == "acceptor":
     Roles.run_acceptor = _doomed(Roles.run_acceptor)
     AcceptorGuard._watch = _spared(AcceptorGuard._watch)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from functools import partial
 from typing import Final
 
 import pytest
@@ -32,17 +33,19 @@ from mpbroker.ipc.layout import (
     processor_row,
     slot_row,
 )
+from mpbroker.ipc.robust_mutex import spin_lock
 from mpbroker.ipc.tables.partition_table import LogState
 from mpbroker.network.request_channel import HandlerEnd, ProcessorEnd
 from mpbroker.supervisor.memory import BrokerMemory
 from mpbroker.supervisor.repair.last_tries import MAX_EXCUSED
-from mpbroker.supervisor.repair.recovery import MAX_RETRIES, Repair
+from mpbroker.supervisor.repair.recovery import MAX_RETRIES, Death, Repair
 from tests.support.children import (
     deaths,
     die,
     fork,
     kill_at_line,
     lines_of,
+    running,
     wait_until,
 )
 from tests.support.memory import broker_memory, slots_of, state_of
@@ -206,7 +209,7 @@ def test_a_request_that_waited_is_not_to_blame_for_kills_from_outside(memory):
         dead = handler_end(memory, 0)
         assert dead.receive_requests(16, 1, arm=False) == [1]
         dead.park(1, 1)
-        repair.after_handler(0, 0, was_killed=True)
+        repair.after_handler(0, 0, Death.KILLED)
     assert repair.quarantined == 0
     assert memory.ring.waiting() == [1]
 
@@ -215,7 +218,19 @@ def execute_and_die(memory: BrokerMemory, repair: Repair, handler: int = 0) -> N
     """Let a handler be killed over request 1."""
     assert handler_end(memory, handler).receive_requests(16, 1, arm=False) == [1]
     memory.control.words[handler_row(handler) + HANDLER_BUSY_SLOT] = 1 + 1
-    repair.after_handler(handler, 0, was_killed=True)
+    repair.after_handler(handler, 0, Death.KILLED)
+
+
+def test_a_request_that_a_process_computed_over_for_a_lease_is_not_tried_again(memory):
+    send(memory, [1, 2])
+    repair = Repair(memory)
+    given_up: list[int] = []
+    repair.on_quarantine = given_up.append
+    assert handler_end(memory, 0).receive_requests(16, 1, arm=False) == [1, 2]
+    memory.control.words[handler_row(0) + HANDLER_BUSY_SLOT] = 1 + 1
+    repair.after_handler(0, 0, Death.OVERRAN)
+    assert given_up == [1]
+    assert memory.ring.waiting() == [2]
 
 
 def wait_for_its_last_try(memory: BrokerMemory, repair: Repair) -> None:
@@ -248,7 +263,7 @@ def test_a_request_has_its_last_try_when_nobody_is_killed(memory):
     execute_and_die(memory, repair, 0)
     execute_and_die(memory, repair, 1)
     for handler in (2, 0, 1):  # its successors too; none of them executes anything
-        repair.after_handler(handler, 0, was_killed=True)
+        repair.after_handler(handler, 0, Death.KILLED)
         assert not repair.is_at_rest
         assert not memory.ring.waiting()
     wait_for_its_last_try(memory, repair)
@@ -263,7 +278,7 @@ def test_a_last_try_is_made_again_if_others_are_killed_too(memory, role, order):
 
     def kill_another():
         if role == "handler":
-            repair.after_handler(3, 0, was_killed=True)
+            repair.after_handler(3, 0, Death.KILLED)
         else:
             repair.after_processor(1)
 
@@ -309,7 +324,7 @@ def test_no_request_is_held_when_the_broker_stops(memory):
     repair.hold_no_more()
     assert memory.ring.waiting() == [1]
     memory.phase = Phase.DRAINING
-    repair.after_handler(0, 0, was_killed=True)
+    repair.after_handler(0, 0, Death.KILLED)
     assert memory.ring.waiting() == [1]
 
 
@@ -331,6 +346,101 @@ def test_a_committed_append_is_noted_before_its_request_is_put_back(memory):
     Repair(memory).after_handler(0, 8)
     assert memory.ring.waiting() == [1]
     assert handler_end(memory, 1).progress(1) == [50]
+
+
+def test_a_repair_does_not_wait_for_a_lock_whose_owner_waits_for_a_disk(memory):
+    """The supervisor would be taken for hung, and the broker ended."""
+    memory.table.initialise_row(0)
+    row, words = memory.table.row(0), memory.control.words
+    row.publish(LogState(log_end_offset=50))
+    send(memory, [1])
+
+    def die_before_the_commit() -> None:
+        handler_end(memory, 0).receive_requests(16, 1, arm=False)
+        row.begin_sync(0)
+        row.lock()
+        row.set_intent(1, 0, 50)
+        die()
+
+    def take_it_and_hang() -> None:
+        row.lock()
+        words[9] = 1
+        signal.pause()
+
+    fork(die_before_the_commit)
+    with running(take_it_and_hang):
+        wait_until(lambda: words[9])
+        assert fork(lambda: Repair(memory).after_handler(0, 1)) == 0
+        assert not row.owns_sync(0)
+    assert words[slot_row(1) + SLOT_PROGRESS] == 0
+    assert handler_end(memory, 1).receive_requests(16, 1, arm=False) == [1]
+
+
+def take_and_stop(row, words):
+    """Be the next owner of a dead handler's lock, and stop before it settles."""
+    spin_lock(row._argument)  # without the rest of lock()
+    words[9] = 1
+    signal.pause()
+
+
+def test_a_request_waits_until_what_it_had_begun_is_settled(memory):
+    """Its lock's next owner is stopped before it can do so."""
+    memory.table.initialise_row(0)
+    row, words = memory.table.row(0), memory.control.words
+    row.publish(LogState(log_end_offset=50))
+    send(memory, [1, 2])
+
+    def die_behind_the_commit() -> None:
+        handler_end(memory, 0).receive_requests(16, 1, arm=False)
+        row.lock()
+        row.set_intent(1, 0, 50)
+        row.publish(LogState(log_end_offset=51))
+        die()
+
+    fork(die_behind_the_commit)
+    repair = Repair(memory)
+    with running(partial(take_and_stop, row, words)):
+        wait_until(lambda: words[9])
+        repair.after_handler(0, 1)
+        assert memory.ring.waiting() == [2]
+        assert not repair.is_at_rest
+        assert repair.look_at_held() is not None
+        repair.after_handler(0, 1)  # a successor's death leaves it alone
+        assert memory.ring.waiting() == [2]
+    assert repair.look_at_held() is None
+    assert repair.is_at_rest
+    assert memory.ring.waiting() == [2, 1]
+    assert words[slot_row(1) + SLOT_PROGRESS] == 1
+
+
+def test_a_quarantined_request_is_answered_when_what_it_had_begun_is_settled(memory):
+    """Its answer frees the slot: the append must not be noted in the next request."""
+    memory.table.initialise_row(0)
+    row, words = memory.table.row(0), memory.control.words
+    row.publish(LogState(log_end_offset=50))
+    send(memory, [1])
+
+    def loop_behind_the_commit() -> None:
+        handler_end(memory, 0).receive_requests(16, 1, arm=False)
+        words[handler_row(0) + HANDLER_BUSY_SLOT] = 1 + 1
+        row.lock()
+        row.set_intent(1, 0, 50)
+        row.publish(LogState(log_end_offset=51))
+        die()
+
+    fork(loop_behind_the_commit)
+    repair = Repair(memory)
+    with running(partial(take_and_stop, row, words)):
+        wait_until(lambda: words[9])
+        repair.after_handler(0, 1, Death.OVERRAN)
+        repair.look_at_held()
+        assert memory.responses[0].waiting() == []
+        assert not repair.is_at_rest
+    repair.look_at_held()
+    assert repair.is_at_rest
+    assert memory.responses[0].waiting() == [1]
+    assert memory.ring.waiting() == []
+    assert repair.quarantined == 1
 
 
 # -- a processor's death ------------------------------------------------------------

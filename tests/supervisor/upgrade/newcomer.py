@@ -3,7 +3,9 @@
 python -m tests.supervisor.upgrade.newcomer VERSION FAULT serve ...
 
 Several faults are joined by "+". With "layout" it is none: the newcomer has another
-layout of shared memory, in all that may differ: sizes, places and words of rows.
+layout of shared memory, in all that may differ: sizes, places and words of rows. With
+"held=FILE" its handlers begin when there is such a file, so that the upgrade lasts;
+with "still=FILE" it replaces no process before that.
 """
 
 from __future__ import annotations
@@ -55,6 +57,34 @@ def kill_keeper() -> None:
             os.kill(int(pid), signal.SIGKILL)
 
 
+def hold_handlers(until: Path) -> None:
+    """Let no handler begin before a file is there."""
+    from mpbroker.server.request_handler import RequestHandler
+    from tests.support.children import wait_until
+
+    run = RequestHandler.run
+
+    def held(self: RequestHandler) -> None:
+        wait_until(until.exists)
+        run(self)
+
+    RequestHandler.run = held
+
+
+def hold_renewal(until: Path) -> None:
+    """Replace none of the old program's processes before a file is there."""
+    from mpbroker.supervisor.upgrade.predecessor import Predecessor
+    from tests.support.children import wait_until
+
+    renew = Predecessor.renew
+
+    def held(*arguments: object) -> None:
+        wait_until(until.exists)
+        renew(*arguments)
+
+    Predecessor.renew = held
+
+
 def main() -> int:
     version, faults = sys.argv[1], sys.argv[2].split("+")
     del sys.argv[1:3]
@@ -70,6 +100,11 @@ def main() -> int:
         from mpbroker.server.request_handler import RequestHandler
 
         RequestHandler.run = lambda self: os._exit(3)
+    for fault in faults:
+        if fault.startswith("held=") and not is_trial:
+            hold_handlers(Path(fault.removeprefix("held=")))
+        if fault.startswith("still=") and not is_trial:
+            hold_renewal(Path(fault.removeprefix("still=")))
     if "takeover" in faults and not is_trial:
         from mpbroker.supervisor import pool_settings
 

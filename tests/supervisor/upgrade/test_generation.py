@@ -9,10 +9,14 @@ from contextlib import ExitStack
 
 import pytest
 
+from mpbroker.ipc.layout import COORDINATOR, HOUSEKEEPER, RowStatus
+from mpbroker.ipc.tables.partition_table import LogState
+from mpbroker.metadata.topics import RegistryHooks
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.messages.delete_topics import DeleteTopicsRequest
 from mpbroker.protocol.messages.fetch import FetchResponse
 from mpbroker.protocol.records.record_batch import iter_records
+from mpbroker.supervisor.upgrade.generation import Leaver
 from tests.broker.load import (
     Load,
     api_versions,
@@ -37,6 +41,8 @@ from tests.supervisor.upgrade.test_upgrade import (
     wait_for_end,
 )
 from tests.support.children import wait_until
+from tests.support.memory import broker_memory
+from tests.support.metadata import start
 
 LARGE = 5_000_000
 SETTINGS = {
@@ -264,3 +270,32 @@ def test_nothing_is_left_of_the_generation_before(broker):
         return all(now[kind] == before[kind] for kind in ("descriptors", "rows"))
 
     wait_until(kept)
+
+
+class NoSockets:
+    """A supervisor without connections."""
+
+    sockets_kept = ()
+
+
+def test_a_log_whose_last_sync_is_in_doubt_is_to_be_checked(tmp_path):
+    """Its owner was killed, and may have been told of a failed write."""
+    with broker_memory() as memory:
+        topics = start(tmp_path, hooks=RegistryHooks(rows=memory.table))
+        topics.create_topic("t", 4)
+        whole, dropped, killed, synced = map(memory.table.row, range(4))
+        for row in (whole, dropped, killed, synced):
+            row.publish(LogState(log_end_offset=7))
+            row.status = RowStatus.ONLINE
+        for row, process in ((dropped, COORDINATOR), (killed, HOUSEKEEPER)):
+            assert row.begin_sync(process) == 7
+        dropped.forget_sync(COORDINATOR)
+        assert synced.begin_sync(0) == 7
+        synced.end_sync(7)
+        leaver = Leaver(NoSockets(), memory, topics, by_force=False)
+        assert [log[1:] for log in leaver._logs()] == [
+            (0, 0, 7),
+            (1, 0, 0),
+            (2, 0, 0),
+            (3, 0, 7),
+        ]

@@ -79,14 +79,18 @@ def wait_for_end(broker, *beginnings):
 
 
 def test_a_broker_is_as_old_as_its_first_program_and_says_what_the_next_one_does(
-    broker,
+    broker, tmp_path
 ):
-    started = identity(broker)["started"]
-    upgrade(broker, newcomer(broker))
+    started, go_on = identity(broker)["started"], tmp_path / "go-on"
+    replace = tmp_path / "replace"
+    upgrade(broker, newcomer(broker, fault=f"held={go_on}+still={replace}"))
     wait_until(lambda: identity(broker).get("version") == "9.9")
+    # Told with the version already: there is no moment between the two.
     assert identity(broker)["upgrade"].startswith("replacing the processes of")
+    replace.touch()
     with pytest.raises(CliError, match="an upgrade is under way"):
         upgrade(broker)
+    go_on.touch()
     wait_for_end(broker, "done")
     assert identity(broker)["started"] == started
     command = [sys.executable, "-m", "mpbroker", "ctl", "status", "-d", broker.data_dir]
@@ -120,6 +124,8 @@ def test_without_a_command_it_is_the_same_again_and_holds_what_it_held(broker):
     upgrade(broker)
     wait_for_end(broker, "done")
     assert not processes & set(children(broker).values())
+    # Neither here nor in the trial: a trial that must be killed takes 20 s.
+    assert "did not end in time" not in broker.log_path.read_text()
     # None has died, though those that have no other beside them were killed.
     assert not [each for each in states(broker) if each["restarts"]]
     assert not [each for each in states(broker) if each["last_exit"]]

@@ -1,6 +1,6 @@
-"""SASL, the server's side: state machines that see tokens and never a socket.
+"""Authenticate clients by SASL, in state machines that see tokens and no socket.
 
-authenticator    Kafka's requests around the tokens: which may come when
+authenticator    Kafka's requests around the tokens, and their order
 plain, scram, oauthbearer    one mechanism each: token in, token out
 jaas             the users of a sasl.jaas.config
 """

@@ -1,4 +1,6 @@
-"""SaslServerAuthenticator: Kafka's requests for SASL, their order and their answers.
+"""SaslServerAuthenticator: answer Kafka's requests for SASL, in their order.
+
+Each state expects other requests:
 
     INITIAL        ApiVersions or SaslHandshake; nothing else is served yet
     HANDSHAKE      SaslHandshake; the client has asked for the APIs
@@ -6,7 +8,7 @@
     COMPLETE       the client has authenticated
     FAILED         the connection closes after the last answer
 
-Frames come in without their size field, and whole answers go out with it.
+Requests come in without their size field, and answers go out with it.
 
 Source: Kafka protocol guide, "SASL Authentication Sequence"; KIP-43, KIP-152, KIP-368;
 Kafka's SaslServerAuthenticator.
@@ -55,7 +57,7 @@ _AUTHENTICATE_VERSIONS: Final = (0, 2)
 
 
 class AuthenticatorState(Enum):
-    """The states: which request is expected next."""
+    """Names the states of an authentication, which the module describes."""
 
     INITIAL = auto()
     HANDSHAKE = auto()
@@ -68,27 +70,28 @@ S = AuthenticatorState
 
 
 class Session(NamedTuple):
-    """The result of a successful authentication."""
+    """Holds the result of a successful authentication: who, how, and for how long."""
 
     user: str
     mechanism: str
     ends_ms: int  # wall clock; 0: never
+    by_token: bool = False
 
 
 class SaslServerAuthenticator:
-    """One connection's authentication, from its first request or from a later one.
+    """Authenticates one connection by SASL, at its beginning or again later.
 
     Args:
-        mechanisms: what makes each mechanism that is offered, by name, in order.
-        answer_api_versions: see there.
-        max_reauth_ms: connections.max.reauth.ms, by mechanism; 0 or none: a session
-            ends with the credential.
-        previous: of a re-authentication, what was proved before.
+        mechanisms: makes an object of each offered mechanism, by name, in order.
+        answer_api_versions: answers an ApiVersions request.
+        max_reauth_ms: connections.max.reauth.ms, by mechanism. If a mechanism has none
+            or 0, a session ends only when the credential expires.
+        previous: the session before, if this is a re-authentication.
 
     Attributes:
-        state: see there.
-        session: once it is COMPLETE.
-        error: once it has FAILED.
+        state: which request is expected next, see the module.
+        session: the result, once the state is COMPLETE.
+        error: the reason, once the state is FAILED.
     """
 
     def __init__(
@@ -110,10 +113,10 @@ class SaslServerAuthenticator:
         self.error: SaslError | None = None
 
     def handle(self, frame: memoryview, now_ms: int) -> bytes:
-        """Take the client's next frame; return what to send, which may be nothing.
+        """Take the client's next frame; return the bytes to send, which may be none.
 
-        Whatever a mechanism raises ends here: a stranger's bytes may fail that
-        connection, and never the process that serves all others.
+        All exceptions of a mechanism except NotYetError are caught. So a client's bytes
+        may fail its own connection, but never end the process that serves all others.
 
         Args:
             frame: without its size field.
@@ -231,14 +234,20 @@ class SaslServerAuthenticator:
             answer, _ = self._evaluate(token, now_ms)
         except SaslError as error:
             self._fail(error)
-            return b""  # there is no way to say so: the end of the connection does
+            return b""  # bare tokens have no errors: the connection just ends
         return encode_frame([answer])
 
     def _evaluate(self, token: bytes, now_ms: int) -> tuple[bytes, int]:
-        """The next token of ours, and the session's length in ms; 0: none, or endless.
+        """Give a client's token to the SASL mechanism; after the last note the session.
+
+        Returns:
+            The token to answer with, and the session's length in ms. The length is 0 if
+            there is no session yet, or if the session does not end.
 
         Raises:
-            SaslError, NotYetError: as the mechanism does.
+            SaslError: the token is not valid, or the client is another user than
+                before.
+            NotYetError: the token cannot be judged yet.
         """
         mechanism = self._mechanism
         assert mechanism is not None
@@ -259,14 +268,17 @@ class SaslServerAuthenticator:
             limits.append(max(0, mechanism.expires_ms - now_ms))
         lifetime_ms = min(limits, default=0)
         ends_ms = now_ms + lifetime_ms if limits else 0
-        self.session = Session(mechanism.user, self._name, ends_ms)
+        self.session = Session(mechanism.user, self._name, ends_ms, mechanism.by_token)
         self.state = S.COMPLETE
         return answer, lifetime_ms
 
     # -- its end -----------------------------------------------------------------------
 
     def _refuse(self, message: str) -> bytes:
-        """Fail because of a request out of order."""
+        """Fail because of a request that is malformed or out of order.
+
+        Return no bytes to send.
+        """
         self._fail(SaslError(message, AuthenticationResult.NOT_SASL))
         return b""
 

@@ -1,7 +1,9 @@
-"""The users that a sasl.jaas.config names for PLAIN.
+"""Read the users that a sasl.jaas.config names for PLAIN.
 
     org.apache.kafka.common.security.plain.PlainLoginModule required
         username="admin" password="secret" user_admin="secret" user_alice="other";
+
+The users are those of the options user_NAME: admin and alice.
 
 Source: JAAS login configuration files; Kafka's PlainServerCallbackHandler.
 """
@@ -23,10 +25,15 @@ _USER: Final = "user_"
 
 
 def users_of_jaas(text: str, key: str) -> dict[str, str]:
-    """Return passwords by user.
+    """Return the passwords of a JAAS configuration, by user.
+
+    Args:
+        text: the configuration.
+        key: the name of the setting, for errors.
 
     Raises:
-        ConfigError: it is not of that form; the text names ``key`` and no password.
+        ConfigError: the configuration has another form. The message names ``key``, and
+            contains no password.
     """
     tokens = _tokens(text, key)
     if [token for _, token in tokens[:2]] != [_MODULE, "required"]:

@@ -6,7 +6,7 @@ PyJWT does the cryptography. Only signatures that need a private key are accepte
 A file is read again when it changes. A URL is fetched by a thread of its own, which
 touches only the keys: a processor never waits for another machine.
 
-Source: RFC 7519, RFC 7517; KIP-768, whose settings these are.
+Source: RFC 7519, RFC 7517; KIP-768 for the settings.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _ALGORITHMS: Final = [
     *("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
     *("ES256", "ES384", "ES512", "EdDSA"),
 ]
-_LATEST_S: Final = 253_402_300_799  # the end of 9999; some count nanoseconds
+_LATEST_S: Final = 253_402_300_799  # the end of 9999; some issuers send nanoseconds
 _MAX_JWKS_BYTES: Final = 1 << 20
 _FETCH_TIMEOUT_S: Final = 10.0
 
 
 class JwtSettings(NamedTuple):
-    """The settings sasl.oauthbearer.*, of one listener."""
+    """Holds the settings sasl.oauthbearer.* of one listener."""
 
     jwks_url: str
     expected_audience: tuple[str, ...] = ()
@@ -50,7 +50,7 @@ class JwtSettings(NamedTuple):
 
 
 class JwtValidator:
-    """Validates tokens with the newest keys.
+    """Validates signed JWTs with the newest keys of a JWKS file or URL.
 
     Args:
         settings: where the keys are, and what a token must claim.
@@ -66,8 +66,12 @@ class JwtValidator:
     def __call__(self, text: str) -> Token:
         """Validate a token; return its user and the time when it expires.
 
+        Args:
+            text: the token as the client has sent it.
+
         Raises:
-            SaslError: the token is not valid. Only our log says which check failed.
+            SaslError: the token is not valid. The client is not told which check
+                failed; the broker's log says it.
             NotYetError: the keys have not been fetched yet.
         """
         keys = self._keys.keys()
@@ -96,7 +100,7 @@ class JwtValidator:
         return Token(user, int(min(claims["exp"], _LATEST_S) * 1000))
 
     def close(self) -> None:
-        """Stop fetching keys."""
+        """Stop fetching keys from a URL, if there is one."""
         self._keys.close()
 
     def _key_for(self, header: dict[str, Any], keys: dict[str, Any]) -> Any:
@@ -112,7 +116,7 @@ class JwtValidator:
 
 
 def source_of(settings: JwtSettings) -> _KeySource:
-    """Return the source of the keys: a file or a URL.
+    """Return the source of the keys that verify tokens: a file or a URL.
 
     Raises:
         ConfigError: the URL's scheme is not supported, or the file is not usable.
@@ -136,19 +140,19 @@ def source_of(settings: JwtSettings) -> _KeySource:
 
 
 class _KeySource(Protocol):
-    """Returns keys by their key id, the "kid" of RFC 7517."""
+    """Returns keys for signatures by their key id, the "kid" of RFC 7517."""
 
     def keys(self) -> dict[str, Any]: ...
 
     def want_newer(self) -> None:
-        """Note that a token names a key that is not among the keys."""
+        """Ask for a fresh set of keys, because a token names a key that is unknown."""
 
     def close(self) -> None:
-        """Release what the source uses."""
+        """Stop fetching keys, if they come from a URL."""
 
 
 class _FileKeys:
-    """Reads keys from a file, again whenever the file changes."""
+    """Reads the keys for signatures from a file, again whenever the file changes."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -170,7 +174,7 @@ class _FileKeys:
         return self._keys
 
     def want_newer(self) -> None:
-        """Do nothing: every call of keys() looks whether the file has changed."""
+        """Do nothing: each call of keys() reads the file if it has changed."""
 
     def close(self) -> None:
         """Do nothing: the file is open only while it is read."""
@@ -188,7 +192,7 @@ class _FileKeys:
 
 
 class _UrlKeys:
-    """Fetches keys from a URL in a thread, and keeps the newest."""
+    """Fetches the keys for signatures from a URL in a thread, and keeps the newest."""
 
     def __init__(self, settings: JwtSettings) -> None:
         self._settings = settings
@@ -245,10 +249,12 @@ class _UrlKeys:
 
 
 def parse_jwks(data: bytes) -> dict[str, Any]:
-    """Return the keys of a JWKS whose signatures are accepted, by key id.
+    """Return the keys of a JWKS that can verify accepted signatures, by key id.
+
+    Other keys are left out. A key without an id gets its number as id: "#0".
 
     Raises:
-        ValueError: the bytes are not a JWKS, or it has no such key.
+        ValueError: the bytes are not a JWKS, or none of its keys can be used.
     """
     import jwt
 

@@ -1,4 +1,4 @@
-"""The interface of SASL mechanisms."""
+"""Define the interface of SASL mechanisms, and their errors."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from mpbroker.network.errors import NetworkError
 
 
 class SaslError(NetworkError):
-    """A failed authentication. Its text is sent to the client, so it has no secrets.
+    """The authentication has failed. The text is sent to the client, without secrets.
 
     Attributes:
-        result: the counter for it.
-        detail: the reason for our log, which the client must not know.
+        result: which counter the failure adds to.
+        detail: the reason for the broker's log, which the client must not know.
     """
 
     def __init__(
@@ -32,23 +32,26 @@ class NotYetError(NetworkError):
 
 
 class SaslMechanism(Protocol):
-    """One authentication.
+    """Checks the SASL tokens that a client sends in one authentication.
 
     Attributes:
         user: the client's user; empty until ``is_complete``.
         is_complete: whether the client has authenticated.
         expires_ms: when the credential expires, wall clock; None: never.
+        by_token: whether the credential is a delegation token.
     """
 
     user: str
     is_complete: bool
     expires_ms: int | None
+    by_token: bool
 
     def evaluate(self, token: bytes) -> bytes:
-        """Take the client's next token; return ours.
+        """Take the client's next token; return the token to answer with.
 
         Raises:
-            SaslError: it has failed for good.
-            NotYetError: see there.
+            SaslError: the authentication has failed for good.
+            NotYetError: the token cannot be judged yet; give the same token again
+                later.
         """
         ...

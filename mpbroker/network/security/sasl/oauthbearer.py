@@ -17,7 +17,7 @@ from mpbroker.network.security.sasl.mechanism import SaslError
 
 
 class Token(NamedTuple):
-    """What a valid token says."""
+    """Holds the content of a valid token."""
 
     user: str
     expires_ms: int  # wall clock
@@ -35,7 +35,11 @@ _INVALID: Final = b'{"status":"invalid_token"}'
 
 
 class OAuthBearerServer:
-    """One attempt: one token, or two if the first was not valid."""
+    """Checks one attempt to authenticate, in which a client sends one or two tokens.
+
+    If the first is valid, the client has authenticated. If not, the client learns it
+    from the answer and sends a second one, upon which the attempt fails.
+    """
 
     def __init__(self, validate: Validate) -> None:
         self._validate = validate
@@ -43,6 +47,7 @@ class OAuthBearerServer:
         self.user = ""
         self.is_complete = False
         self.expires_ms: int | None = None
+        self.by_token = False
 
     def evaluate(self, token: bytes) -> bytes:
         if self._error is not None:

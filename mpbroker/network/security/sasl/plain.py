@@ -1,4 +1,6 @@
-"""PLAIN: user and password unencrypted, so only for TLS or loopback connections.
+"""PLAIN: the client sends its user and password unencrypted.
+
+So use it only for connections over TLS or loopback.
 
 Source: RFC 4616; Kafka's PlainSaslServer, for the messages that clients show to users.
 """
@@ -20,13 +22,17 @@ _WRONG: Final = "Authentication failed: Invalid username or password"
 
 
 class PlainServer:
-    """One attempt: one token, and no answer but an empty one."""
+    """Checks one attempt to authenticate, in which a client sends one token.
+
+    The answer to a right token is empty.
+    """
 
     def __init__(self, password_of: PasswordOf) -> None:
         self._password_of = password_of
         self.user = ""
         self.is_complete = False
         self.expires_ms: int | None = None
+        self.by_token = False
 
     def evaluate(self, token: bytes) -> bytes:
         if self.is_complete:
@@ -48,7 +54,7 @@ class PlainServer:
         if not password:
             raise SaslError("Authentication failed: password not specified")
         expected = self._password_of(user)
-        # A user that does not exist takes as long, and is told the same.
+        # A user that does not exist takes as long, and gets the same error.
         is_right = hmac.compare_digest(
             password.encode(),
             (password + "x" if expected is None else expected).encode(),

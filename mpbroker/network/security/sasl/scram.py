@@ -1,12 +1,13 @@
-"""SCRAM: the client proves that it knows a password, and the server likewise.
+"""SCRAM: client and server prove to each other that they know a password.
 
     client   n,,n=user,r=nonce                 client-first
     server   r=nonce+ours,s=salt,i=iterations  server-first
     client   c=biws,r=both,p=proof             client-final
     server   v=signature                       server-final
 
-A user that does not exist gets a salt too, the same at every attempt, and fails at the
-same step as a wrong password. So a client cannot find out which users exist.
+A client that names an unknown user gets a salt too, the same at every attempt, and
+fails at the same step as with a wrong password. So a client cannot find out which users
+exist.
 
 Source: RFC 5802, RFC 7677; Kafka's ScramSaslServer.
 """
@@ -22,6 +23,7 @@ from collections.abc import Callable
 from typing import Final
 
 from mpbroker.ipc.counters.authentication_counts import AuthenticationResult
+from mpbroker.metadata.delegation_tokens import TokenLoginOf
 from mpbroker.metadata.scram_credentials import (
     MIN_ITERATIONS,
     ScramCredential,
@@ -52,13 +54,15 @@ _MAX_NONCE: Final = 256
 
 
 class ScramServer:
-    """One attempt: two tokens.
+    """Checks one attempt to authenticate, in which a client sends two tokens.
 
     Args:
-        mechanism: which hash.
-        credential_of: a user's credential; None: there is none.
+        mechanism: says which hash is used.
+        credential_of: returns a user's credential; None: there is no such user.
         nonce: random, new for every attempt, printable and without a comma.
-        secret: the same for all attempts; makes the salts of those who do not exist.
+        secret: the same for all attempts; the salts of unknown users are made from it.
+        token_of: returns the login of a delegation token. None: clients cannot log in
+            with delegation tokens.
     """
 
     def __init__(
@@ -67,12 +71,15 @@ class ScramServer:
         credential_of: CredentialOf,
         nonce: str,
         secret: bytes,
+        token_of: TokenLoginOf | None = None,
     ) -> None:
         self._mechanism = mechanism
         self._credential_of = credential_of
         self._nonce = nonce
         self._secret = secret
+        self._token_of = token_of
         self._name = ""
+        self._proved = ""  # the user that a right proof makes
         self._gs2 = ""
         self._messages = ""  # client-first-bare, server-first
         self._credential: ScramCredential | None = None
@@ -80,6 +87,7 @@ class ScramServer:
         self.user = ""
         self.is_complete = False
         self.expires_ms: int | None = None
+        self.by_token = False
 
     def evaluate(self, token: bytes) -> bytes:
         if self.is_complete:
@@ -103,14 +111,16 @@ class ScramServer:
         if len(match["nonce"]) > _MAX_NONCE:
             raise _malformed(f"the nonce has more than {_MAX_NONCE} characters")
         if "tokenauth=true" in match["extensions"].split(","):
-            raise _malformed("delegation tokens are not served")
-        self._name = _saslname(match["user"])
+            if self._token_of is None:
+                raise _malformed("delegation tokens are not served")
+            self.by_token = True
+        self._name = self._proved = _saslname(match["user"])
         if match["authzid"] and _saslname(match["authzid"]) != self._name:
             raise SaslError(
                 "Authentication failed: Client requested an authorization id that is"
                 " different from username"
             )
-        found = self._credential_of(self._name, self._mechanism)
+        found = self._find()
         self._is_known = found is not None
         self._credential = found or self._made_up()
         self._gs2 = match["gs2"]
@@ -119,6 +129,21 @@ class ScramServer:
         server_first = f"r={nonce},s={salt},i={self._credential.iterations}"
         self._messages = f"{match['bare']},{server_first}"
         return server_first
+
+    def _find(self) -> ScramCredential | None:
+        """Return the credential of the user or token that the client has named.
+
+        Return None if there is none. In the case of a delegation token also note its
+        owner as the user, and when it expires.
+        """
+        if not self.by_token:
+            return self._credential_of(self._name, self._mechanism)
+        assert self._token_of is not None
+        token = self._token_of(self._name, self._mechanism)
+        if token is None:
+            return None
+        self._proved, self.expires_ms = token.user, token.expires_ms
+        return token.credential
 
     def _made_up(self) -> ScramCredential:
         keys = hmac.digest(self._secret, self._name.encode(), "sha512")
@@ -149,7 +174,7 @@ class ScramServer:
         )
         if not (is_right and self._is_known):
             raise SaslError(self._failed)
-        self.user = self._name
+        self.user = self._proved
         self.is_complete = True
         server_signature = hmac.digest(credential.server_key, message, hash_name)
         return "v=" + b64encode(server_signature).decode()

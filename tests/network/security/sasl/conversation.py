@@ -70,12 +70,13 @@ class ScramClient:
         user: str,
         password: str,
         nonce: str = "fyko+d2lbbFgONRv9qkxdawL",
+        extensions: str = "",
     ) -> None:
         self._hash = mechanism.hash_name
         self._password = password
         self.nonce = nonce
         name = user.replace("=", "=3D").replace(",", "=2C")
-        self._bare = f"n={name},r={nonce}"
+        self._bare = f"n={name},r={nonce}{extensions}"
         self._server_key = b""
         self._message = b""
 

@@ -39,6 +39,7 @@ class Expiring:
     def __init__(self) -> None:
         self.user, self.is_complete = "", False
         self.expires_ms: int | None = NOW_MS + 500
+        self.by_token = False
         self.asked = 0
 
     def evaluate(self, token: bytes) -> bytes:

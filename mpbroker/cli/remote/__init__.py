@@ -1,0 +1,1 @@
+"""`mpbroker restore` and `mpbroker store`: work on a remote store."""

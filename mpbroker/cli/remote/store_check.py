@@ -1,0 +1,145 @@
+"""Compare the objects of a remote store with the manifests that name them.
+
+A broker may run meanwhile. It names an object in a manifest before it writes the
+object, and removes the object before it removes the name. So the objects are listed
+first, and the manifests are read after that: an object that no manifest names then will
+never be named, since each copy of a segment has a new id. If an object seems to be
+missing, its manifest is read once more, because the broker may have removed the segment
+since.
+
+The pieces below `metadata/` are the exception: the index names them after they were
+written. Pieces without a name are left to the broker, which removes them when it
+starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from mpbroker.base.storage_errors import RemoteObjectMissingError
+from mpbroker.storage.remote.metadata_copy import (
+    INDEX_KEY,
+    METADATA_PREFIX,
+    MetadataIndex,
+)
+from mpbroker.storage.remote.remote_manifest import (
+    ManifestError,
+    RemoteManifest,
+    indexes_key,
+    log_key,
+    manifest_key,
+)
+
+if TYPE_CHECKING:
+    from mpbroker.storage.remote.object_store import ObjectStore
+
+_PARTS_OF_KEY = 3  # topic id, partition, object
+
+
+class Findings(NamedTuple):
+    """The result of a check.
+
+    Attributes:
+        segments: the number of segments that the manifests call copied.
+        damage: a line of text for each object that is missing or damaged, or has
+            another size.
+        orphans: the keys of objects that no manifest names.
+    """
+
+    segments: int
+    damage: tuple[str, ...]
+    orphans: tuple[str, ...]
+
+
+def check(store: ObjectStore) -> Findings:
+    """Compare the objects of a store with its manifests; change nothing.
+
+    Raises:
+        RemoteStorageError: the store cannot be read.
+    """
+    by_prefix: dict[str, list[str]] = {}
+    for key in store.list(""):
+        parts = key.split("/")
+        if len(parts) == _PARTS_OF_KEY:
+            by_prefix.setdefault("/".join(parts[:2]), []).append(key)
+    segments = 0
+    damage: list[str] = []
+    orphans: list[str] = []
+    for prefix, keys in sorted(by_prefix.items()):
+        try:
+            manifest = RemoteManifest.decode(store.get(manifest_key(prefix)), prefix)
+        except RemoteObjectMissingError:
+            manifest = RemoteManifest(prefix=prefix)  # its topic was deleted
+        except ManifestError as error:
+            damage.append(f"{manifest_key(prefix)}: {error}")
+            continue
+        segments += len(manifest.copied())
+        damage += _missing(store, prefix, manifest)
+        named = {manifest_key(prefix)}
+        for segment in manifest.segments:
+            named |= {log_key(prefix, segment), indexes_key(prefix, segment)}
+        orphans += _still_there(store, sorted(set(keys) - named))
+    damage += _missing_metadata(store)
+    return Findings(segments, tuple(damage), tuple(orphans))
+
+
+def _missing(
+    store: ObjectStore, prefix: str, manifest: RemoteManifest
+) -> Iterator[str]:
+    """Yield a line about each object of a copied segment that is missing or cut."""
+    for segment in manifest.copied():
+        for key, size in (
+            (log_key(prefix, segment), segment.size),
+            (indexes_key(prefix, segment), segment.indexes_size),
+        ):
+            found = _size(store, key)
+            if found == size or _was_removed(store, prefix, segment.segment_id):
+                continue
+            what = "is missing" if found < 0 else f"has {found} bytes, not {size}"
+            partition = prefix.rpartition("/")[2]
+            yield (
+                f"{manifest.topic}-{partition}, offsets {segment.base_offset} to"
+                f" {segment.next_base - 1}: {key} {what}"
+            )
+
+
+def _was_removed(store: ObjectStore, prefix: str, segment_id: str) -> bool:
+    """Return whether a broker has removed a segment since its manifest was read."""
+    try:
+        manifest = RemoteManifest.decode(store.get(manifest_key(prefix)), prefix)
+    except RemoteObjectMissingError:
+        return True
+    return all(each.segment_id != segment_id for each in manifest.copied())
+
+
+def _missing_metadata(store: ObjectStore) -> list[str]:
+    """Return a line about each object of the metadata that is missing or damaged."""
+    while True:
+        try:
+            content = store.get(INDEX_KEY)
+        except RemoteObjectMissingError:
+            return ["there is no copy of the metadata: mpbroker restore cannot work"]
+        try:
+            keys = MetadataIndex.decode(content).keys()
+        except ManifestError as error:
+            return [f"{INDEX_KEY}: {error}"]
+        there = set(store.list(METADATA_PREFIX))
+        missing = [
+            f"{key} is missing: mpbroker restore cannot work"
+            for key in sorted(keys - there)
+        ]
+        # A newer copy may have replaced this one since, and its pieces were deleted.
+        if not missing or store.get(INDEX_KEY) == content:
+            return missing
+
+
+def _still_there(store: ObjectStore, keys: Iterable[str]) -> list[str]:
+    return [key for key in keys if _size(store, key) >= 0]
+
+
+def _size(store: ObjectStore, key: str) -> int:
+    try:
+        return store.size(key)
+    except RemoteObjectMissingError:
+        return -1

@@ -1,0 +1,1 @@
+"""Copy topics from a running cluster to a running mpbroker, with the same offsets."""

@@ -1,0 +1,1 @@
+"""ShareConsumer: a member of a share group, its sessions with brokers, its settings."""

@@ -1,0 +1,1 @@
+"""The groups of a cluster: their shards, their records, offsets in transactions."""

@@ -1,0 +1,1 @@
+"""Requests as they are served: the request log, its counts, percentiles of times."""

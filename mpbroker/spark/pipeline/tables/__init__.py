@@ -1,0 +1,1 @@
+"""Tables of a lake: commit batches to them, maintain them, open them by format."""

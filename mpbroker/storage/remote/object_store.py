@@ -1,0 +1,284 @@
+"""ObjectStore: put, read and delete objects in S3, GCS, Azure, or in a directory.
+
+A thin layer over `obstore`, which brings requests, signatures, retries and multipart
+uploads. This module adds error messages that say what an operator has to change. It is
+imported only if a URL of a store is set.
+
+Methods block, except those that are coroutines. Several threads may call them: obstore
+releases the GIL.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+import obstore
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    GenericError,
+    NotSupportedError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+)
+from obstore.store import LocalStore, from_url
+
+from mpbroker.base.storage_errors import (
+    RemoteObjectMissingError,
+    RemoteStorageError,
+    RemoteUnreachableError,
+    UnconditionalStoreError,
+)
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, RetryConfig
+
+# From 8 MiB on a file goes up in parts. Four parts at a time hold 32 MiB of memory.
+_PART_BYTES: Final = 8 * 1024 * 1024
+_PARTS_AT_ONCE: Final = 4
+_DELETE_AT_ONCE: Final = 1000  # the limit of one DeleteObjects request
+# The error code in a store's response, or in obstore's message about one of several
+# objects to delete.
+_CODE: Final = re.compile(r"<Code>(\w{1,64})</Code>|\(code: (\w{1,64})\)")
+# Errors after which the store may serve the same request later: it is away, overloaded,
+# or full.
+_PASSING: Final = re.compile(r"HTTP error|status code: 5\d\d ")
+# Explanations for operators, by the error code of an S3 server.
+_ADVICE: Final[Mapping[str, str]] = {
+    "InvalidAccessKeyId": "the store does not know the access key",
+    "SignatureDoesNotMatch": "the secret key does not belong to the access key",
+    "RequestTimeTooSkewed": "this machine's clock is wrong",
+    "ExpiredToken": "the credentials have expired",
+    "NoSuchBucket": "there is no such bucket: create it",
+    "AccessDenied": "the credentials have no right to do this",
+    "SlowDown": "the store has too many requests",
+    "XMinioStorageFull": "the store is full",
+}
+_S3: Final = ("s3", "s3a")
+
+
+class ObjectStore:
+    """The objects below one URL.
+
+    Args:
+        url: such as `s3://bucket/prefix`, `gs://`, `az://` or `file:///directory`.
+            Credentials and endpoint are taken from the usual variables of the
+            environment (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, ...).
+        retry_s: the time in seconds for which a failed request is tried again.
+        retries: the largest number of further attempts; the time between them doubles,
+            with a random part.
+
+    Raises:
+        RemoteStorageError: the URL or a variable is wrong, or a directory is missing.
+    """
+
+    def __init__(self, url: str, *, retry_s: float = 30.0, retries: int = 5) -> None:
+        self.url = url
+        parts = urlsplit(url)
+        endpoint = os.environ.get("AWS_ENDPOINT_URL", "")
+        client: ClientConfig = {"connect_timeout": "5s", "timeout": "30s"}
+        if parts.scheme in _S3 and endpoint.startswith("http://"):
+            client["allow_http"] = True  # the operator has named it
+        retry: RetryConfig = {
+            "max_retries": retries,
+            "retry_timeout": timedelta(seconds=retry_s),
+        }
+        try:
+            if parts.scheme == "file":
+                self._store: Any = LocalStore(parts.path)
+            else:
+                self._store = from_url(url, client_options=client, retry_config=retry)
+        except (BaseError, OSError, ValueError) as error:
+            raise self._error("cannot be used", error) from error
+
+    def put(self, key: str, content: bytes) -> None:
+        """Write an object, or replace it: readers see the old or the new content.
+
+        Raises:
+            RemoteStorageError: the object may have been written nevertheless.
+        """
+        try:
+            obstore.put(self._store, key, content, use_multipart=False)
+        except (BaseError, OSError) as error:
+            raise self._error(f"cannot write {key}", error) from error
+
+    async def put_async(self, key: str, content: bytes) -> None:
+        """Do as ``put`` does, without blocking.
+
+        If the coroutine is cancelled, it keeps no reference to the content.
+        """
+        try:
+            await obstore.put_async(self._store, key, content, use_multipart=False)
+        except (BaseError, OSError) as error:
+            raise self._error(f"cannot write {key}", error) from error
+
+    def create(self, key: str, content: bytes) -> bool:
+        """Write an object if none of this key exists; return whether it was written.
+
+        Raises:
+            UnconditionalStoreError: the store says that it cannot do this.
+            RemoteStorageError: the object may have been written nevertheless.
+        """
+        try:
+            obstore.put(self._store, key, content, mode="create", use_multipart=False)
+        except (AlreadyExistsError, FileExistsError):
+            return False
+        except (NotSupportedError, NotImplementedError) as error:
+            raise UnconditionalStoreError(self.url) from error
+        except (BaseError, OSError) as error:
+            raise self._error(f"cannot write {key}", error) from error
+        return True
+
+    def put_stream(self, key: str, chunks: Iterator[bytes]) -> None:
+        """Write an object whose content is all chunks together; a large one in parts.
+
+        Raises:
+            RemoteStorageError: the object may have been written nevertheless.
+            Exception: the exception that ``chunks`` has raised; no object was written.
+        """
+        failed: list[Exception] = []
+
+        def watched() -> Iterator[bytes]:
+            try:
+                yield from chunks
+            except Exception as error:
+                failed.append(error)
+                raise
+
+        try:
+            obstore.put(
+                self._store,
+                key,
+                watched(),
+                chunk_size=_PART_BYTES,
+                max_concurrency=_PARTS_AT_ONCE,
+            )
+        except (BaseError, OSError) as error:
+            if failed:
+                raise failed[0] from None
+            raise self._error(f"cannot write {key}", error) from error
+
+    def size(self, key: str) -> int:
+        """Return an object's size in bytes; raises as ``get``."""
+        try:
+            return int(obstore.head(self._store, key)["size"])
+        except FileNotFoundError as error:
+            raise self._missing(key, error) from error
+        except (BaseError, OSError) as error:
+            raise self._error(f"cannot read {key}", error) from error
+
+    def get(self, key: str) -> bytes:
+        """Return an object's content.
+
+        Raises:
+            RemoteObjectMissingError: there is no such object.
+            RemoteStorageError: the store cannot be read now.
+        """
+        try:
+            return bytes(obstore.get(self._store, key).bytes())
+        except FileNotFoundError as error:
+            raise self._missing(key, error) from error
+        except (BaseError, OSError) as error:
+            raise self._error(f"cannot read {key}", error) from error
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Return ``length`` bytes of an object from ``start`` on, fewer at its end.
+
+        Raises:
+            As ``get``.
+        """
+        try:
+            found = obstore.get_range(self._store, key, start=start, length=length)
+            return bytes(found)
+        except FileNotFoundError as error:
+            raise self._missing(key, error) from error
+        except (BaseError, OSError) as error:
+            raise self._error(f"cannot read {key}", error) from error
+
+    async def get_ranges_async(
+        self, key: str, ranges: Sequence[tuple[int, int]]
+    ) -> list[memoryview]:
+        """Return some ranges of an object, without blocking.
+
+        Ranges that lie close together are read by one request.
+
+        Args:
+            key: the object's key.
+            ranges: (position of the first byte, length) of each range, in bytes; no
+                length is 0.
+
+        Raises:
+            As ``get``. If the object ends within a range, this may raise an error, or
+            return fewer bytes for the range.
+        """
+        try:
+            found = await obstore.get_ranges_async(
+                self._store,
+                key,
+                starts=[start for start, _ in ranges],
+                lengths=[length for _, length in ranges],
+            )
+        except FileNotFoundError as error:
+            raise self._missing(key, error) from error
+        except (BaseError, OSError) as error:
+            raise self._error(f"cannot read {key}", error) from error
+        return [memoryview(each) for each in found]
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Delete objects. It is no error if some of them do not exist.
+
+        Raises:
+            RemoteStorageError: some of them may still exist.
+        """
+        if isinstance(self._store, LocalStore):
+            for key in keys:
+                self._delete([key])
+            return
+        for first in range(0, len(keys), _DELETE_AT_ONCE):
+            self._delete(keys[first : first + _DELETE_AT_ONCE])
+
+    def _delete(self, keys: Sequence[str]) -> None:
+        try:
+            obstore.delete(self._store, keys)
+        except FileNotFoundError:
+            pass  # only the store in a directory raises this; others report success
+        except (BaseError, OSError) as error:
+            raise self._error(f"cannot delete {keys[0]}", error) from error
+
+    def list(self, prefix: str) -> Iterator[str]:
+        """Yield the keys of all objects below a prefix; raises RemoteStorageError."""
+        try:
+            for some in obstore.list(self._store, prefix=prefix):
+                for entry in some:
+                    yield entry["path"]
+        except (BaseError, OSError) as error:
+            raise self._error(f"cannot list {prefix}", error) from error
+
+    def _missing(self, key: str, error: BaseException) -> RemoteStorageError:
+        if "NoSuchBucket" in str(error):
+            return self._error(f"cannot read {key}", error)
+        return RemoteObjectMissingError(f"{self.url} has no object {key}")
+
+    def _error(self, what: str, error: BaseException) -> RemoteStorageError:
+        if isinstance(error, GenericError) and _PASSING.search(str(error)):
+            return RemoteUnreachableError(f"{self.url} {what}: {_explain(error)}")
+        return RemoteStorageError(f"{self.url} {what}: {_explain(error)}")
+
+
+def _explain(error: BaseException) -> str:
+    """Return a store's error as one line for operators, without secrets."""
+    text = str(error)
+    found = _CODE.search(text)
+    if found is not None:
+        code = found[1] or found[2]
+        return f"{_ADVICE.get(code, 'the store refused')} ({code})"
+    if isinstance(error, UnauthenticatedError):
+        return "the store wants other credentials"
+    if isinstance(error, PermissionDeniedError):
+        return _ADVICE["AccessDenied"]
+    return text.split("\n", 1)[0][:300]

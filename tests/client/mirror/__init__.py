@@ -1,0 +1,1 @@
+"""Mirrors of whole topics, between running brokers."""

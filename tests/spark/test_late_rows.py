@@ -1,0 +1,85 @@
+"""Late rows are kept, dropped or set aside, and counted; so in each run of a batch."""
+
+from __future__ import annotations
+
+import io
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from msgspec.structs import replace
+from pyarrow import fs
+
+from mpbroker.spark.checkpoint import batch_time_s
+from mpbroker.spark.pipeline.decode import row_schema
+from mpbroker.spark.pipeline.description import Table, ValueFormat
+from mpbroker.spark.pipeline.progress import Progress
+from mpbroker.spark.pipeline.staging import DROPPED, LATE, ROWS, Stager
+from mpbroker.spark.pipeline.tables.opening import open_table
+from tests.spark.test_decode import batch_of
+
+DAY_S = 86_400
+VALUE = ValueFormat("json", {"at": "timestamp(s)", "day": "date"})
+SCHEMA = row_schema(VALUE, with_headers=False)
+# Ten days, an unknown one, and the last day as the time of the batch.
+VALUES = [b'{"at":%d,"day":"1970-01-%02d"}' % (n * DAY_S, n + 1) for n in range(10)]
+VALUES.append(b"{}")
+
+
+@pytest.mark.parametrize("event_time", ["at", "day"])
+@pytest.mark.parametrize("fate", ["keep", "drop", "aside"])
+def test_late_rows_go_where_the_description_says(fate, event_time, tmp_path):
+    table = Table(
+        str(tmp_path / "lake"),
+        partition_by=("date",),
+        event_time=event_time,
+        late_after="3d",
+        late=fate,
+    )
+    aside = replace(table, path=str(tmp_path / "late")) if fate == "aside" else None
+    lakes = {ROWS: open_table(table, SCHEMA, "p")}
+    if aside is not None:
+        lakes[LATE] = open_table(aside, SCHEMA, "p")
+    for lake in lakes.values():
+        lake.claim("q")
+    directories = {kind: lake.staging(0) for kind, lake in lakes.items()}
+    now_s = 9 * DAY_S
+    stager = Stager(VALUE, table, None, directories, False, now_s, aside)
+    [report] = stager([batch_of(VALUES)])
+    files = report.to_pylist()
+    for kind, lake in lakes.items():
+        lake.commit(0, [each for each in files if each["kind"] == kind])
+    assert sum(each["late"] for each in files) == 6
+    assert days(lakes[ROWS]) == [*range(0 if fate == "keep" else 6, 10), None]
+    if aside is not None:
+        assert days(lakes[LATE]) == list(range(6))
+    dropped = [each for each in files if each["kind"] == DROPPED]
+    assert len(dropped) == (fate == "drop")
+
+
+def days(lake):
+    tables = [pq.ParquetFile(path).read() for path in lake.data_files()]
+    found = pa.concat_tables(tables)["at"].to_pylist()
+    numbers = [None if at is None else int(at.timestamp()) // DAY_S for at in found]
+    return sorted(numbers, key=lambda each: (each is None, each))
+
+
+def test_a_batch_that_runs_again_has_the_time_of_its_first_run(tmp_path):
+    offsets = tmp_path / "offsets"
+    offsets.mkdir()
+    meta = '{"batchWatermarkMs":0,"batchTimestampMs":1357016400500,"conf":{}}'
+    (offsets / "7").write_text(f'v1\n{meta}\n{{"t":{{"0":5}}}}')
+    files = fs.LocalFileSystem()
+    assert batch_time_s(files, str(tmp_path), 7) == 1357016400.5
+    (offsets / "8").write_text("v1\n")  # Spark was killed
+    with pytest.raises(ValueError, match=r"offsets/8 is not Spark's"):
+        batch_time_s(files, str(tmp_path), 8)
+
+
+def test_the_line_of_a_batch_says_what_became_of_late_rows():
+    progress = Progress("p", io.StringIO(), late_label="late and set aside")
+    progress.batch(0, 10, 1.0, bad=0, late=1234)
+    progress.report()
+    first, last = progress.out.getvalue().splitlines()
+    assert first == "p: batch 0: 10 rows, 1,234 late and set aside in 1.0 s, 10/s"
+    assert last.endswith("0 bad, 1,234 late and set aside")

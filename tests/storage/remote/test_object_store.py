@@ -1,0 +1,204 @@
+"""The store client: what it writes can be read, and a mistake is told in one line."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import pytest
+
+from mpbroker.base.storage_errors import (
+    RemoteObjectMissingError,
+    RemoteStorageError,
+    RemoteUnreachableError,
+    UnconditionalStoreError,
+)
+from mpbroker.storage.remote.object_store import (
+    ObjectStore,
+)
+from mpbroker.storage.remote.store_owner import (
+    NotOwnerError,
+    StoreOwner,
+    check_rights,
+    claim,
+)
+from tests.support.store_proxy import StoreProxy, always
+
+BOTH = pytest.mark.parametrize("store_url", ["file", "s3"], indirect=True)
+
+
+@BOTH
+def test_what_is_written_is_read_listed_and_deleted(store):
+    large = os.urandom(9 * 1024 * 1024)  # two parts
+    chunks = (large[at : at + 4_000_000] for at in range(0, len(large), 4_000_000))
+    store.put_stream("id/0/large.log", chunks)
+    store.put("id/0/manifest", b"one")
+    store.put("id/0/manifest", b"two")
+    assert store.size("id/0/large.log") == len(large)
+    assert store.get_range("id/0/large.log", 8_000_000, 1000) == large[8000000:8001000]
+    assert store.get_range("id/0/large.log", len(large) - 5, 1000) == large[-5:]
+    assert store.get("id/0/manifest") == b"two"
+    assert sorted(store.list("id/0")) == ["id/0/large.log", "id/0/manifest"]
+    store.delete(["id/0/large.log", "id/0/never-there", "id/0/manifest"])
+    assert not list(store.list("id/0"))
+    for read in (store.get, store.size):
+        with pytest.raises(RemoteObjectMissingError, match=r"has no object id/0"):
+            read("id/0/manifest")
+
+
+@BOTH
+def test_objects_are_written_and_read_without_blocking(store):
+    content = os.urandom(3_000_000)
+    key = "ab/one"
+
+    async def use() -> None:
+        await store.put_async(key, content)
+        ranges = [(0, 10), (2_999_990, 10), (5, 1)]
+        found = await store.get_ranges_async(key, ranges)
+        assert [bytes(each) for each in found] == [
+            content[start : start + size] for start, size in ranges
+        ]
+        with pytest.raises(RemoteObjectMissingError, match=r"has no object ab/two"):
+            await store.get_ranges_async("ab/two", [(0, 1)])
+        # The object is shorter than it was said to be: fewer bytes, or an error.
+        try:
+            (short,) = await store.get_ranges_async(key, [(2_999_990, 20)])
+        except RemoteStorageError:
+            pass
+        else:
+            assert bytes(short) == content[-10:]
+
+    asyncio.run(use())
+
+
+@BOTH
+def test_a_place_belongs_to_the_first_broker_that_claims_it(store):
+    check_rights(store)
+    claim(store, StoreOwner("first", 1))
+    claim(store, StoreOwner("first", 1))
+    with pytest.raises(NotOwnerError, match=r"belongs to .*first node.id=1"):
+        claim(store, StoreOwner("second", 1))
+    with pytest.raises(NotOwnerError):
+        claim(store, StoreOwner("first", 2))
+    assert sorted(store.list("")) == ["owner"]
+
+
+@BOTH
+def test_an_object_is_created_once(store):
+    assert store.create("one", b"first")
+    assert not store.create("one", b"second")
+    assert store.get("one") == b"first"
+
+
+@BOTH
+def test_a_store_that_ignores_the_condition_is_refused(store, monkeypatch):
+    def ignoring(self, key, content):
+        self.put(key, content)
+        return True
+
+    monkeypatch.setattr(ObjectStore, "create", ignoring)
+    for _ in range(2):  # the owner's later starts too
+        with pytest.raises(UnconditionalStoreError, match=r"no conditional writes"):
+            claim(store, StoreOwner("first", 1))
+    with pytest.raises(NotOwnerError, match=r"first node.id=1"):
+        claim(store, StoreOwner("second", 1))
+
+
+@pytest.mark.parametrize("store_url", ["s3"], indirect=True)
+def test_a_store_that_is_known_to_lack_conditions_is_refused(store_url, monkeypatch):
+    monkeypatch.setenv("AWS_CONDITIONAL_PUT", "disabled")
+    store = ObjectStore(store_url, retry_s=1)
+    with pytest.raises(UnconditionalStoreError, match=r"no conditional writes"):
+        claim(store, StoreOwner("first", 1))
+    assert not list(store.list(""))
+
+
+@pytest.mark.parametrize("store_url", ["s3"], indirect=True)
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("AWS_ACCESS_KEY_ID", "nobody", "does not know the access key"),
+        ("AWS_SECRET_ACCESS_KEY", "wrong", "secret key does not belong"),
+    ],
+)
+def test_wrong_credentials_are_told_and_not_shown(
+    store_url, monkeypatch, name, value, says
+):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(RemoteStorageError, match=says) as error:
+        check_rights(ObjectStore(store_url, retry_s=1))
+    assert "\n" not in str(error.value)
+    assert "lake-secret" not in str(error.value)
+
+
+def test_a_bucket_that_is_missing_is_told(seaweedfs, monkeypatch):
+    for name, value in seaweedfs.environ.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RemoteStorageError, match=r"no such bucket"):
+        # SeaweedFS makes the bucket of a PUT whose sender may do so.
+        list(ObjectStore("s3://no-bucket-of-ours/x", retry_s=1).list(""))
+
+
+def test_a_store_that_is_away_is_told_in_one_line(monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hidden")
+    with pytest.raises(RemoteUnreachableError, match=r"s3://away/x cannot") as error:
+        ObjectStore("s3://away/x", retry_s=0.2).get("owner")
+    assert "\n" not in str(error.value) and "hidden" not in str(error.value)
+
+
+@pytest.mark.parametrize("url", ["file:///nowhere/at/all", "nothing://x", "s3:"])
+def test_a_url_that_cannot_be_used_is_refused(url):
+    with pytest.raises(RemoteStorageError, match=r"cannot be used"):
+        ObjectStore(url)
+
+
+@BOTH
+def test_a_stream_that_ends_in_an_error_leaves_no_object(store):
+    def broken():
+        yield b"x" * 9_000_000
+        raise OSError(5, "the disk failed")
+
+    with pytest.raises(OSError, match=r"the disk failed"):
+        store.put_stream("broken", broken())
+    with pytest.raises(RemoteObjectMissingError):
+        store.size("broken")
+
+
+def test_calls_that_do_not_block_tell_the_same(monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
+
+    async def use() -> None:
+        store = ObjectStore("s3://bucket/x", retry_s=0)
+        with pytest.raises(RemoteUnreachableError, match="cannot write one"):
+            await store.put_async("one", b"x")
+        with pytest.raises(RemoteUnreachableError, match="cannot read one"):
+            await store.get_ranges_async("one", [(0, 1)])
+
+    asyncio.run(use())
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("500", "InternalError"),
+        ("503", "ServiceUnavailable"),
+        ("SlowDown", "too many requests"),
+        ("full", "the store is full"),
+        ("refused", "error sending request"),
+        ("expired", "credentials have expired"),
+    ],
+)
+def test_a_failure_that_passes_is_told_from_one_that_does_not(monkeypatch, fault, says):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):
+        monkeypatch.setenv(name, "x")
+    with StoreProxy("http://127.0.0.1:1", always(fault)) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        store = ObjectStore("s3://bucket/prefix", retry_s=1, retries=0)
+        with pytest.raises(RemoteStorageError, match=says) as told:
+            store.get("key")
+    passes = isinstance(told.value, RemoteUnreachableError)
+    assert passes == (fault != "expired")
