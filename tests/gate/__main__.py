@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -36,6 +36,8 @@ from tests.support.pressure import Reading
 MOST_FORGIVEN: Final = 10
 _REPORT_LINES: Final = 140  # of all failures together, so that 200 lines show them
 _SLOWEST: Final = 20
+# For fixtures to stop what they have started, when the gate is told to end.
+_GOOD_ORDER_S: Final = 60.0
 # Between SIGABRT, upon which Python writes its stacks, and SIGKILL.
 _LAST_WORDS_S: Final = 10.0
 # Logs of brokers, JVMs and data lakes at their largest; measured: 1.3 GiB at once.
@@ -130,37 +132,44 @@ class Gate:
 def _run(command: Sequence[str], limit_s: float) -> int:
     """Run a command in a process group of its own, and end all of it in time.
 
-    A process that is told to end by SIGABRT writes Python's stacks first.
+    Whoever tells the gate to end, tells the tests: they end in good order, as upon
+    Ctrl-C, or are ended after a while. A process that is ended by SIGABRT writes
+    Python's stacks first.
     """
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0)
-    with _forwarding_signals(process):
-        try:
-            return process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            _say(f"still running after {limit_s:.0f} s: the stacks, and an end")
-            _signal_group(process, signal.SIGABRT)
+    deadline = time.monotonic() + limit_s
+    process: subprocess.Popen[bytes] | None = None
+
+    def end_early(number: int, _: object) -> None:
+        nonlocal deadline
+        deadline = min(deadline, time.monotonic() + _GOOD_ORDER_S)
+        if process is not None:
+            _signal_group(process, signal.SIGINT)
+
+    with _handling(end_early):
+        # Only now: a signal with a handler here has its default action there, even if
+        # it is ignored in the shell that started us, as in a background job.
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0)
+        while time.monotonic() < deadline:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_LAST_WORDS_S)
-            _signal_group(process, signal.SIGKILL)
-            process.wait()
-            return -signal.SIGKILL
+                return process.wait(0.5)
+        _say("the tests do not end in time: their stacks, and an end")
+        _signal_group(process, signal.SIGABRT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_LAST_WORDS_S)
+        _signal_group(process, signal.SIGKILL)
+        process.wait()
+        return -signal.SIGKILL
 
 
 @contextlib.contextmanager
-def _forwarding_signals(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Tell the tests what we are told; they clean up, and we wait for them."""
-
-    def forward(number: int, _: object) -> None:
-        # pytest ends in good order upon SIGINT only.
-        _signal_group(process, signal.SIGINT)
-
+def _handling(handler: Callable[[int, object], None]) -> Iterator[None]:
     told = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, forward) for number in told}
+    before = {number: signal.signal(number, handler) for number in told}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, handler_before in before.items():
+            signal.signal(number, handler_before)
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:

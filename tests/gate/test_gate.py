@@ -90,14 +90,21 @@ class Planted:
         text = text.replace("BODY", body.strip()).replace("RUNS", repr(str(self.runs)))
         (self.folder / name).write_text(text)
 
-    def popen(self, *arguments: str) -> subprocess.Popen[str]:
+    def popen(
+        self, *arguments: str, ignores_interrupts: bool = False
+    ) -> subprocess.Popen[str]:
         inherited = {
             name: value
             for name, value in os.environ.items()
             if not name.startswith(("PYTEST", "MPBROKER"))
         }
+        # A shell's background jobs ignore SIGINT, and hand that on.
+        shell = ["sh", "-c", 'trap "" INT; exec "$@"', "sh"]
         return subprocess.Popen(
-            [sys.executable, "-m", "tests.gate", *arguments],
+            [
+                *(shell if ignores_interrupts else ()),
+                *(sys.executable, "-m", "tests.gate", *arguments),
+            ],
             cwd=self.folder,
             env={**inherited, "PYTHONPATH": str(ROOT)},
             stdin=subprocess.DEVNULL,
@@ -198,10 +205,12 @@ def test_a_run_that_tests_nothing_or_not_all_closes_the_gate(
     assert trouble in lines[-2] or trouble in lines[-3], lines
 
 
-def test_an_interrupted_gate_is_closed_and_leaves_no_process(planted: Planted) -> None:
-    planted.plant("test_it.py", HANGS.replace("timeout(1)", "timeout(1000)"))
-    planted.plant("test_counts.py", COUNTS_RUNS, "pass")
-    with planted.popen() as process:
+@pytest.mark.parametrize("ignored", [False, True], ids=["", "in the background"])
+def test_an_interrupted_gate_is_closed_and_leaves_no_process(
+    planted: Planted, ignored: bool
+) -> None:
+    planted.plant("test_it.py", COUNTS_RUNS, "import time; time.sleep(3600)")
+    with planted.popen(ignores_interrupts=ignored) as process:
         wait_until(lambda: any(planted.runs.iterdir()))
         process.send_signal(signal.SIGTERM)
         said, _ = process.communicate(timeout=_LIMIT_S)
