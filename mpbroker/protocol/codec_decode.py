@@ -26,6 +26,7 @@ from typing import Final
 from mpbroker.protocol.errors import ProtocolError
 from mpbroker.protocol.fields import BYTES, RECORDS, STRING, Field, Struct
 from mpbroker.protocol.primitives import (
+    AS_JAVA,
     SHORT_TEXT,
     Buffer,
     read_unsigned_varint,
@@ -322,11 +323,11 @@ class _DecodeWriter:
         if row.kind is not STRING:
             take = "v[p:q]"
         elif not self._viewed:
-            take = "b[p:q].decode()"
+            take = f'b[p:q].decode("utf-8", "{AS_JAVA}")'
         else:
             take = (
-                f"TEXT[n](b, p)[0].decode() if n < {len(SHORT_TEXT)} "
-                'else str(b[p:q], "utf-8")'
+                f'TEXT[n](b, p)[0].decode("utf-8", "{AS_JAVA}") '
+                f'if n < {len(SHORT_TEXT)} else str(b[p:q], "utf-8", "{AS_JAVA}")'
             )
         with self._unless_null(target, nullable):
             self._line(f"q = p + {length}")

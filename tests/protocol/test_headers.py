@@ -159,14 +159,25 @@ def test_headers_of_any_key_and_length_are_read_or_refused(
         (b"\0\0\0\3\0\0\0\1\0", "9 bytes"),
         (b"\0\0\0\3\0\0\0\1\0\5abcd", "client id of 5 bytes with 4 left"),
         (b"\0\0\0\3\0\0\0\1\xff\xfe", "client id of -2 bytes"),
-        (b"\0\0\0\3\0\0\0\1\0\1\xff", "client id: 'utf-8'"),
-        (b"\0\0\0\3\0\0\0\1\0\x46" + b"\xff" * 70, "client id: 'utf-8'"),
+        (b"\0\0\0\3\0\0\0\1\x2a\xab" + b"\xff" * 10_923, "client id: 'utf-8'"),
         (b"\0\0\0\x09\0\0\0\1\0\1c", "cut off"),
     ],
 )
 def test_malformed_request_headers_are_refused(frame: bytes, reason: str) -> None:
     with pytest.raises(ProtocolError, match=reason):
         parse_request_header(frame)
+
+
+@pytest.mark.parametrize(
+    ("sent", "read"), [(b"f\xfcr", "f\ufffdr"), (b"\xff" * 70, "\ufffd" * 70)]
+)
+def test_a_client_id_that_is_not_utf_8_is_read_as_java_reads_it(
+    sent: bytes, read: str
+) -> None:
+    """librdkafka with a client.id in Latin-1 is served by Kafka."""
+    frame = b"\0\0\0\3\0\0\0\1" + len(sent).to_bytes(2, "big") + sent
+    header = parse_request_header(memoryview(frame))
+    assert (header.client_id, header.size) == (read, len(frame))
 
 
 def test_a_client_id_beyond_an_int16_cannot_be_sent() -> None:

@@ -146,7 +146,12 @@ def test_an_element_may_not_be_smaller_than_its_least_size(version: int) -> None
         (MetadataRequest, 0, b"\xff\xff\xff\xff", "topics .* count -1"),
         (MetadataRequest, 1, b"\0\0\0\1\xff\xff", "topics.name .* length -1"),
         (MetadataRequest, 1, b"\0\0\0\1\0\5ab", "topics.name .* length 5 with 2 bytes"),
-        (MetadataRequest, 1, b"\0\0\0\1\0\2\xc3\x28", "topics.name .*utf-8"),
+        (
+            MetadataRequest,
+            1,
+            b"\0\0\0\1\x2a\xab" + b"\xff" * 10_923,  # no int16 has the new length
+            "topics.name .*utf-8",
+        ),
         (MetadataRequest, 9, b"\2\0\0\1\0\0\0", "topics.name .* length -1"),
         (MetadataRequest, 9, b"\xff\xff\xff\xff\x1f", "topics .* 32 bits"),
         (MetadataRequest, 9, b"\x80\x80\x80\x80\x80\x01", "topics .* 32 bits"),
@@ -237,6 +242,34 @@ def test_a_string_is_not_longer_than_any_version_can_say() -> None:
     names[0].name = "x" * 32_768
     with pytest.raises(ProtocolError, match=r"topics.name at byte .* of 32768 bytes"):
         MetadataRequest.decode(9, MetadataRequest(topics=names).encode(9))
+
+
+@pytest.mark.parametrize(
+    ("sent", "read"),
+    [
+        (b"\xc3\x28", "\ufffd("),
+        (b"\xff" * 64, "\ufffd" * 64),
+        (b"\xff" * 10_922, "\ufffd" * 10_922),
+    ],
+    ids=["short", "long", "longest"],
+)
+@pytest.mark.parametrize("message", [MetadataRequest, ProduceRequest])
+def test_a_string_that_is_not_utf_8_is_read_as_java_reads_it(
+    message: type[Message], sent: bytes, read: str
+) -> None:
+    """Of both kinds of decoder: with and without views of the request's bytes."""
+    for version in (3, 9):
+        name = "x" * len(sent)
+        request: Message
+        if message is MetadataRequest:
+            request = MetadataRequest(topics=[MetadataRequestTopic(name=name)])
+        else:
+            request = ProduceRequest(topic_data=[TopicProduceData(name=name)])
+        data = request.encode(version).replace(name.encode(), sent)
+        decoded = message.decode(version, memoryview(data))
+        text = repr(read)[1:-1]
+        assert f"name='{text}'" in repr(decoded)
+        assert read.encode() in decoded.encode(version)
 
 
 def test_a_set_field_that_the_version_lacks_is_refused_unless_ignorable() -> None:

@@ -12,6 +12,7 @@ from mpbroker.protocol.codec_decode import read_long_varint
 from mpbroker.protocol.codec_encode import varint
 from mpbroker.protocol.errors import ProtocolError
 from mpbroker.protocol.primitives import (
+    AS_JAVA,
     read_unsigned_varint,
     read_varint,
     skip_tagged_fields,
@@ -129,3 +130,36 @@ def test_tagged_fields_are_skipped_to_their_end(
 def test_malformed_tagged_fields_are_refused(section: bytes) -> None:
     with pytest.raises(ProtocolError):
         skip_tagged_fields(section, 0)
+
+
+# As new String(bytes, UTF_8) of Java 17 has them.
+JAVA_TEXTS = [
+    ("66fc72", "f\ufffdr"),
+    ("eda080", "\ufffd"),
+    ("eda0", "\ufffd"),
+    ("eda08061", "\ufffda"),
+    ("edbfbfedbfbf", "\ufffd\ufffd"),
+    ("ede1", "\ufffd\ufffd"),
+    ("ed9f", "\ufffd"),
+    ("61ed", "a\ufffd"),
+    ("c080", "\ufffd\ufffd"),
+    ("e08080", "\ufffd\ufffd\ufffd"),
+    ("e28241", "\ufffdA"),
+    ("f09f98", "\ufffd"),
+    ("f09f9841", "\ufffdA"),
+    ("f4908080", "\ufffd\ufffd\ufffd\ufffd"),
+    ("ff61fe", "\ufffda\ufffd"),
+]
+
+
+@pytest.mark.parametrize(("sent", "read"), JAVA_TEXTS)
+def test_bytes_that_are_not_utf_8_are_replaced_as_by_java(sent: str, read: str) -> None:
+    assert bytes.fromhex(sent).decode("utf-8", AS_JAVA) == read
+
+
+@given(st.binary(max_size=40))
+def test_any_bytes_are_a_string(data: bytes) -> None:
+    text = data.decode("utf-8", AS_JAVA)
+    assert len(text.encode()) <= 3 * len(data)
+    if b"\xed" not in data:
+        assert text == data.decode("utf-8", "replace")
