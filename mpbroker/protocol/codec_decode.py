@@ -7,6 +7,11 @@ rules:
   or a loop begins. A count is multiplied by the smallest size of an element first.
 - A position only grows. The end of a slice is compared with the end of the buffer
   first, because Python would silently return a shorter slice.
+- What Kafka ignores is ignored, as long as no byte is read in two ways by it: bytes
+  behind a request, tags that are not ascending or come twice (the last one counts),
+  and any negative length for null where null is allowed. A known tagged field whose
+  size is not its own is refused: Kafka goes on behind the field, and the next reader
+  might go on behind its size.
 - A read beyond the end raises `struct.error` or `IndexError`, and the function raises
   `ProtocolError` instead.
 
@@ -219,19 +224,13 @@ class _DecodeWriter:
             self._line(" p = skip_tags(b, p)", where)
             return
         variable = self._source.variable
-        last, stop, tag = variable("last"), variable("stop"), variable("tag")
+        stop, tag = variable("stop"), variable("tag")
         with self._source.indented():
             self._line("if t > 127:")
             self._line(" t, p = read_long_varint(b, p, t)", where)
-            self._line(f"{last} = -1")
             self._line("for _ in range(t):")
             with self._source.indented():
                 self._line(f"{tag}, p = read_unsigned_varint(b, p)", where)
-                self._line(f"if {tag} <= {last}:")
-                self._line(
-                    f' raise ProtocolError(f"tag {{{tag}}} after tag {{{last}}}")'
-                )
-                self._line(f"{last} = {tag}")
                 self._line("n, p = read_unsigned_varint(b, p)", where)
                 self._line("if n > end - p:")
                 self._line(
@@ -311,7 +310,7 @@ class _DecodeWriter:
         if not nullable:
             yield
             return
-        self._line("if not n:" if self._flexible else "if n == -1:")
+        self._line("if not n:" if self._flexible else "if n < 0:")
         self._line(f" {target} = None")
         self._line("else:")
         with self._source.indented():

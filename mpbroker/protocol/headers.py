@@ -125,11 +125,9 @@ def parse_request_header(view: Buffer) -> RequestHeader:
     elif length == 0:
         client_id = ""
         position = 10
-    elif length == -1:
+    else:  # any negative length is null, as in Kafka
         client_id = None
         position = 10
-    else:
-        return _parse_unusual_header(view)
     if 0 <= api_key < _API_KEYS and api_version >= FLEXIBLE_FROM[api_key]:
         if position < size and not view[position]:
             position += 1
@@ -156,7 +154,7 @@ def _parse_unusual_header(view: Buffer) -> RequestHeader:
     """Read a request header of version 0, which has no client id; refuse all others.
 
     Raises:
-        ProtocolError: the client id is cut off, or its length is negative.
+        ProtocolError: the client id is cut off.
     """
     api_key, api_version, correlation_id = _REQUEST_V0.unpack_from(view, 0)
     if header_version(api_key, api_version) == 0:

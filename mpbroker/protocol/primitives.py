@@ -134,14 +134,14 @@ def write_varint(out: bytearray, value: int) -> None:
 def skip_tagged_fields(buffer: Buffer, position: int) -> int:
     """Return the position after a section of tagged fields, whatever their tags.
 
+    Tags may be in any order and come twice, as in Kafka; here all of them are skipped.
     The time that this takes is linear in the number of bytes.
 
     Raises:
-        ProtocolError: the section is cut off, or its tags are not ascending.
+        ProtocolError: the section is cut off.
     """
     count, position = read_unsigned_varint(buffer, position)
     end = len(buffer)
-    previous = -1
     try:
         # Every field has 2 bytes at least, so the end of the buffer ends this loop.
         for _ in range(count):
@@ -149,9 +149,6 @@ def skip_tagged_fields(buffer: Buffer, position: int) -> int:
             position += 1
             if tag > 0x7F:
                 tag, position = read_unsigned_varint(buffer, position - 1)
-            if tag <= previous:
-                raise ProtocolError(f"tagged field {tag} follows {previous}")
-            previous = tag
             size = buffer[position]
             position += 1
             if size > 0x7F:

@@ -56,6 +56,7 @@ from mpbroker.protocol.messages.incremental_alter_configs import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
 )
+from mpbroker.protocol.messages.list_offsets import ListOffsetsRequest
 from mpbroker.protocol.messages.metadata import (
     MetadataRequest,
     MetadataRequestTopic,
@@ -247,6 +248,50 @@ def test_a_group_and_metadata_of_a_commit_that_are_not_utf_8_are_stored(
     )
     (found,) = wire.ask(fetch, 7, OffsetFetchResponse).topics[0].partitions
     assert (found.committed_offset, found.metadata) == (7, "\ufffdm!!")
+
+
+@pytest.mark.parametrize(
+    ("version", "body"),
+    [
+        (4, b"\0\0\0\1\0\4none\0" + b"rest"),
+        (12, b"\2" + bytes(16) + b"\5none\0" + b"\0\0\0" + b"rest"),
+        (12, b"\2" + bytes(16) + b"\5none" + b"\2\x63\1x\x62\0" + b"\0\0\0"),
+        (12, b"\2" + bytes(16) + b"\5none\0" + b"\0\0" + b"\2\x63\1x\x63\0"),
+    ],
+    ids=["rest", "rest of a flexible one", "unsorted tags", "a tag twice"],
+)
+def test_what_is_more_than_a_request_needs_is_ignored(wire, version, body):
+    request = MetadataRequest()
+    sent = frame(request.api_key, version, body)
+    answer = wire.ask_raw(request, version, MetadataResponse, sent)
+    assert [each.name for each in answer.topics] == ["none"]
+
+
+def test_bytes_behind_any_request_are_ignored(wire, topic_name):
+    topic_id = wire.create(topic_name)
+    data = PartitionProduceData(index=0, records=batch((now_ms(), b"k")))
+    topic = TopicProduceData(topic_id=topic_id, partition_data=[data])
+    requests = [
+        (ApiVersionsRequest(client_software_name="t", client_software_version="1"), 4),
+        (ProduceRequest(acks=1, timeout_ms=10_000, topic_data=[topic]), 13),
+        (ListOffsetsRequest(replica_id=-1), 7),
+        (FindCoordinatorRequest(key_type=0, coordinator_keys=["g"]), 6),
+        (OffsetFetchRequest(group_id="g", topics=[]), 7),
+        (DescribeConfigsRequest(resources=[]), 4),
+    ]
+    for request, version in requests:
+        sent = frame(request.api_key, version, request.encode(version) + b"rest")
+        wire.sock.sendall(sent)
+        assert receive_frame(wire.sock), request
+
+
+@pytest.mark.parametrize("count", [-1, -2])
+def test_a_negative_number_of_topics_asks_for_all(wire, topic_name, count):
+    wire.create(topic_name)
+    request = MetadataRequest()
+    sent = frame(request.api_key, 4, count.to_bytes(4, "big", signed=True) + b"\0")
+    answer = wire.ask_raw(request, 4, MetadataResponse, sent)
+    assert topic_name in [each.name for each in answer.topics]
 
 
 # -- ApiVersions -----------------------------------------------------------------------

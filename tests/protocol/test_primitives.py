@@ -102,14 +102,13 @@ def test_any_bytes_are_a_value_or_a_protocol_error(data: bytes, position: int) -
     st.lists(
         st.tuples(st.integers(0, 0xFFFF_FFFF), st.binary(max_size=200)),
         max_size=5,
-        unique_by=lambda field: field[0],
     )
 )
 def test_tagged_fields_are_skipped_to_their_end(
     fields: list[tuple[int, bytes]],
 ) -> None:
     section = write_unsigned_varint(len(fields))
-    for tag, data in sorted(fields):
+    for tag, data in fields:  # in any order, and twice, too
         section += write_unsigned_varint(tag) + write_unsigned_varint(len(data)) + data
     assert skip_tagged_fields(b"??" + section + b"!!", 2) == 2 + len(section)
 
@@ -121,8 +120,6 @@ def test_tagged_fields_are_skipped_to_their_end(
         b"\1",
         b"\1\0",
         b"\1\0\1",  # one byte announced, none there
-        b"\2\5\0\5\0",  # twice
-        b"\2\5\0\4\0",  # descending
         b"\xff\xff\xff\xff\x0f\0\0",
         b"\1\0\xff\xff\xff\xff\x0f",
     ],
