@@ -16,6 +16,7 @@ from mpbroker.protocol.messages.consumer_group_heartbeat import (
     ConsumerGroupHeartbeatRequest,
     TopicPartitions,
 )
+from mpbroker.protocol.messages.leave_group import LeaveGroupRequest, MemberIdentity
 from mpbroker.protocol.messages.list_groups import ListGroupsRequest
 from tests.coordinator.rig import Rig
 
@@ -428,6 +429,44 @@ def test_a_group_is_listed_and_described(rig):
 
 
 # -- whatever happens ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [2, 5])
+def test_an_admin_client_removes_a_member_by_its_id(rig, version):
+    stays, goes = Consumer(rig, "stays"), Consumer(rig, "goes")
+    settle(stays, goes)
+    request = LeaveGroupRequest(group_id="g", member_id="goes")
+    if version >= 3:
+        request.members = [MemberIdentity(member_id="goes")]
+        request.member_id = ""
+    answer = rig.ask("leave_group", request, version)
+    codes = [answer.error_code, *(row.error_code for row in answer.members)]
+    assert set(codes) == {ErrorCode.NONE}
+    assert goes.beat().error_code == ErrorCode.UNKNOWN_MEMBER_ID
+    settle(stays)
+    assert numbers(stays) == {0, 1, 2, 3}
+    rig.restart()
+    assert set(rig.group().members) == {"stays"}
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+def test_an_admin_client_removes_a_static_member_by_its_instance(rig, is_away):
+    member = Consumer(rig, "m", instance_id="i")
+    settle(member)
+    if is_away:  # it has left, and will come back
+        beat(rig, "m", -2, instance_id="i")
+    (row,) = rig.leave(MemberIdentity(member_id="", group_instance_id="i")).members
+    assert (row.error_code, row.group_instance_id) == (ErrorCode.NONE, "i")
+    assert not rig.group().members and not rig.group().static_members
+    (row,) = rig.leave(MemberIdentity(member_id="", group_instance_id="i")).members
+    assert row.error_code == ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_a_static_member_under_another_id_is_not_removed(rig):
+    settle(Consumer(rig, "m", instance_id="i"))
+    (row,) = rig.leave(MemberIdentity(member_id="o", group_instance_id="i")).members
+    assert row.error_code == ErrorCode.FENCED_INSTANCE_ID
+    assert set(rig.group().members) == {"m"}
 
 
 class ConsumerGroups(RuleBasedStateMachine):
