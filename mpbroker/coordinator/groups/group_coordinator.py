@@ -566,11 +566,21 @@ class GroupCoordinator:
             # Without group management: a group that only has committed offsets.
             self._groups[group_id] = ClassicGroup(group_id, now_ms)
             return
+        by_id = call.version >= _TOPIC_IDS_SINCE
         if isinstance(group, ConsumerGroup):
-            group.validate_offset_commit(request.member_id, generation, call.version)
+            held = (
+                (
+                    row.topic_id if by_id else self._topics.topic_id(row.name),
+                    part.partition_index,
+                )
+                for row in request.topics
+                for part in row.partitions
+            )
+            group.validate_offset_commit(
+                request.member_id, generation, call.version, held
+            )
             return
         if isinstance(group, StreamsGroup):
-            by_id = call.version >= _TOPIC_IDS_SINCE
             partitions = (
                 (
                     (self._topics.topic_name(row.topic_id) if by_id else row.name)

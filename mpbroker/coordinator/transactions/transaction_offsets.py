@@ -266,18 +266,24 @@ class TransactionOffsets:
             )
         elif generation >= 0 or member_id or request.group_instance_id is not None:
             try:
+                partitions = (
+                    (row.name, part.partition_index)
+                    for row in request.topics
+                    for part in row.partitions
+                )
                 if isinstance(group, StreamsGroup):
-                    partitions = (
-                        (row.name, part.partition_index)
-                        for row in request.topics
-                        for part in row.partitions
-                    )
                     group.validate_offset_commit(
                         member_id, generation, _STALE_EPOCH_SINCE, partitions
                     )
                 else:
                     group.validate_offset_commit(
-                        member_id, generation, _STALE_EPOCH_SINCE
+                        member_id,
+                        generation,
+                        _STALE_EPOCH_SINCE,
+                        (
+                            (self._topics.topic_id(name), number)
+                            for name, number in partitions
+                        ),
                     )
             except ApiError as error:
                 if error.error_code is ErrorCode.STALE_MEMBER_EPOCH:

@@ -386,6 +386,80 @@ def test_commits_are_of_a_member_and_its_epoch(rig):
     assert rig.fetch() == {("t", 0): 3}
 
 
+@pytest.mark.parametrize("version", [9, 10])
+def test_a_commit_with_an_older_epoch_counts_for_partitions_held_since_then(
+    rig, version
+):
+    """KIP-1251: the member's answer with its new epoch may be still under way."""
+
+    def commit(epoch, *partitions):
+        codes = rig.commit(
+            {("t", number): 7 for number in partitions},
+            member_id="m",
+            generation=epoch,
+            version=version,
+        )
+        (code,) = set(codes.values())
+        return code
+
+    member, other = Consumer(rig, "m"), Consumer(rig, "o")
+    settle(member)
+    first = member.epoch
+    settle(other, member)
+    second = member.epoch
+    (kept, _), (lost, _) = sorted(numbers(member)), sorted(numbers(other))
+    assert first < second
+    for _ in range(2):  # and by the log
+        assert commit(second, kept) == commit(first, kept) == ErrorCode.NONE
+        assert commit(first, lost) == ErrorCode.STALE_MEMBER_EPOCH
+        assert commit(first, kept, lost) == ErrorCode.STALE_MEMBER_EPOCH
+        assert commit(second + 1, kept) == ErrorCode.STALE_MEMBER_EPOCH
+        rig.restart()
+    beat(rig, "o", -1)
+    settle(member)
+    assert lost in numbers(member) and member.epoch > second
+    for _ in range(2):
+        for epoch in (first, second):
+            assert commit(epoch, kept) == ErrorCode.NONE
+            assert commit(epoch, lost) == ErrorCode.STALE_MEMBER_EPOCH
+        rig.restart()
+
+
+def test_a_commit_with_an_older_epoch_counts_until_the_partition_is_given_up(rig):
+    member, other = Consumer(rig, "m"), Consumer(rig, "o")
+    settle(member)
+    first = member.epoch
+    other.beat()
+    member_is_told = beat(rig, "m", first, owned={T: {0, 1, 2, 3}})
+    given = given_to(member_is_told)[T]
+    asked = {"member_id": "m", "generation": first, "version": 9}
+    for number in range(4):  # those to be given up, too
+        assert rig.commit({("t", number): 1}, **asked) == {("t", number): 0}
+    beat(rig, "m", first, owned={T: given})
+    for number in range(4):
+        code = ErrorCode.NONE if number in given else ErrorCode.STALE_MEMBER_EPOCH
+        assert rig.commit({("t", number): 1}, **asked) == {("t", number): code}
+
+
+def test_a_static_member_that_left_does_not_commit_with_its_epoch_from_before(rig):
+    settle(Consumer(rig, "m", instance_id="i"))
+    beat(rig, "m", -2, instance_id="i")
+    back = Consumer(rig, "m", instance_id="i")
+    settle(back, Consumer(rig, "o"), back)
+    (kept, _) = sorted(numbers(back))
+    codes = rig.commit(
+        {("t", kept): 1}, member_id="m", instance="i", generation=0, version=9
+    )
+    assert codes == {("t", kept): ErrorCode.STALE_MEMBER_EPOCH}
+
+
+def test_a_commit_in_a_version_without_member_epochs_is_not_supported(rig):
+    settle(Consumer(rig, "m"))
+    for generation in (0, 1):
+        codes = rig.commit({("t", 0): 1}, member_id="m", generation=generation)
+        assert codes == {("t", 0): ErrorCode.UNSUPPORTED_VERSION}
+
+
 def test_a_group_changes_its_protocol_while_it_is_empty(rig):
     (classic,) = rig.stable(1)
     rig.commit({("t", 0): 3}, member_id=classic, generation=1)
