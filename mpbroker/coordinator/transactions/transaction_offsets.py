@@ -295,16 +295,18 @@ class TransactionOffsets:
     ) -> None:
         if code is ErrorCode.PRODUCER_FENCED:
             code = ErrorCode.INVALID_PRODUCER_EPOCH
-        topics = [
-            TxnOffsetCommitResponseTopic(
-                name=row.name,
-                partitions=[
-                    TxnOffsetCommitResponsePartition(
-                        partition_index=part.partition_index, error_code=code
-                    )
-                    for part in row.partitions
-                ],
+        unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        topics = []
+        for row in request.topics:
+            count = self._topics.partition_count(row.name)
+            partitions = [
+                TxnOffsetCommitResponsePartition(
+                    partition_index=part.partition_index,
+                    error_code=code if 0 <= part.partition_index < count else unknown,
+                )
+                for part in row.partitions
+            ]
+            topics.append(
+                TxnOffsetCommitResponseTopic(name=row.name, partitions=partitions)
             )
-            for row in request.topics
-        ]
         self._out.answer(call, TxnOffsetCommitResponse(topics=topics))

@@ -18,6 +18,11 @@ from mpbroker.protocol.messages.consumer_group_heartbeat import (
 )
 from mpbroker.protocol.messages.leave_group import LeaveGroupRequest, MemberIdentity
 from mpbroker.protocol.messages.list_groups import ListGroupsRequest
+from mpbroker.protocol.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+)
 from tests.coordinator.rig import Rig
 
 S = ConsumerGroupState
@@ -441,6 +446,51 @@ def test_a_commit_with_an_older_epoch_counts_until_the_partition_is_given_up(rig
         assert rig.commit({("t", number): 1}, **asked) == {("t", number): code}
 
 
+@pytest.mark.parametrize("version", [9, 10])
+def test_a_refused_commit_says_which_partitions_do_not_exist(rig, version):
+    settle(Consumer(rig, "m"))
+    refused, none = ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    unknown = none if version < 10 else ErrorCode.UNKNOWN_TOPIC_ID
+    request = OffsetCommitRequest(
+        group_id="g",
+        member_id="x",
+        generation_id_or_member_epoch=1,
+        topics=[
+            OffsetCommitRequestTopic(
+                name=name,
+                topic_id=name.encode().ljust(16, b"\0"),
+                partitions=[
+                    OffsetCommitRequestPartition(partition_index=number)
+                    for number in numbers
+                ],
+            )
+            for name, numbers in (("t", (0, 4, -1)), ("gone", (0,)))
+        ],
+    )
+    answer = rig.ask("offset_commit", request, version)
+    assert [[part.error_code for part in row.partitions] for row in answer.topics] == [
+        [refused, none, none],
+        [unknown],
+    ]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"group": " "},
+        {"member_id": "\t "},
+        {"instance_id": " "},
+        {"rack_id": "\0"},
+        {"member_id": " ", "version": 0},
+    ],
+)
+def test_a_blank_id_is_as_invalid_as_an_empty_one(rig, fields):
+    fields = {"member_id": "m", "epoch": 0, **fields}
+    answer = beat(rig, fields.pop("member_id"), fields.pop("epoch"), **fields)
+    assert answer.error_code == ErrorCode.INVALID_REQUEST
+    assert "can't be empty" in answer.error_message
+
+
 def test_a_static_member_that_left_does_not_commit_with_its_epoch_from_before(rig):
     settle(Consumer(rig, "m", instance_id="i"))
     beat(rig, "m", -2, instance_id="i")
@@ -484,7 +534,7 @@ def test_a_group_is_listed_and_described(rig):
     ).groups
     assert (row.group_id, row.group_type, row.group_state) == (
         "g",
-        "Consumer",
+        "consumer",
         "Stable",
     )
     request = ConsumerGroupDescribeRequest(group_ids=["g", "none"])

@@ -11,10 +11,14 @@ from mpbroker.protocol.messages.consumer_group_heartbeat import (
     ConsumerGroupHeartbeatRequest,
     TopicPartitions,
 )
+from mpbroker.protocol.messages.txn_offset_commit import (
+    TxnOffsetCommitRequestPartition,
+)
 from tests.coordinator.transactions.transaction_asks import (
     OFFSETS,
     commit_offsets,
     end,
+    offsets_request,
     position,
     started,
 )
@@ -123,6 +127,20 @@ def test_a_member_with_an_older_epoch_commits_what_it_has_had_since_then(rig):
     ):
         member = {"member_id": "m", "generation_id": epoch}
         assert commit_offsets(rig, started(rig), 5, **member) == code
+
+
+def test_a_refusal_says_which_partitions_do_not_exist(rig):
+    producer = started(rig)
+    request = offsets_request(producer, generation_id=3, member_id="m")
+    (row,) = request.topics
+    row.partitions.append(
+        TxnOffsetCommitRequestPartition(partition_index=99, committed_offset=1)
+    )
+    answer = rig.ask("txn_offset_commit", request, 5)
+    assert [part.error_code for part in answer.topics[0].partitions] == [
+        E.ILLEGAL_GENERATION,
+        E.UNKNOWN_TOPIC_OR_PARTITION,
+    ]
 
 
 def test_a_zombie_commits_no_offsets(rig):
