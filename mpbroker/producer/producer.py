@@ -29,6 +29,7 @@ from mpbroker.client.group_metadata import GroupMetadata, group_of
 from mpbroker.client.metadata import Metadata, TopicInfo
 from mpbroker.client.selector import make_network_client, monotonic_ms
 from mpbroker.client.serialization import Serializer
+from mpbroker.client.settings import settings_together
 from mpbroker.producer import lifetime
 from mpbroker.producer.accumulator import RecordAccumulator
 from mpbroker.producer.batch import (
@@ -118,7 +119,7 @@ class Producer:
             AddressError: bootstrap.servers cannot be read.
         """
         given, code = ProducerCode.take(
-            {**(config or {}), **settings},
+            settings_together(config, settings),
             key_serializer,
             value_serializer,
             partitioner,
