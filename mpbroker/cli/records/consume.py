@@ -6,7 +6,7 @@ import select
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 import click
@@ -21,6 +21,7 @@ from mpbroker.cli.options import (
     timeout_option,
 )
 from mpbroker.cli.records.delimiter import parse_delimiter
+from mpbroker.cli.records.ending import until_told
 from mpbroker.cli.records.progress_line import ERASE, ProgressLine
 from mpbroker.cli.records.record_format import (
     FORMAT_HELP,
@@ -304,7 +305,7 @@ def _read_as_member(
     from mpbroker.cli.records.consume_group import read_as_member
 
     reset = "latest" if reading.wanted.from_end == 0 else "earliest"
-    with reading.output(_LeaderOf(cluster)) as output, suppress(KeyboardInterrupt):
+    with reading.output(_LeaderOf(cluster)) as output, until_told():
         read_as_member(
             cluster,
             {"auto.offset.reset": reset, **settings},
@@ -337,7 +338,7 @@ def _read_as_share_member(
         if share.sets_offset:
             is_end = reading.wanted.from_end == 0
             begin_at(cluster, share.group_id, "latest" if is_end else "earliest")
-        with reading.output(_LeaderOf(cluster)) as output, suppress(KeyboardInterrupt):
+        with reading.output(_LeaderOf(cluster)) as output, until_told():
             read_as_share_member(
                 cluster,
                 {
