@@ -190,6 +190,17 @@ def test_a_refused_batch_is_an_error_that_names_its_records(fake_broker, mpbroke
     )
 
 
+def test_an_error_that_meets_all_lines_ends_the_command(fake_broker, mpbroker):
+    refusal = refuse_one(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+    fake_broker.answer_with(ApiKey.PRODUCE, refusal)
+    result = mpbroker("produce", "-t", "one", stdin=b"a\nb\n")
+    assert result.code == ExitCode.ERROR
+    assert result.err.splitlines()[-1] == (
+        "mpbroker: one: 2 of 2 records not written; what follows them in the input was"
+        " not sent"
+    )
+
+
 def test_a_batch_that_is_too_large_goes_in_parts(fake_broker, mpbroker):
     fake_broker.answer_with(ApiKey.PRODUCE, refuse_one(ErrorCode.MESSAGE_TOO_LARGE))
     assert mpbroker("produce", "-t", "one", stdin=b"a\nb\n").code == 0
