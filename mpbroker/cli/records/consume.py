@@ -138,7 +138,8 @@ def _format(text: str) -> str:
     multiple=True,
     metavar="OFFSET",
     help="beginning (default), end, an offset, -N (the last N records of each"
-    " partition), s@MS (from that time on), e@MS (up to that time).",
+    " partition), s@TIME (from that time on, in ms or"
+    " ISO 8601), e@TIME (up to that time).",
 )
 @click.option("-e", "--exit-at-end", is_flag=True, help="Stop at the end.")
 @click.option(
