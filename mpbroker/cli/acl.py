@@ -151,7 +151,7 @@ def _resources(options: dict[str, Any]) -> list[tuple[ResourceType, str]]:
     "hosts",
     multiple=True,
     metavar="ADDRESS",
-    help="Only from this address; may be repeated.",
+    help="Only from this address or network (10.0.0.0/8); may be repeated.",
 )
 @_operation_option
 @click.option(

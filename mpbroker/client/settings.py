@@ -122,6 +122,25 @@ ADMIN_CONFIG: Final = ConfigDef("client setting", COMMON_KEYS)
 """The settings that every client has."""
 
 
+def settings_together(
+    config: Mapping[str, object] | None, more: Mapping[str, object]
+) -> dict[str, object]:
+    """Return the settings of a client's two arguments; a keyword counts before.
+
+    Raises:
+        ConfigError: the first argument is no mapping, but perhaps a topic's name.
+    """
+    if config is None:
+        return dict(more)
+    if not isinstance(config, Mapping):
+        raise ConfigError(
+            f"{config!r:.100} is given as the settings: they are a mapping, such as"
+            ' {"bootstrap.servers": "localhost:9092"}, or keywords; topics are named'
+            " to subscribe() and send()"
+        )
+    return {**config, **more}
+
+
 def parse_settings(
     definition: ConfigDef, given: Mapping[str, object]
 ) -> dict[str, ConfigValue]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, cast
 
 from mpbroker.base.config_def import ConfigError, ConfigValue
+from mpbroker.base.pem import pem_of
 from mpbroker.client.errors import SslAuthenticationError
 
 _RECEIVE_BYTES: Final = 256 * 1024
@@ -146,6 +147,8 @@ def make_context(values: Mapping[str, ConfigValue]) -> ssl.SSLContext:
     ciphers = cast(tuple[str, ...], values["ssl.cipher.suites"])
     if ciphers:
         _try("ssl.cipher.suites", context.set_ciphers, ":".join(ciphers))
+    # As Java: an authority in the middle of a chain is enough, if it is trusted.
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     location = values["ssl.truststore.location"]
     certificates = values["ssl.truststore.certificates"]
     if location is not None:
@@ -153,7 +156,8 @@ def make_context(values: Mapping[str, ConfigValue]) -> ssl.SSLContext:
         _try(name, context.load_verify_locations, str(location))
     elif certificates is not None:
         name = "ssl.truststore.certificates"
-        _try(name, context.load_verify_locations, None, None, str(certificates))
+        text = pem_of(str(certificates))
+        _try(name, context.load_verify_locations, None, None, text)
     else:
         context.load_default_certs()
     _load_identity(context, values)
@@ -176,7 +180,7 @@ def _load_identity(context: ssl.SSLContext, values: Mapping[str, ConfigValue]) -
         descriptor = os.memfd_create("mpbroker-key", os.MFD_CLOEXEC)
         try:
             with os.fdopen(os.dup(descriptor), "w") as file:
-                file.write(f"{key or ''}\n{chain or ''}\n")
+                file.write(pem_of(str(key or "")) + pem_of(str(chain or "")))
             path = f"/proc/self/fd/{descriptor}"
             _try("ssl.keystore.key", context.load_cert_chain, path, None, password)
         finally:

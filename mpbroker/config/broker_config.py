@@ -2061,6 +2061,7 @@ class BrokerConfig:
         self._take_values()
         put(self, "endpoints", self._parse_endpoints())
         put(self, "advertised", self._parse_advertised())
+        resolution.check_variables(self.advertised)
         put(self, "definition", resolution.read_late(self._pools()))
         self._take_values()
         self._check_together()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from mpbroker.base.config_def import (
@@ -14,7 +14,7 @@ from mpbroker.base.config_def import (
 )
 from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.config.broker_key import BrokerKey, ListenerPools
-from mpbroker.config.sources import Setting, Source
+from mpbroker.config.sources import Setting, Source, variable_of
 
 # The beginnings of settings of older releases of Kafka, of its plug-ins and of related
 # products. They cause a warning, not an error, so that a file with them works as it is.
@@ -97,6 +97,7 @@ class Resolution:
         self.per_listener: dict[tuple[str, str], ConfigValue] = {}
         self.per_mechanism: dict[tuple[str, str, str], ConfigValue] = {}
         self.of_listeners: list[tuple[str, Setting]] = []
+        self._of_no_listener: list[Setting] = []  # by variables
         self.warnings: list[str] = []
         self.resolved = {
             key.name: ResolvedValue(key.default, None, Source.DEFAULT, "default")
@@ -176,6 +177,9 @@ class Resolution:
     def _read_per_listener(self, setting: Setting) -> None:
         found = self._definition.of_listener(setting.name)
         if found is None or found.mechanism not in ("", *SASL_MECHANISMS):
+            if setting.source is Source.ENVIRONMENT:
+                self._of_no_listener.append(setting)
+                return
             reason = why_not_of_listener(setting.name, self._definition)
             self.warnings.append(
                 f"{setting.name} has no effect{reason} ({setting.origin})"
@@ -195,6 +199,36 @@ class Resolution:
             self.warnings.append(
                 f"{setting.name} has no effect in mpbroker ({setting.origin})."
                 f" {key.meaning}"
+            )
+
+    def check_variables(self, listeners: Iterable[str]) -> None:
+        """Refuse variables that name no listener that exists, or no setting of it.
+
+        Such a variable is a setting that got lost, mostly one that spells a name with
+        too few underscores: SASL_PLAINTEXT for SASL___PLAINTEXT. Other unknown
+        variables are warned of, because they may belong to another program.
+
+        Args:
+            listeners: the names of the listeners that exist.
+
+        Raises:
+            ConfigError: there is such a variable; the message has the right spelling.
+        """
+        names = {name.lower() for name in listeners}
+        of_others = [
+            setting
+            for listener, setting in self.of_listeners
+            if listener not in names and setting.source is Source.ENVIRONMENT
+        ]
+        for setting in (*self._of_no_listener, *of_others):
+            meant = next(_meant(setting.name, names, self._definition), None)
+            advice = f"; there are {', '.join(sorted(names))}"
+            if meant is not None:
+                advice = f"; did you mean {variable_of(meant)}? ({meant})"
+            raise _refusal(
+                f"{setting.name} is no setting of a listener{advice}",
+                setting.source,
+                setting.origin,
             )
 
     def warnings_beside(self, listeners: Iterable[str]) -> list[str]:
@@ -234,6 +268,25 @@ def why_not_of_listener(name: str, definition: ConfigDef) -> str:
     if mechanism in SASL_MECHANISMS:
         return f": {key} cannot be set for one SASL mechanism"
     return f": there is no SASL mechanism {mechanism!r:.100}"
+
+
+def _meant(name: str, listeners: Iterable[str], definition: ConfigDef) -> Iterator[str]:
+    """Yield the settings of listeners that look like a name if "-" and "_" are dots."""
+    flat = _flat(name)
+    for listener in sorted(listeners):
+        prefix = f"{LISTENER_PREFIX}{listener}."
+        if not flat.startswith(_flat(prefix)):
+            continue
+        rest = flat.removeprefix(_flat(prefix))
+        for between in ("", *(f"{each}." for each in SASL_MECHANISMS)):
+            if rest.startswith(_flat(between)):
+                meant = prefix + between + rest.removeprefix(_flat(between))
+                if definition.of_listener(meant) is not None:
+                    yield meant
+
+
+def _flat(name: str) -> str:
+    return name.replace("-", ".").replace("_", ".")
 
 
 def _parse(key: ConfigKey, setting: Setting) -> ConfigValue:

@@ -6,6 +6,7 @@ later (resolution.py).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ENVIRONMENT_PREFIX: Final = "MPBROKER_"
+_UNDERSCORES: Final = re.compile("_{1,3}")
 
 
 class Source(IntEnum):
@@ -51,10 +53,16 @@ def settings_of_arguments(arguments: Mapping[str, str]) -> list[Setting]:
 
 
 def settings_of_environment(environ: Mapping[str, str]) -> list[Setting]:
-    """Return the settings in MPBROKER_* variables: MPBROKER_LOG_DIRS is log.dirs."""
+    """Return the settings in MPBROKER_* variables: MPBROKER_LOG_DIRS is log.dirs.
+
+    As for Kafka's container images, "_" stands for ".", "__" for "-", and "___" for
+    "_", which names of listeners and of SASL mechanisms have.
+    """
     return [
         Setting(
-            variable.removeprefix(ENVIRONMENT_PREFIX).lower().replace("_", "."),
+            _UNDERSCORES.sub(
+                _stands_for, variable.removeprefix(ENVIRONMENT_PREFIX)
+            ).lower(),
             text,
             Source.ENVIRONMENT,
             f"the environment variable {variable}",
@@ -63,6 +71,16 @@ def settings_of_environment(environ: Mapping[str, str]) -> list[Setting]:
         if variable.startswith(ENVIRONMENT_PREFIX)
         and variable != PURE_PYTHON_VARIABLE  # no setting
     ]
+
+
+def _stands_for(underscores: re.Match[str]) -> str:
+    return ".-_"[len(underscores[0]) - 1]
+
+
+def variable_of(name: str) -> str:
+    """Return the environment variable that sets a setting."""
+    spelled = name.replace("_", "___").replace("-", "__").replace(".", "_")
+    return ENVIRONMENT_PREFIX + spelled.upper()
 
 
 def settings_of_file(path: Path) -> list[Setting]:

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from mpbroker.client.cluster import TopicPartition
-from mpbroker.client.group_metadata import GroupMetadata
+from mpbroker.client.group_metadata import GroupMetadata, group_of
 from mpbroker.client.serialization import Serializer
 from mpbroker.producer.batch import RecordMetadata
 from mpbroker.producer.partitioners import Partitioner
@@ -172,8 +172,9 @@ class AsyncProducer:
 
         See `Producer.send_offsets_to_transaction`.
         """
+        member = group_of(group, 2)
         await self._run(
-            partial(self._producer.send_offsets_to_transaction, offsets, group)
+            partial(self._producer.send_offsets_to_transaction, offsets, member)
         )
 
     async def commit_transaction(self) -> None:

@@ -77,7 +77,7 @@ class TransactionAbortedError(AbortableError):
 
 
 class ProducerFencedError(FatalError):
-    """Another producer with the same transactional.id has taken over."""
+    """The transaction was open for too long, or another producer has taken over."""
 
 
 class TransactionStateError(ProducerError):
@@ -111,6 +111,10 @@ _TOO_LARGE: Final = frozenset(
     {ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE}
 )
 
+_FENCED_ADVICE: Final = (
+    "the transaction was open for longer than transaction.timeout.ms and was aborted,"
+    " or another producer uses this transactional.id; close this producer"
+)
 _ADVICE: Final = {
     ErrorCode.MESSAGE_TOO_LARGE: (
         "send smaller records, or raise the topic's max.message.bytes"
@@ -118,9 +122,8 @@ _ADVICE: Final = {
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: "create the topic, or check its name",
     ErrorCode.NOT_ENOUGH_REPLICAS: "see min.insync.replicas, and which brokers run",
     ErrorCode.TOPIC_AUTHORIZATION_FAILED: "give this client WRITE on the topic",
-    ErrorCode.PRODUCER_FENCED: (
-        "another producer uses this transactional.id; close this one"
-    ),
+    ErrorCode.PRODUCER_FENCED: _FENCED_ADVICE,
+    ErrorCode.INVALID_PRODUCER_EPOCH: _FENCED_ADVICE,
     ErrorCode.CLUSTER_AUTHORIZATION_FAILED: (
         "give this client WRITE on the topic, or IDEMPOTENT_WRITE, or set"
         " enable.idempotence=false"

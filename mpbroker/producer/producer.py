@@ -25,10 +25,11 @@ from typing import Any, Final, Self, TypeVar
 from mpbroker.base.errors import MpbrokerError
 from mpbroker.client.backoff import Backoff
 from mpbroker.client.cluster import TopicPartition
-from mpbroker.client.group_metadata import GroupMetadata
+from mpbroker.client.group_metadata import GroupMetadata, group_of
 from mpbroker.client.metadata import Metadata, TopicInfo
 from mpbroker.client.selector import make_network_client, monotonic_ms
 from mpbroker.client.serialization import Serializer
+from mpbroker.client.settings import settings_together
 from mpbroker.producer import lifetime
 from mpbroker.producer.accumulator import RecordAccumulator
 from mpbroker.producer.batch import (
@@ -118,7 +119,7 @@ class Producer:
             AddressError: bootstrap.servers cannot be read.
         """
         given, code = ProducerCode.take(
-            {**(config or {}), **settings},
+            settings_together(config, settings),
             key_serializer,
             value_serializer,
             partitioner,
@@ -525,8 +526,9 @@ class Producer:
 
         Args:
             offsets: the offset of the next record to read, by partition.
-            group: the group's id; or the group and its member, so that a member that
-                was replaced cannot commit.
+            group: the group and its member, as `Consumer.group_metadata` returns them:
+                a member that was replaced cannot commit. The group's name alone is
+                taken, with a UserWarning.
 
         Raises:
             AbortableError: abort the transaction.
@@ -535,6 +537,7 @@ class Producer:
             FatalError: close the producer.
         """
         manager = self._manager()
+        member = group_of(group, 2)
         if not offsets:
             return
         positions = {
@@ -543,7 +546,6 @@ class Producer:
             )
             for partition, offset in offsets.items()
         }
-        member = GroupMetadata(group) if isinstance(group, str) else group
         self._transact(
             "txn-send-offsets-time-ns", lambda: manager.add_offsets(positions, member)
         )

@@ -132,7 +132,7 @@ class AclBinding(NamedTuple):
         resource_name: a name, a prefix of names, or "*".
         pattern_type: LITERAL or PREFIXED.
         principal: such as "User:alice"; "User:*" is all users.
-        host: the IP address of the client; "*" is all hosts.
+        host: the IP address of the client, or a network of them; "*" is all hosts.
         operation: the operation on the resources; ALL is all operations.
         permission_type: ALLOW or DENY.
     """

@@ -7,6 +7,11 @@ rules:
   or a loop begins. A count is multiplied by the smallest size of an element first.
 - A position only grows. The end of a slice is compared with the end of the buffer
   first, because Python would silently return a shorter slice.
+- What Kafka ignores is ignored, as long as no byte is read in two ways by it: bytes
+  behind a request, tags that are not ascending or come twice (the last one counts),
+  and any negative length for null where null is allowed. A known tagged field whose
+  size is not its own is refused: Kafka goes on behind the field, and the next reader
+  might go on behind its size.
 - A read beyond the end raises `struct.error` or `IndexError`, and the function raises
   `ProtocolError` instead.
 
@@ -26,6 +31,7 @@ from typing import Final
 from mpbroker.protocol.errors import ProtocolError
 from mpbroker.protocol.fields import BYTES, RECORDS, STRING, Field, Struct
 from mpbroker.protocol.primitives import (
+    AS_JAVA,
     SHORT_TEXT,
     Buffer,
     read_unsigned_varint,
@@ -218,19 +224,13 @@ class _DecodeWriter:
             self._line(" p = skip_tags(b, p)", where)
             return
         variable = self._source.variable
-        last, stop, tag = variable("last"), variable("stop"), variable("tag")
+        stop, tag = variable("stop"), variable("tag")
         with self._source.indented():
             self._line("if t > 127:")
             self._line(" t, p = read_long_varint(b, p, t)", where)
-            self._line(f"{last} = -1")
             self._line("for _ in range(t):")
             with self._source.indented():
                 self._line(f"{tag}, p = read_unsigned_varint(b, p)", where)
-                self._line(f"if {tag} <= {last}:")
-                self._line(
-                    f' raise ProtocolError(f"tag {{{tag}}} after tag {{{last}}}")'
-                )
-                self._line(f"{last} = {tag}")
                 self._line("n, p = read_unsigned_varint(b, p)", where)
                 self._line("if n > end - p:")
                 self._line(
@@ -310,7 +310,7 @@ class _DecodeWriter:
         if not nullable:
             yield
             return
-        self._line("if not n:" if self._flexible else "if n == -1:")
+        self._line("if not n:" if self._flexible else "if n < 0:")
         self._line(f" {target} = None")
         self._line("else:")
         with self._source.indented():
@@ -322,11 +322,11 @@ class _DecodeWriter:
         if row.kind is not STRING:
             take = "v[p:q]"
         elif not self._viewed:
-            take = "b[p:q].decode()"
+            take = f'b[p:q].decode("utf-8", "{AS_JAVA}")'
         else:
             take = (
-                f"TEXT[n](b, p)[0].decode() if n < {len(SHORT_TEXT)} "
-                'else str(b[p:q], "utf-8")'
+                f'TEXT[n](b, p)[0].decode("utf-8", "{AS_JAVA}") '
+                f'if n < {len(SHORT_TEXT)} else str(b[p:q], "utf-8", "{AS_JAVA}")'
             )
         with self._unless_null(target, nullable):
             self._line(f"q = p + {length}")

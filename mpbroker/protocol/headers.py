@@ -14,7 +14,12 @@ from typing import Final
 
 from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.protocol.errors import ProtocolError
-from mpbroker.protocol.primitives import SHORT_TEXT, Buffer, skip_tagged_fields
+from mpbroker.protocol.primitives import (
+    AS_JAVA,
+    SHORT_TEXT,
+    Buffer,
+    skip_tagged_fields,
+)
 
 _NEVER: Final = 0x8000  # above every int16
 
@@ -96,7 +101,8 @@ def parse_request_header(view: Buffer) -> RequestHeader:
     This does not check whether the key and version are served.
 
     Raises:
-        ProtocolError: the header is cut off, or its client id is not a string.
+        ProtocolError: the header is cut off, or its client id has more than 10,922
+            bytes that are not UTF-8.
     """
     # Called for every request; it takes 0.8 us with a memoryview of shared memory.
     size = len(view)
@@ -110,19 +116,18 @@ def parse_request_header(view: Buffer) -> RequestHeader:
             return _parse_unusual_header(view)
         try:
             if length < len(SHORT_TEXT):
-                client_id = SHORT_TEXT[length](view, 10)[0].decode()
+                text = SHORT_TEXT[length](view, 10)[0]
+                client_id = text.decode("utf-8", AS_JAVA)
             else:
-                client_id = str(view[10:position], "utf-8")
+                client_id = str(view[10:position], "utf-8", AS_JAVA)
         except UnicodeDecodeError as error:
             raise ProtocolError(f"request header: client id: {error}") from None
     elif length == 0:
         client_id = ""
         position = 10
-    elif length == -1:
+    else:  # any negative length is null, as in Kafka
         client_id = None
         position = 10
-    else:
-        return _parse_unusual_header(view)
     if 0 <= api_key < _API_KEYS and api_version >= FLEXIBLE_FROM[api_key]:
         if position < size and not view[position]:
             position += 1
@@ -149,7 +154,7 @@ def _parse_unusual_header(view: Buffer) -> RequestHeader:
     """Read a request header of version 0, which has no client id; refuse all others.
 
     Raises:
-        ProtocolError: the client id is cut off, or its length is negative.
+        ProtocolError: the client id is cut off.
     """
     api_key, api_version, correlation_id = _REQUEST_V0.unpack_from(view, 0)
     if header_version(api_key, api_version) == 0:

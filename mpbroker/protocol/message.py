@@ -82,7 +82,7 @@ class _Decoders(_Compiled[Decoder[Any]]):
             message,
             version,
             flexible=flexible,
-            ignores_rest=message.ignores_rest,
+            ignores_rest=message.is_request(),
             max_elements=MAX_REQUEST_ELEMENTS if message.is_request() else None,
         )
 
@@ -104,8 +104,6 @@ class Message(Struct):
     """The versions that can be decoded and encoded."""
     flexible_from: ClassVar[int]
     """The first version with compact lengths and tagged fields."""
-    ignores_rest: ClassVar[bool]
-    """Whether bytes after the message are ignored, as Kafka does for all messages."""
     decoders: ClassVar[_Decoders]
     """Functions by version. Those of requests bound the elements of all arrays."""
     encoders: ClassVar[_Encoders]
@@ -116,12 +114,10 @@ class Message(Struct):
         api_key: ApiKey,
         versions: tuple[int, int],
         flexible_from: int | None,
-        ignores_rest: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init_subclass__(**kwargs)
         cls.api_key = api_key
-        cls.ignores_rest = ignores_rest
         cls.valid_versions = range(versions[0], versions[1] + 1)
         cls.flexible_from = FOREVER if flexible_from is None else flexible_from
         cls.decoders = _Decoders(cls)
@@ -141,8 +137,9 @@ class Message(Struct):
         their defaults.
 
         Raises:
-            ProtocolError: the bytes are malformed, the version is not valid, or bytes
-                are left over (unless the message `ignores_rest`).
+            ProtocolError: the bytes are malformed, or the version is not valid. Bytes
+                behind a request are ignored, as by Kafka: librdkafka (2.16) sends some.
+                Behind an answer, or what a log holds, they are refused.
         """
         return cls.decoders[version](buffer, offset)  # type: ignore[no-any-return]
 

@@ -7,12 +7,17 @@ A varint has seven bits of the number in each byte, the lowest first; if a byte 
 or above, another one follows. Lengths and tags in requests are unsigned. Fields of
 records are signed, and zig-zag encoded: 0, -1, 1, -2 are written as 0, 1, 2, 3.
 
+Strings are decoded with the error handler `AS_JAVA`, so that bytes which are not UTF-8
+are no reason to hang up: text.decode("utf-8", AS_JAVA).
+
 Source: Kafka protocol guide, "Protocol Primitive Types": UNSIGNED_VARINT, VARINT (32
-bits) and VARLONG (64 bits); KIP-482 for tagged fields.
+bits) and VARLONG (64 bits); KIP-482 for tagged fields; Java's String(bytes, UTF_8) for
+strings.
 """
 
 from __future__ import annotations
 
+import codecs
 from struct import Struct
 from typing import Final
 
@@ -26,6 +31,34 @@ ZERO_UUID: Final = bytes(16)  # Kafka's "no topic id"
 # By its length, a function that reads a short string's bytes from a memoryview in one
 # call. A slice would make another memoryview first.
 SHORT_TEXT: Final = tuple(Struct(f"{length}s").unpack_from for length in range(64))
+
+AS_JAVA: Final = "mpbroker.as_java"
+"""The name of the error handler for text that is not UTF-8; see _replace_as_java()."""
+
+# U+FFFD has three bytes in UTF-8. So a longer text may not fit into an answer or a log
+# any more, where the length of a string is an int16.
+_MAX_REPLACED: Final = 0x7FFF // 3
+
+
+def _replace_as_java(error: UnicodeError) -> tuple[str, int]:
+    """Replace one malformed sequence of UTF-8 with U+FFFD, as Java does.
+
+    Python's handler "replace" does the same, except for the bytes of a surrogate
+    (ED A0 80 to ED BF BF): one U+FFFD in Java, one for each byte in Python.
+
+    Raises:
+        UnicodeDecodeError: the text has more than 10,922 bytes.
+    """
+    if not isinstance(error, UnicodeDecodeError) or len(error.object) > _MAX_REPLACED:
+        raise error
+    text, end = error.object, error.end
+    if text[error.start] == 0xED and text[end : end + 1] >= b"\xa0":
+        while end < min(error.start + 3, len(text)) and text[end] & 0xC0 == 0x80:
+            end += 1
+    return "\ufffd", end
+
+
+codecs.register_error(AS_JAVA, _replace_as_java)
 
 
 class VarintError(ProtocolError):
@@ -101,14 +134,14 @@ def write_varint(out: bytearray, value: int) -> None:
 def skip_tagged_fields(buffer: Buffer, position: int) -> int:
     """Return the position after a section of tagged fields, whatever their tags.
 
+    Tags may be in any order and come twice, as in Kafka; here all of them are skipped.
     The time that this takes is linear in the number of bytes.
 
     Raises:
-        ProtocolError: the section is cut off, or its tags are not ascending.
+        ProtocolError: the section is cut off.
     """
     count, position = read_unsigned_varint(buffer, position)
     end = len(buffer)
-    previous = -1
     try:
         # Every field has 2 bytes at least, so the end of the buffer ends this loop.
         for _ in range(count):
@@ -116,9 +149,6 @@ def skip_tagged_fields(buffer: Buffer, position: int) -> int:
             position += 1
             if tag > 0x7F:
                 tag, position = read_unsigned_varint(buffer, position - 1)
-            if tag <= previous:
-                raise ProtocolError(f"tagged field {tag} follows {previous}")
-            previous = tag
             size = buffer[position]
             position += 1
             if size > 0x7F:

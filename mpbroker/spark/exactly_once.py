@@ -52,6 +52,7 @@ from mpbroker.client.errors import (
     UnsupportedVersionError,
     check_error,
 )
+from mpbroker.client.group_metadata import GroupMetadata
 from mpbroker.client.settings import ClientSettings
 from mpbroker.producer.transactions import PreparedTransaction
 from mpbroker.protocol.error_code import ErrorCode
@@ -297,7 +298,7 @@ def _coordinator(cluster: Cluster, transactional_id: str) -> Broker:
     return cluster.broker(found.node_id)
 
 
-def mark(task: Task, topic: str) -> tuple[dict[TopicPartition, int], str]:
+def mark(task: Task, topic: str) -> tuple[dict[TopicPartition, int], GroupMetadata]:
     """Return the offset and the group with which a task marks its batch as written.
 
     The consumer group is named like the task's transactional id. The offset is the
@@ -308,7 +309,8 @@ def mark(task: Task, topic: str) -> tuple[dict[TopicPartition, int], str]:
         task: the task.
         topic: any topic that exists: a committed offset belongs to a topic.
     """
-    return {TopicPartition(topic, 0): task.batch + 1}, task.transactional_id
+    group = GroupMetadata(task.transactional_id)
+    return {TopicPartition(topic, 0): task.batch + 1}, group
 
 
 def this_task(write: str | None) -> Task:

@@ -57,6 +57,14 @@ def ask(ctl):
     return run
 
 
+def test_ctl_takes_the_format_as_all_other_commands(calm, ctl):
+    for arguments in (("--format", "json"), ("--json",), ("--json", "--format=text")):
+        result = ctl(calm, "status", *arguments)
+        assert json.loads(result.out)["phase"] == "SERVING"
+    text = ctl(calm, "status", "--format", "text").out
+    assert text and not text.startswith(b"{")
+
+
 def produce(mpbroker, broker, count, acks="1", topic="t"):
     lines = b"".join(b"%d\n" % number for number in range(count))
     result = mpbroker(

@@ -2,6 +2,9 @@
 
 import json
 import re
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -9,6 +12,7 @@ import pytest
 
 from mpbroker.cli.exit_codes import ExitCode
 from mpbroker.client.consumer.consumer import Consumer
+from mpbroker.producer import Producer
 from mpbroker.protocol.messages.share_group_heartbeat import (
     ShareGroupHeartbeatRequest,
     ShareGroupHeartbeatResponse,
@@ -17,6 +21,8 @@ from tests.bench import wire
 from tests.faults.test_kill_the_whole_tree import address_of
 from tests.support.broker import Broker
 from tests.support.children import wait_until
+
+PATIENCE_S = 90  # a loaded machine must not fail a test
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +70,43 @@ def test_a_group_reads_on_where_it_has_got_to(mpbroker, topic, group):
     assert offsets(mpbroker, group) == [(0, 3, 0), (1, 1, 1)]
     again = mpbroker("consume", "-G", group, "-t", topic, "-e", "-f", "%p/%o %s\n")
     assert again.out == b"1/1 e\n"
+
+
+def test_a_group_ends_at_the_ends_of_its_beginning_while_others_write(
+    mpbroker, topic, group, group_broker
+):
+    """A record for each poll: there was always one more, and it never ended."""
+    with Producer(bootstrap_servers=group_broker.bootstrap) as producer:
+        polled = Consumer.poll
+
+        def poll_behind_a_record(self, *arguments):
+            producer.send(topic, b"more", partition=0).result(PATIENCE_S)
+            return polled(self, *arguments)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Consumer, "poll", poll_behind_a_record)
+            result = mpbroker("consume", "-G", group, topic, "-e")
+    assert result.code == 0
+    assert {b"a", b"b", b"c", b"d"} <= set(result.out.split())
+
+
+def test_a_member_leaves_its_group_at_sigterm(mpbroker, topic, group):
+    reader = subprocess.Popen(
+        [sys.executable, "-m", "mpbroker", "consume", "-G", group, topic],
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert reader.stdout is not None
+        read = sorted(reader.stdout.readline() for _ in range(4))
+        assert read == [b"a\n", b"b\n", b"c\n", b"d\n"]
+        reader.send_signal(signal.SIGTERM)
+        assert reader.wait(PATIENCE_S) == ExitCode.OK
+    finally:
+        reader.kill()
+        reader.communicate()
+    (found,) = json.loads(mpbroker("group", "describe", group, "--format", "json").out)
+    assert found["state"] == "Empty"
+    assert offsets(mpbroker, group) == [(0, 3, 0), (1, 1, 0)]
 
 
 def test_a_group_stops_after_a_count_and_commits_no_more(mpbroker, topic, group):

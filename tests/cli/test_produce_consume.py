@@ -190,6 +190,17 @@ def test_a_refused_batch_is_an_error_that_names_its_records(fake_broker, mpbroke
     )
 
 
+def test_an_error_that_meets_all_lines_ends_the_command(fake_broker, mpbroker):
+    refusal = refuse_one(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+    fake_broker.answer_with(ApiKey.PRODUCE, refusal)
+    result = mpbroker("produce", "-t", "one", stdin=b"a\nb\n")
+    assert result.code == ExitCode.ERROR
+    assert result.err.splitlines()[-1] == (
+        "mpbroker: one: 2 of 2 records not written; what follows them in the input was"
+        " not sent"
+    )
+
+
 def test_a_batch_that_is_too_large_goes_in_parts(fake_broker, mpbroker):
     fake_broker.answer_with(ApiKey.PRODUCE, refuse_one(ErrorCode.MESSAGE_TOO_LARGE))
     assert mpbroker("produce", "-t", "one", stdin=b"a\nb\n").code == 0
@@ -366,6 +377,9 @@ def ten_records(fake_broker):
         (["-c", "4"], range(4)),
         (["-o", "8", "-c", "2"], range(8, 10)),
         (["-e", "-o", "s@1005"], range(5, 10)),
+        (["-e", "-o", "s@1970-01-01T00:00:01.005"], range(5, 10)),
+        (["-e", "-o", "s@1970-01-01T01:00:01.005+01:00"], range(5, 10)),
+        (["-o", "e@1970-01-01T00:00:01.005Z"], range(5)),
         (["-o", "e@1005"], range(5)),
         (["-o", "s@1000", "-o", "e@1005"], range(5)),
         (["-o", "e@99999"], range(10)),
@@ -491,6 +505,8 @@ def test_a_reader_that_has_seen_enough_ends_it_quietly(fake_broker, count):
         (["-t", "one", "-o", "stored"], ExitCode.USAGE),
         (["-t", "one", "-o", "1", "-o", "2"], ExitCode.USAGE),
         (["-t", "one", "-o", "s@soon"], ExitCode.USAGE),
+        (["-t", "one", "-o", "s@1700000000"], ExitCode.USAGE),
+        (["-t", "one", "-o", "e@2026-13-01"], ExitCode.USAGE),
         (["-t", "one", "-f", "%y"], ExitCode.USAGE),
         (["-t", "one", "-f", "50%"], ExitCode.USAGE),
         (["-t", "one", "-J", "-f", "%s"], ExitCode.USAGE),

@@ -166,6 +166,9 @@ def test_a_member_commits_with_a_producers_transaction(
     with Producer(bootstrap_servers=bootstrap, transactional_id=topic_name) as producer:
         producer.init_transactions()
         producer.begin_transaction()
+        with pytest.warns(UserWarning, match=r"consumer.group_metadata\(\)") as warned:
+            producer.send_offsets_to_transaction({}, topic_name)
+        assert warned[0].filename == __file__
         producer.send_offsets_to_transaction({(topic, 0): 7}, old)
         producer.commit_transaction()
         # Kafka's markers follow the answer to the commit.

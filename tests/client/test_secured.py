@@ -70,8 +70,9 @@ TRUSTING = {
     "ssl_truststore_certificates": certificates.AUTHORITY,
 }
 IDENTITY = {
-    "ssl_keystore_certificate_chain": certificates.CLIENT,
-    "ssl_keystore_key": certificates.CLIENT_KEY_ENCRYPTED,
+    # On one line, as a continued line of a properties file makes it.
+    "ssl_keystore_certificate_chain": certificates.CLIENT.replace("\n", " "),
+    "ssl_keystore_key": certificates.CLIENT_KEY_ENCRYPTED.replace("\n", "\\n"),
     "ssl_key_password": "secret",
 }
 

@@ -6,6 +6,14 @@ from typing import get_type_hints
 
 import pytest
 
+from mpbroker import (
+    AdminClient,
+    AsyncConsumer,
+    Consumer,
+    Producer,
+    ShareConsumer,
+)
+from mpbroker.base.config_def import ConfigError
 from mpbroker.client.consumer.consumer_config import ConsumerSettings
 from mpbroker.client.settings import ADMIN_CONFIG, ClientSettings, parse_settings, pick
 from mpbroker.client.share.share_consumer_config import ShareConsumerSettings
@@ -68,3 +76,13 @@ def test_consumers_without_client_id_have_kafkas_names():
     number = int(first.removeprefix("consumer-g-"))
     assert second == f"consumer-g-{number + 1}"
     assert name(ConsumerSettings) == f"consumer-{number + 2}"
+
+
+@pytest.mark.parametrize(
+    "client", [Consumer, Producer, AdminClient, ShareConsumer, AsyncConsumer]
+)
+def test_a_topics_name_in_the_place_of_the_settings_is_told_to_be_one(client):
+    with pytest.raises(
+        ConfigError, match=r"'events' is given as the settings.*mapping"
+    ):
+        client("events")

@@ -9,7 +9,7 @@ import os
 import socket
 import time
 from base64 import urlsafe_b64encode
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from mpbroker.cli.api_table import KAFKA_VERSIONS, our_versions
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.config_source import ConfigSource
 from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.headers import response_header_version
 from mpbroker.protocol.message import Message
 from mpbroker.protocol.messages.alter_partition_reassignments import (
     AlterPartitionReassignmentsRequest,
@@ -55,11 +56,23 @@ from mpbroker.protocol.messages.incremental_alter_configs import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
 )
+from mpbroker.protocol.messages.list_offsets import ListOffsetsRequest
 from mpbroker.protocol.messages.metadata import (
     MetadataRequest,
     MetadataRequestTopic,
     MetadataResponse,
     MetadataResponseTopic,
+)
+from mpbroker.protocol.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+    OffsetCommitResponse,
+)
+from mpbroker.protocol.messages.offset_fetch import (
+    OffsetFetchRequest,
+    OffsetFetchRequestTopic,
+    OffsetFetchResponse,
 )
 from mpbroker.protocol.messages.produce import (
     PartitionProduceData,
@@ -80,7 +93,7 @@ from mpbroker.protocol.messages.update_features import (
 from mpbroker.protocol.messages.write_share_group_state import StateBatch
 from mpbroker.protocol.records.compression import Codec
 from mpbroker.protocol.records.record_batch import RecordBatchBuilder
-from tests.broker.load import ask
+from tests.broker.load import ask, frame, receive_frame
 from tests.support.apache_kafka import BOOTSTRAP_VARIABLE
 from tests.support.children import wait_until
 
@@ -103,6 +116,30 @@ class Wire:
     def ask(self, request: Message, version: int, response: type[Answer]) -> Answer:
         body = ask(self.sock, request.api_key, version, request.encode(version))
         return response.decode(version, body)
+
+    def ask_bent(
+        self,
+        request: Message,
+        version: int,
+        response: type[Answer],
+        bent: Mapping[bytes, bytes],
+    ) -> Answer:
+        """Ask with other bytes in the frame, as many as they take the place of."""
+        sent = frame(request.api_key, version, request.encode(version))
+        for before, after in bent.items():
+            assert sent.count(before) == 1 and len(before) == len(after)
+            sent = sent.replace(before, after)
+        return self.ask_raw(request, version, response, sent)
+
+    def ask_raw(
+        self, request: Message, version: int, response: type[Answer], sent: bytes
+    ) -> Answer:
+        """Send a whole frame; return the answer, which must come."""
+        self.sock.sendall(sent)
+        answer = memoryview(receive_frame(self.sock))
+        assert answer, "closed instead of answered"
+        head = 4 + response_header_version(request.api_key, version)
+        return response.decode(version, answer[head:])
 
     def create(self, name: str, **configs: str) -> bytes:
         """Create a topic of one partition; return its id when it has a leader."""
@@ -154,6 +191,107 @@ def batch(*records: tuple[int, bytes | None], codec: Codec = Codec.NONE) -> byte
     for timestamp, key in records:
         builder.append(timestamp, key, b"value")
     return bytes(builder.build())
+
+
+# -- bytes as few clients send them ----------------------------------------------------
+
+REPLACED = "f\ufffdr"  # what f\xfcr is, ISO 8859-1, if it is read as UTF-8
+
+
+@pytest.mark.parametrize("version", [8, 12])
+def test_a_client_id_and_a_topic_that_are_not_utf_8_are_answered(wire, version):
+    request = MetadataRequest(
+        topics=[MetadataRequestTopic(name="name")], allow_auto_topic_creation=False
+    )
+    bent = {b"load": b"f\xfcr!", b"name": b"f\xfcr\xfc"}
+    answer = wire.ask_bent(request, version, MetadataResponse, bent)
+    (found,) = answer.topics
+    assert found.name == REPLACED + "\ufffd"
+    assert found.error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
+
+
+def test_a_group_and_metadata_of_a_commit_that_are_not_utf_8_are_stored(
+    wire, topic_name
+):
+    wire.create(topic_name)
+    commit = OffsetCommitRequest(
+        group_id="gggg",
+        topics=[
+            OffsetCommitRequestTopic(
+                name=topic_name,
+                partitions=[
+                    OffsetCommitRequestPartition(
+                        partition_index=0,
+                        committed_offset=7,
+                        committed_metadata="mmmm",
+                    )
+                ],
+            )
+        ],
+    )
+    bent = {b"gggg": b"f\xfcr", b"mmmm": b"\xffm"}
+    bent = {key: value.ljust(4, b"!") for key, value in bent.items()}
+
+    def committed() -> bool:
+        answer = wire.ask_bent(commit, 8, OffsetCommitResponse, bent)
+        return answer.topics[0].partitions[0].error_code == ErrorCode.NONE
+
+    wire.ask(
+        FindCoordinatorRequest(key_type=0, coordinator_keys=[REPLACED + "!"]),
+        6,
+        FindCoordinatorResponse,
+    )
+    wait_until(committed)
+    fetch = OffsetFetchRequest(
+        group_id=REPLACED + "!",
+        topics=[OffsetFetchRequestTopic(name=topic_name, partition_indexes=[0])],
+    )
+    (found,) = wire.ask(fetch, 7, OffsetFetchResponse).topics[0].partitions
+    assert (found.committed_offset, found.metadata) == (7, "\ufffdm!!")
+
+
+@pytest.mark.parametrize(
+    ("version", "body"),
+    [
+        (4, b"\0\0\0\1\0\4none\0" + b"rest"),
+        (12, b"\2" + bytes(16) + b"\5none\0" + b"\0\0\0" + b"rest"),
+        (12, b"\2" + bytes(16) + b"\5none" + b"\2\x63\1x\x62\0" + b"\0\0\0"),
+        (12, b"\2" + bytes(16) + b"\5none\0" + b"\0\0" + b"\2\x63\1x\x63\0"),
+    ],
+    ids=["rest", "rest of a flexible one", "unsorted tags", "a tag twice"],
+)
+def test_what_is_more_than_a_request_needs_is_ignored(wire, version, body):
+    request = MetadataRequest()
+    sent = frame(request.api_key, version, body)
+    answer = wire.ask_raw(request, version, MetadataResponse, sent)
+    assert [each.name for each in answer.topics] == ["none"]
+
+
+def test_bytes_behind_any_request_are_ignored(wire, topic_name):
+    topic_id = wire.create(topic_name)
+    data = PartitionProduceData(index=0, records=batch((now_ms(), b"k")))
+    topic = TopicProduceData(topic_id=topic_id, partition_data=[data])
+    requests = [
+        (ApiVersionsRequest(client_software_name="t", client_software_version="1"), 4),
+        (ProduceRequest(acks=1, timeout_ms=10_000, topic_data=[topic]), 13),
+        (ListOffsetsRequest(replica_id=-1), 7),
+        (FindCoordinatorRequest(key_type=0, coordinator_keys=["g"]), 6),
+        (OffsetFetchRequest(group_id="g", topics=[]), 7),
+        (DescribeConfigsRequest(resources=[]), 4),
+    ]
+    for request, version in requests:
+        sent = frame(request.api_key, version, request.encode(version) + b"rest")
+        wire.sock.sendall(sent)
+        assert receive_frame(wire.sock), request
+
+
+@pytest.mark.parametrize("count", [-1, -2])
+def test_a_negative_number_of_topics_asks_for_all(wire, topic_name, count):
+    wire.create(topic_name)
+    request = MetadataRequest()
+    sent = frame(request.api_key, 4, count.to_bytes(4, "big", signed=True) + b"\0")
+    answer = wire.ask_raw(request, 4, MetadataResponse, sent)
+    assert topic_name in [each.name for each in answer.topics]
 
 
 # -- ApiVersions -----------------------------------------------------------------------

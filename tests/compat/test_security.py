@@ -78,7 +78,8 @@ class Secured(NamedTuple):
 
 
 def token(lifetime_s: int = 3600) -> str:
-    claims = {"sub": USER, "exp": int(time.time()) + lifetime_s}
+    now_s = int(time.time())
+    claims = {"sub": USER, "iat": now_s, "exp": now_s + lifetime_s}
     return jwt.encode(claims, KEY, "ES256", headers={"kid": "one"})
 
 

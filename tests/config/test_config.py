@@ -19,6 +19,7 @@ from mpbroker.config.broker_key import BrokerKey
 from mpbroker.config.cores import available_cores
 from mpbroker.config.dynamic import DynamicConfig
 from mpbroker.config.listener_security import security_settings
+from mpbroker.config.sources import settings_of_environment, variable_of
 
 
 def load(
@@ -152,6 +153,77 @@ def test_what_asks_for_pure_python_is_no_unknown_setting():
 def test_a_variable_of_another_program_is_a_warning():
     config = load(environ={"MPBROKER_LOG_DIR_": "x"})
     assert "did you mean log.dir" in config.warnings[0]
+
+
+LISTENERS = {
+    "listeners": "SASL_PLAINTEXT://h:1,in-side://h:2",
+    "listener.security.protocol.map": "SASL_PLAINTEXT:SASL_PLAINTEXT,in-side:PLAINTEXT",
+    "sasl.enabled.mechanisms": "SCRAM-SHA-256",
+}
+
+
+@pytest.mark.parametrize(
+    ("variable", "name"),
+    [
+        ("LOG_DIRS", "log.dirs"),
+        (
+            "LISTENER_NAME_SASL___PLAINTEXT_SCRAM__SHA__256_SASL_JAAS_CONFIG",
+            "listener.name.sasl_plaintext.scram-sha-256.sasl.jaas.config",
+        ),
+        (
+            "LISTENER_NAME_IN__SIDE_MAX_CONNECTIONS",
+            "listener.name.in-side.max.connections",
+        ),
+    ],
+)
+def test_a_variable_spells_a_setting_as_for_kafkas_images(variable, name):
+    (found,) = settings_of_environment({f"MPBROKER_{variable}": "1"})
+    assert found.name == name
+    assert variable_of(name) == f"MPBROKER_{variable}"
+
+
+def test_a_variable_sets_what_a_listener_with_a_dash_or_an_underscore_has():
+    given = {
+        "MPBROKER_LISTENER_NAME_IN__SIDE_MAX_CONNECTIONS": "7",
+        "MPBROKER_LISTENER_NAME_SASL___PLAINTEXT_MAX_CONNECTIONS": "8",
+    }
+    config = load(LISTENERS, environ=given)
+    assert config.for_listener("in-side", "max.connections") == 7
+    assert config.for_listener("SASL_PLAINTEXT", "max.connections") == 8
+    assert not [each for each in config.warnings if "no effect" in each]
+
+
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [
+        (
+            "LISTENER_NAME_SASL_PLAINTEXT_MAX_CONNECTIONS",
+            "LISTENER_NAME_SASL___PLAINTEXT_MAX_CONNECTIONS",
+        ),
+        (
+            "LISTENER_NAME_SASL_PLAINTEXT_SCRAM_SHA_256_SASL_JAAS_CONFIG",
+            "LISTENER_NAME_SASL___PLAINTEXT_SCRAM__SHA__256_SASL_JAAS_CONFIG",
+        ),
+        (
+            "LISTENER_NAME_SASL___PLAINTEXT_SCRAM_SHA_256_SASL_JAAS_CONFIG",
+            "LISTENER_NAME_SASL___PLAINTEXT_SCRAM__SHA__256_SASL_JAAS_CONFIG",
+        ),
+        (
+            "LISTENER_NAME_IN_SIDE_MAX_CONNECTIONS",
+            "LISTENER_NAME_IN__SIDE_MAX_CONNECTIONS",
+        ),
+        ("LISTENER_NAME_OTHER_MAX_CONNECTIONS", "there are in-side, sasl_plaintext"),
+        ("LISTENER_NAME_IN__SIDE_MAX_CONNECTION", "there are in-side"),
+    ],
+)
+def test_a_variable_of_no_listener_is_refused_with_the_nearest_spelling(
+    variable, meant
+):
+    environ = {f"MPBROKER_{variable}": "1"}
+    with pytest.raises(ConfigError) as refused:
+        load(LISTENERS, environ=environ)
+    assert meant in str(refused.value)
+    assert f"the environment variable MPBROKER_{variable}" in str(refused.value)
 
 
 def test_two_names_of_one_setting_must_agree(tmp_path):

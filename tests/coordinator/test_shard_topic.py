@@ -354,7 +354,13 @@ def test_in_a_cluster_answers_rest_on_what_was_written_before_them(sharded):
             rig.coordinator.loaded(each, rig.now_ms)
     _, member = rig.stable(2)
     generation = rig.group().generation_id
-    sync = SyncGroupRequest(group_id="g", member_id=member, generation_id=generation)
+    sync = SyncGroupRequest(
+        group_id="g",
+        member_id=member,
+        generation_id=generation,
+        protocol_type="consumer",
+        protocol_name="range",
+    )
     heartbeat = ConsumerGroupHeartbeatRequest(
         group_id="new",
         member_id="m",

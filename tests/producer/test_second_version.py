@@ -163,7 +163,8 @@ def test_each_transaction_has_an_epoch_of_its_own(
     for value in (b"a", b"b", b"dropped", b"c"):
         producer.begin_transaction()
         producer.send(topic, value, partition=0)
-        producer.send_offsets_to_transaction({(topic, 1): value[0]}, topic_name)
+        group = GroupMetadata(topic_name)
+        producer.send_offsets_to_transaction({(topic, 1): value[0]}, group)
         if value == b"dropped":
             producer.flush()
             producer.abort_transaction()

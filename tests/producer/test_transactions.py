@@ -285,6 +285,8 @@ def test_an_error_of_the_coordinator_is_fatal_or_abortable(code, kind):
     else:
         with pytest.raises(kind):
             rig.manager.begin_abort()
+    if kind is ProducerFencedError:  # mostly because it was too slow
+        assert "transaction.timeout.ms" in str(future.exception(0))
 
 
 @pytest.mark.parametrize(

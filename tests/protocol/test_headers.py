@@ -114,10 +114,11 @@ def test_response_headers_come_back(
 
 def test_tagged_fields_of_a_request_header_are_skipped() -> None:
     plain = encode_request_header(ApiKey.FETCH, 12, 1, "c")
-    tagged = plain[:-1] + b"\2\0\3abc\7\0"
-    header = parse_request_header(tagged + b"body")
-    assert header.size == len(tagged)
-    assert header.client_id == "c"
+    for tags in (b"\2\0\3abc\7\0", b"\2\7\0\0\3abc", b"\2\7\0\7\3abc"):
+        tagged = plain[:-1] + tags
+        header = parse_request_header(tagged + b"body")
+        assert header.size == len(tagged)
+        assert header.client_id == "c"
 
 
 def test_a_controlled_shutdown_of_old_has_no_client_id() -> None:
@@ -158,15 +159,30 @@ def test_headers_of_any_key_and_length_are_read_or_refused(
         (b"", "0 bytes"),
         (b"\0\0\0\3\0\0\0\1\0", "9 bytes"),
         (b"\0\0\0\3\0\0\0\1\0\5abcd", "client id of 5 bytes with 4 left"),
-        (b"\0\0\0\3\0\0\0\1\xff\xfe", "client id of -2 bytes"),
-        (b"\0\0\0\3\0\0\0\1\0\1\xff", "client id: 'utf-8'"),
-        (b"\0\0\0\3\0\0\0\1\0\x46" + b"\xff" * 70, "client id: 'utf-8'"),
+        (b"\0\0\0\3\0\0\0\1\x2a\xab" + b"\xff" * 10_923, "client id: 'utf-8'"),
         (b"\0\0\0\x09\0\0\0\1\0\1c", "cut off"),
     ],
 )
 def test_malformed_request_headers_are_refused(frame: bytes, reason: str) -> None:
     with pytest.raises(ProtocolError, match=reason):
         parse_request_header(frame)
+
+
+@pytest.mark.parametrize(
+    ("sent", "read"), [(b"f\xfcr", "f\ufffdr"), (b"\xff" * 70, "\ufffd" * 70)]
+)
+def test_a_client_id_that_is_not_utf_8_is_read_as_java_reads_it(
+    sent: bytes, read: str
+) -> None:
+    """librdkafka with a client.id in Latin-1 is served by Kafka."""
+    frame = b"\0\0\0\3\0\0\0\1" + len(sent).to_bytes(2, "big") + sent
+    header = parse_request_header(memoryview(frame))
+    assert (header.client_id, header.size) == (read, len(frame))
+
+
+def test_any_negative_length_of_a_client_id_is_null() -> None:
+    header = parse_request_header(b"\0\0\0\3\0\0\0\1\xff\xfe")
+    assert (header.client_id, header.size) == (None, 10)
 
 
 def test_a_client_id_beyond_an_int16_cannot_be_sent() -> None:

@@ -78,7 +78,9 @@ def test_any_bytes_decode_or_are_refused(
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=pair_name)
-def test_every_prefix_is_refused_and_so_is_a_byte_more(message: type[Message]) -> None:
+def test_every_prefix_is_refused_and_a_byte_behind_a_request_ignored(
+    message: type[Message],
+) -> None:
     rng = Random(message.__name__)
     for version in message.valid_versions:
         while len(valid := random_message(rng, message, version).encode(version)) > 300:
@@ -86,7 +88,7 @@ def test_every_prefix_is_refused_and_so_is_a_byte_more(message: type[Message]) -
         for size in range(len(valid)):
             with pytest.raises(ProtocolError):
                 message.decode(version, valid[:size])
-        if message.ignores_rest:
+        if message.is_request():
             assert message.decode(version, valid + b"\0").encode(version) == valid
             continue
         with pytest.raises(ProtocolError, match="1 bytes too many"):
@@ -142,11 +144,16 @@ def test_an_element_may_not_be_smaller_than_its_least_size(version: int) -> None
 @pytest.mark.parametrize(
     ("message", "version", "data", "reason"),
     [
-        (MetadataRequest, 1, b"\xff\xff\xff\xfe", "topics at byte 4 of 4: count -2"),
-        (MetadataRequest, 0, b"\xff\xff\xff\xff", "topics .* count -1"),
+        (MetadataRequest, 0, b"\xff\xff\xff\xff", "topics at byte 4 of 4: count -1"),
+        (MetadataRequest, 0, b"\xff\xff\xff\xfe", "topics .* count -2"),
         (MetadataRequest, 1, b"\0\0\0\1\xff\xff", "topics.name .* length -1"),
         (MetadataRequest, 1, b"\0\0\0\1\0\5ab", "topics.name .* length 5 with 2 bytes"),
-        (MetadataRequest, 1, b"\0\0\0\1\0\2\xc3\x28", "topics.name .*utf-8"),
+        (
+            MetadataRequest,
+            1,
+            b"\0\0\0\1\x2a\xab" + b"\xff" * 10_923,  # no int16 has the new length
+            "topics.name .*utf-8",
+        ),
         (MetadataRequest, 9, b"\2\0\0\1\0\0\0", "topics.name .* length -1"),
         (MetadataRequest, 9, b"\xff\xff\xff\xff\x1f", "topics .* 32 bits"),
         (MetadataRequest, 9, b"\x80\x80\x80\x80\x80\x01", "topics .* 32 bits"),
@@ -154,8 +161,6 @@ def test_an_element_may_not_be_smaller_than_its_least_size(version: int) -> None
         (MetadataRequest, 9, b"\1\1", "needs 1 bytes, 0 left"),
         (MetadataRequest, 4, b"\0\0\0\0", "allow_auto_topic_creation .* needs 1"),
         (ProduceRequest, 3, b"\xff\xff\0\1\0", "timeout_ms at byte 2 .* needs 4 bytes"),
-        (ApiVersionsRequest, 3, b"\1\1\2\5\0\5\0", "tagged field 5 follows"),
-        (ApiVersionsRequest, 3, b"\1\1\2\5\0\4\0", "tagged field 4 follows"),
         (
             ApiVersionsResponse,
             3,
@@ -180,6 +185,31 @@ def test_unknown_tagged_fields_are_skipped_at_every_level() -> None:
     assert decoded == MetadataRequest(topics=[MetadataRequestTopic(name="a")])
 
 
+@pytest.mark.parametrize("tags", [b"\2\5\0\5\0", b"\2\5\0\4\0"])
+def test_unknown_tagged_fields_may_come_twice_and_in_any_order(tags: bytes) -> None:
+    assert ApiVersionsRequest.decode(3, b"\1\1" + tags) == ApiVersionsRequest()
+
+
+@pytest.mark.parametrize(
+    "tags",
+    [
+        b"\2" + b"\3\1\1" + b"\1\x08" + bytes(7) + b"\5",  # 3 before 1
+        b"\3" + b"\3\1\0" + b"\3\1\1" + b"\1\x08" + bytes(7) + b"\5",  # 3 twice
+    ],
+)
+def test_the_last_of_a_known_tagged_field_counts(tags: bytes) -> None:
+    decoded = ApiVersionsResponse.decode(3, b"\0\0\1\0\0\0\0" + tags)
+    assert decoded == ApiVersionsResponse(
+        finalized_features_epoch=5, zk_migration_ready=True
+    )
+
+
+@pytest.mark.parametrize("length", [-1, -2, -(2**31)])
+def test_any_negative_length_is_null_where_null_is_allowed(length: int) -> None:
+    data = length.to_bytes(4, "big", signed=True) + b"\1"
+    assert MetadataRequest.decode(4, data) == MetadataRequest(topics=None)
+
+
 def test_many_unknown_tagged_fields_are_skipped() -> None:
     count = 200_000
     tags = b"".join(write_unsigned_varint(tag) + b"\0" for tag in range(count))
@@ -201,11 +231,9 @@ def test_known_and_unknown_tagged_fields_mix() -> None:
     [
         b"\1\1\x09" + bytes(9),  # an int64 that says it has 9 bytes
         b"\1\1\7" + bytes(7),
-        b"\2\3\1\1\1\x08" + bytes(8),  # 3 before 1
-        b"\2\3\1\1\3\1\1",  # twice
     ],
 )
-def test_known_tagged_fields_must_have_their_size_and_order(tags: bytes) -> None:
+def test_known_tagged_fields_must_have_their_size(tags: bytes) -> None:
     with pytest.raises(ProtocolError, match="ApiVersionsResponse v3"):
         ApiVersionsResponse.decode(3, b"\0\0\1\0\0\0\0" + tags)
 
@@ -237,6 +265,34 @@ def test_a_string_is_not_longer_than_any_version_can_say() -> None:
     names[0].name = "x" * 32_768
     with pytest.raises(ProtocolError, match=r"topics.name at byte .* of 32768 bytes"):
         MetadataRequest.decode(9, MetadataRequest(topics=names).encode(9))
+
+
+@pytest.mark.parametrize(
+    ("sent", "read"),
+    [
+        (b"\xc3\x28", "\ufffd("),
+        (b"\xff" * 64, "\ufffd" * 64),
+        (b"\xff" * 10_922, "\ufffd" * 10_922),
+    ],
+    ids=["short", "long", "longest"],
+)
+@pytest.mark.parametrize("message", [MetadataRequest, ProduceRequest])
+def test_a_string_that_is_not_utf_8_is_read_as_java_reads_it(
+    message: type[Message], sent: bytes, read: str
+) -> None:
+    """Of both kinds of decoder: with and without views of the request's bytes."""
+    for version in (3, 9):
+        name = "x" * len(sent)
+        request: Message
+        if message is MetadataRequest:
+            request = MetadataRequest(topics=[MetadataRequestTopic(name=name)])
+        else:
+            request = ProduceRequest(topic_data=[TopicProduceData(name=name)])
+        data = request.encode(version).replace(name.encode(), sent)
+        decoded = message.decode(version, memoryview(data))
+        text = repr(read)[1:-1]
+        assert f"name='{text}'" in repr(decoded)
+        assert read.encode() in decoded.encode(version)
 
 
 def test_a_set_field_that_the_version_lacks_is_refused_unless_ignorable() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
 import click
 
@@ -20,9 +21,38 @@ from mpbroker.inspect.cluster_figures import cluster_figures
 from mpbroker.inspect.process_state import is_running, process_state
 from mpbroker.inspect.remote_figures import remote_figures
 
-json_option = click.option(
-    "--json", "as_json", is_flag=True, help="Write one JSON document."
-)
+
+def json_option(command: CommandT) -> CommandT:
+    """Give a command --json, and --format as the commands outside ctl have it."""
+    command = click.option(
+        "--format",
+        "output_format",
+        type=click.Choice(["text", "json"]),
+        expose_value=False,
+        callback=_take_format,
+        help="text for people (default), json as --json.",
+    )(command)
+    return click.option(
+        "--json",
+        "as_json",
+        is_flag=True,
+        callback=_take_json,
+        help="Write one JSON document.",
+    )(command)
+
+
+def _take_format(
+    context: click.Context, option: click.Parameter, form: str | None
+) -> None:
+    if form == "json":
+        context.params["as_json"] = True
+
+
+def _take_json(context: click.Context, option: click.Parameter, given: bool) -> bool:
+    return given or bool(context.params.get("as_json"))
+
+
+CommandT = TypeVar("CommandT", bound=Callable[..., object])
 
 _SLOW_REQUEST_MS: Final = 1000.0
 _STOPPED: Final = ("T", "t")

@@ -6,7 +6,7 @@ import select
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 import click
@@ -21,6 +21,7 @@ from mpbroker.cli.options import (
     timeout_option,
 )
 from mpbroker.cli.records.delimiter import parse_delimiter
+from mpbroker.cli.records.ending import until_told
 from mpbroker.cli.records.progress_line import ERASE, ProgressLine
 from mpbroker.cli.records.record_format import (
     FORMAT_HELP,
@@ -137,7 +138,8 @@ def _format(text: str) -> str:
     multiple=True,
     metavar="OFFSET",
     help="beginning (default), end, an offset, -N (the last N records of each"
-    " partition), s@MS (from that time on), e@MS (up to that time).",
+    " partition), s@TIME (from that time on, in ms or"
+    " ISO 8601), e@TIME (up to that time).",
 )
 @click.option("-e", "--exit-at-end", is_flag=True, help="Stop at the end.")
 @click.option(
@@ -304,7 +306,7 @@ def _read_as_member(
     from mpbroker.cli.records.consume_group import read_as_member
 
     reset = "latest" if reading.wanted.from_end == 0 else "earliest"
-    with reading.output(_LeaderOf(cluster)) as output, suppress(KeyboardInterrupt):
+    with reading.output(_LeaderOf(cluster)) as output, until_told():
         read_as_member(
             cluster,
             {"auto.offset.reset": reset, **settings},
@@ -337,7 +339,7 @@ def _read_as_share_member(
         if share.sets_offset:
             is_end = reading.wanted.from_end == 0
             begin_at(cluster, share.group_id, "latest" if is_end else "earliest")
-        with reading.output(_LeaderOf(cluster)) as output, suppress(KeyboardInterrupt):
+        with reading.output(_LeaderOf(cluster)) as output, until_told():
             read_as_share_member(
                 cluster,
                 {

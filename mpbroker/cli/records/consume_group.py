@@ -50,6 +50,7 @@ def read_as_member(
     with Consumer(settings) as consumer:
         consumer.subscribe(topics)
         left = sys.maxsize if count is None else count
+        ends: dict[TopicPartition, int] = {}
         while left:
             limit = min(left, _MAX_POLL_RECORDS)
             try:
@@ -63,7 +64,7 @@ def read_as_member(
                 left -= len(records)
             if found:
                 _commit(consumer)
-            elif exit_at_end and _is_at_end(consumer):
+            if exit_at_end and _is_at_end(consumer, ends, is_idle=not found):
                 return
 
 
@@ -79,8 +80,22 @@ def _commit(consumer: Consumer) -> None:
         ) from error
 
 
-def _is_at_end(consumer: Consumer) -> bool:
-    """Return whether this member has read all its assigned partitions to the end."""
+def _is_at_end(
+    consumer: Consumer, ends: dict[TopicPartition, int], *, is_idle: bool
+) -> bool:
+    """Return whether this member has read all its assigned partitions to the end.
+
+    Args:
+        consumer: the member.
+        ends: the ends of partitions as they were first looked up, to which those of new
+            partitions are added. A topic that is written to has no other end.
+        is_idle: whether the last poll has found nothing: a member without partitions is
+            at the end only then.
+    """
     assigned = consumer.assignment()
-    ends = consumer.offsets_for(assigned, LATEST)
-    return all(consumer.position(where) >= end for where, end in ends.items())
+    new = [where for where in assigned if where not in ends]
+    if new:
+        ends.update(consumer.offsets_for(new, LATEST))
+    if not assigned:
+        return is_idle
+    return all(consumer.position(where) >= ends[where] for where in assigned)

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 import click
 
@@ -34,6 +34,7 @@ from mpbroker.client.admin.config_admin import (
 from mpbroker.client.cluster import Cluster
 from mpbroker.producer import Producer, ProducerError, RecordFuture, RetriableError
 from mpbroker.producer.config import PRODUCER_CONFIG
+from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.records.compression import Codec
 
 _ACKS: Final = ("all", "-1", "1", "0")
@@ -294,6 +295,10 @@ class _Sender:
         self._headers = headers
         self._tee_delimiter = tee_delimiter
         self._sent = 0
+        self._failed = 0
+        self._told = 0
+        self._error: ProducerError | None = None  # the first one
+        self._is_stopped = False  # an error would meet all later messages, too
         # Messages sent together, with the number of the first one in the input.
         self._pending: deque[tuple[int, list[RecordFuture]]] = deque()
 
@@ -305,7 +310,7 @@ class _Sender:
             except OSError as error:
                 raise CliError(f"{path}: {(error.strerror or '').lower()}") from error
             self._send([message])
-        self._flush()
+        self._end()
 
     def send_lines(
         self, files: Sequence[Path], delimiter: bytes, count: int | None
@@ -321,13 +326,13 @@ class _Sender:
                 break
             if not has_more(fd, _LINGER_MS):
                 self._flush()
-        self._flush()
+        self._end()
 
     def _read(self, fd: int, delimiter: bytes) -> Iterator[list[bytes]]:
         try:
             yield from read_messages(fd, delimiter)
         except OSError as error:
-            self._flush()
+            self._end()
             raise CliError(f"cannot read input: {error.strerror}") from error
 
     def _send(self, messages: Sequence[bytes]) -> None:
@@ -352,6 +357,8 @@ class _Sender:
         self._progress.add(len(futures), sum(map(len, messages)))
         while self._pending and all(future.done() for future in self._pending[0][1]):
             self._settle(*self._pending.popleft())
+        if self._is_stopped:
+            self._end()
         if self._tee_delimiter is not None and messages:
             delimiter = self._tee_delimiter
             sys.stdout.buffer.write(delimiter.join(messages) + delimiter)
@@ -361,9 +368,26 @@ class _Sender:
         self._producer.flush()
         while self._pending:
             self._settle(*self._pending.popleft())
+        if self._is_stopped:
+            self._raise()
+
+    def _end(self) -> None:
+        """Wait for all messages that were sent; raise CliError if some failed."""
+        self._flush()
+        if self._error is not None:
+            self._raise()
+
+    def _raise(self) -> NoReturn:
+        assert self._error is not None
+        text = f"{self._topic}: {self._failed} of {self._sent} records not written"
+        if self._is_stopped:
+            text += "; what follows them in the input was not sent"
+        raise CliError(text, _exit_code(self._error))
 
     def _settle(self, first: int, futures: Sequence[RecordFuture]) -> None:
-        """Count the written records; raise CliError if others could not be written.
+        """Count the written records; name those that could not be written at once.
+
+        The messages behind them are sent, unless they would fail in the same way.
 
         Args:
             first: the first record's number in the input, from 1 on.
@@ -377,12 +401,25 @@ class _Sender:
                 failed.setdefault(str(error), []).append(number)
                 errors.append(error)
         self.written += len(futures) - len(errors)
-        if errors:
-            lines = [
-                f"{self._topic}: {_records(numbers)} not written: {text}"
-                for text, numbers in failed.items()
-            ]
-            raise CliError("\n".join(lines), _exit_code(errors[0]))
+        self._failed += len(errors)
+        self._error = self._error or next(iter(errors), None)
+        self._is_stopped |= any(map(_meets_all, errors))
+        for text, numbers in failed.items():
+            self._tell(f"{self._topic}: {_records(numbers)} not written: {text}")
+
+    def _tell(self, text: str) -> None:
+        self._told += 1
+        if self._told > _MOST_TOLD:
+            return
+        if self._told == _MOST_TOLD:
+            text += "; later ones are only counted"
+        self._progress.erase()
+        print(f"mpbroker: {text}", file=sys.stderr, flush=True)
+
+
+def _meets_all(error: ProducerError) -> bool:
+    """Return whether an error is not about its own record alone."""
+    return error.error_code not in _OF_A_RECORD
 
 
 def _records(numbers: Sequence[int]) -> str:
@@ -401,3 +438,13 @@ def _exit_code(error: ProducerError) -> ExitCode:
 
 
 _GONE: Final = frozenset({"NETWORK_EXCEPTION", "REQUEST_TIMED_OUT"})
+# Errors of a record or its batch; others are of the topic, the client or the broker.
+_OF_A_RECORD: Final = frozenset(
+    {
+        ErrorCode.INVALID_RECORD,
+        ErrorCode.INVALID_TIMESTAMP,
+        ErrorCode.MESSAGE_TOO_LARGE,
+        ErrorCode.RECORD_LIST_TOO_LARGE,
+    }
+)
+_MOST_TOLD: Final = 20  # lines about records that were not written

@@ -4,13 +4,17 @@ beginning   start at the first record
 end         start after the last record
 N           start at offset N
 -N          start at the last N records of each partition
-s@T         start at the first record of time T (ms since 1970) or later
+s@T         start at the first record of time T or later
 e@T         stop before the first record of time T or later
+
+A time is in ms since 1970, or in ISO 8601: 2026-11-28T12:00:00, in UTC if it has no
+zone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
 import click
@@ -19,6 +23,11 @@ from mpbroker.client.admin.topic_admin import EARLIEST, LATEST, list_offsets
 from mpbroker.client.cluster import Cluster, TopicPartition
 
 _OFFSET_MAX: Final = 2**63 - 1
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MS: Final = timedelta(milliseconds=1)
+# Seconds from 2001 on. As ms they are in January 1970, so a time of today that is given
+# in seconds would mean the beginning.
+_SECONDS: Final = range(10**9, 10**10)
 
 
 class OffsetRange(NamedTuple):
@@ -51,7 +60,7 @@ def parse_offsets(texts: Sequence[str]) -> OffsetRange:
     starts = 0
     for text in texts:
         if text.startswith("e@"):
-            stop_time_ms = _number(text, text[2:])
+            stop_time_ms = _time_ms(text, text[2:])
             continue
         start = _parse_start(text)
         starts += 1
@@ -71,10 +80,28 @@ def _parse_start(text: str) -> OffsetRange:
             " beginning, end, an offset, -N, s@MS or e@MS"
         )
     if text.startswith("s@"):
-        return OffsetRange(start_time_ms=_number(text, text[2:]))
+        return OffsetRange(start_time_ms=_time_ms(text, text[2:]))
     if text.startswith("-"):
         return OffsetRange(from_end=_number(text, text[1:]))
     return OffsetRange(offset=_number(text, text))
+
+
+def _time_ms(text: str, time: str) -> int:
+    if not time.isdigit():
+        try:
+            moment = datetime.fromisoformat(time)
+        except ValueError:
+            raise _refusal(
+                f"{text!r}: a time is in ms since 1970, or like 2026-11-28T12:00:00Z"
+            ) from None
+        moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+        return max(0, (moment - _EPOCH) // _MS)
+    found = _number(text, time)
+    if found in _SECONDS:
+        raise _refusal(
+            f"{text!r} looks like seconds; times are in ms: {text[:2]}{found}000"
+        )
+    return found
 
 
 def _number(text: str, digits: str) -> int:

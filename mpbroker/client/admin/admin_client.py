@@ -51,7 +51,12 @@ from mpbroker.client.admin.topic_admin import (
 )
 from mpbroker.client.cluster import Cluster, TopicPartition
 from mpbroker.client.ownership import Ownership
-from mpbroker.client.settings import ADMIN_CONFIG, ClientSettings, parse_settings
+from mpbroker.client.settings import (
+    ADMIN_CONFIG,
+    ClientSettings,
+    parse_settings,
+    settings_together,
+)
 from mpbroker.protocol.acl import (
     AclBinding,
     AclFilter,
@@ -172,7 +177,7 @@ class AdminClient:
             ConfigError: a setting is wrong or missing; the text says which.
             AddressError: bootstrap.servers cannot be read.
         """
-        values = parse_settings(ADMIN_CONFIG, {**(config or {}), **settings})
+        values = parse_settings(ADMIN_CONFIG, settings_together(config, settings))
         client = ClientSettings.of(values, max_in_flight=1)
         timeout_s = client.request_timeout_ms / 1000
         self._brokers = Cluster(client.bootstrap, timeout_s, client)

@@ -63,6 +63,7 @@ from mpbroker.client.group_metadata import GroupMetadata
 from mpbroker.client.ownership import Ownership
 from mpbroker.client.selector import monotonic_ms
 from mpbroker.client.serialization import Deserializer, load_deserializer
+from mpbroker.client.settings import settings_together
 from mpbroker.protocol.errors import ApiError
 
 _log = logging.getLogger(__name__)
@@ -106,7 +107,7 @@ class Consumer:
             AddressError: bootstrap.servers cannot be read.
         """
         given, code = take_code(
-            {**(config or {}), **settings},
+            settings_together(config, settings),
             dict(
                 zip(CONSUMER_CODE, (key_deserializer, value_deserializer), strict=True)
             ),

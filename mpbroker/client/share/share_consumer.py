@@ -45,6 +45,7 @@ from mpbroker.client.errors import (
 )
 from mpbroker.client.ownership import Ownership
 from mpbroker.client.selector import monotonic_ms
+from mpbroker.client.settings import settings_together
 from mpbroker.client.share.share_consumer_config import ShareConsumerSettings
 from mpbroker.client.share.share_fetcher import SharedRecords, ShareFetcher
 from mpbroker.client.share.share_member import ShareMember
@@ -80,7 +81,9 @@ class ShareConsumer:
                 do.
             AddressError: bootstrap.servers cannot be read.
         """
-        self._settings = ShareConsumerSettings.parse({**(config or {}), **settings})
+        self._settings = ShareConsumerSettings.parse(
+            settings_together(config, settings)
+        )
         client = self._settings.client
         timeout_s = client.request_timeout_ms / 1000
         self._cluster = Cluster(client.bootstrap, timeout_s, client)

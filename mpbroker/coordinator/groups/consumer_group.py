@@ -16,8 +16,9 @@ Source: KIP-848; Kafka's ConsumerGroup, ConsumerGroupMember, CurrentAssignmentBu
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from enum import Enum, IntEnum
+from math import inf
 from typing import Final, NamedTuple
 
 from mpbroker.coordinator.groups.assignors import Partitions, TopicId
@@ -26,7 +27,7 @@ from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 
 LEAVE_STATIC_EPOCH: Final = -2
-_STALE_EPOCH_SINCE: Final = 9
+_MEMBER_EPOCH_SINCE: Final = 9
 
 
 class ConsumerGroupState(Enum):
@@ -59,6 +60,7 @@ class ConsumerMember:
 
     __slots__ = (
         "assigned",
+        "assigned_since",
         "classic",
         "client_host",
         "client_id",
@@ -98,6 +100,10 @@ class ConsumerMember:
         self.state = MemberState.STABLE
         self.assigned: Partitions = {}
         self.pending_revocation: Partitions = {}
+        # The member epoch with which it was given each of these partitions
+        # (KIP-1251).
+        # The epoch of a partition that is not here is not known.
+        self.assigned_since: dict[TopicId, dict[int, int]] = {}
 
     def subscription(self) -> tuple[object, ...]:
         """Return the member's values on which an assignment depends."""
@@ -124,6 +130,16 @@ class ConsumerMember:
             _copy(self.assigned),
             _copy(self.pending_revocation),
         )
+
+    def keep_epochs(self) -> None:
+        """Note the member's epoch as that of partitions that it has been given."""
+        before, self.assigned_since = self.assigned_since, {}
+        for partitions in (self.assigned, self.pending_revocation):
+            for topic, numbers in partitions.items():
+                known = before.get(topic, {})
+                self.assigned_since.setdefault(topic, {}).update(
+                    (number, known.get(number, self.member_epoch)) for number in numbers
+                )
 
 
 class ConsumerGroup:
@@ -278,33 +294,52 @@ class ConsumerGroup:
         return votes.most_common(1)[0][0] if votes else default
 
     def validate_offset_commit(
-        self, member_id: str, generation_or_epoch: int, version: int
+        self,
+        member_id: str,
+        generation_or_epoch: int,
+        version: int,
+        partitions: Iterable[tuple[TopicId | None, int]],
     ) -> None:
         """Raise an error if a member may not commit offsets with this epoch.
+
+        A commit may be under way while the member gets a new epoch. So an older epoch
+        will do for partitions that the member was given by then and has not lost since.
 
         Args:
             generation_or_epoch: the member epoch, or a classic member's generation.
             version: the version of the OffsetCommit request.
+            partitions: the topic id (None: no such topic) and number of each partition
+                whose offset is committed.
 
         Raises:
-            ApiError: UNKNOWN_MEMBER_ID; for a stale epoch STALE_MEMBER_EPOCH, or
-                UNSUPPORTED_VERSION in versions that do not have that code, or
-                ILLEGAL_GENERATION for a member that speaks the classic protocol.
+            ApiError: UNKNOWN_MEMBER_ID; UNSUPPORTED_VERSION for a member that speaks
+                KIP-848 in a version without member epochs; for a stale epoch
+                STALE_MEMBER_EPOCH, or ILLEGAL_GENERATION for a member that speaks the
+                classic protocol.
         """
         if generation_or_epoch < 0 and not self.members:
             return
         member = self.member(member_id)
-        if generation_or_epoch != member.member_epoch:
-            stale = ErrorCode.STALE_MEMBER_EPOCH
-            if member.classic is not None:
-                stale = ErrorCode.ILLEGAL_GENERATION
-            elif version < _STALE_EPOCH_SINCE:
-                stale = ErrorCode.UNSUPPORTED_VERSION
+        is_classic = member.classic is not None
+        if not is_classic and version < _MEMBER_EPOCH_SINCE:
             raise ApiError(
-                stale,
-                f"The received member epoch {generation_or_epoch} does not match the"
-                f" expected member epoch {member.member_epoch}.",
+                ErrorCode.UNSUPPORTED_VERSION,
+                "OffsetCommit version 9 or above must be used by members using the"
+                " modern group protocol",
             )
+        if generation_or_epoch == member.member_epoch or (
+            generation_or_epoch < member.member_epoch
+            and all(generation_or_epoch >= _since(member, *each) for each in partitions)
+        ):
+            return
+        stale = ErrorCode.STALE_MEMBER_EPOCH
+        if is_classic:
+            stale = ErrorCode.ILLEGAL_GENERATION
+        raise ApiError(
+            stale,
+            f"The received member epoch {generation_or_epoch} does not match the"
+            f" expected member epoch {member.member_epoch}.",
+        )
 
     def validate_offset_fetch(self, member_id: str | None, member_epoch: int) -> None:
         """Raise an error if a member may not fetch offsets.
@@ -345,10 +380,12 @@ class ConsumerGroup:
     def give_up_pending(self, member: ConsumerMember) -> None:
         """Free the partitions that a static member still had to revoke when it left.
 
-        The member keeps its other partitions, since it will come back.
+        The member keeps its other partitions, since it will come back. It will then get
+        them with a new epoch: a commit from before is not valid any more.
         """
         self._release(member)
         member.pending_revocation = {}
+        member.assigned_since = {}
         self._hold(member)
 
     def holder(self, topic: TopicId, partition: int) -> str | None:
@@ -406,11 +443,13 @@ class ConsumerGroup:
             # counts pending revocations, too.
             member.state = MemberState.UNREVOKED_PARTITIONS
             member.assigned, member.pending_revocation = kept, revoked
+            member.keep_epochs()
             return
         for topic, numbers in gained.items():
             kept[topic] = kept.get(topic, set()) | numbers
         member.assigned, member.pending_revocation = kept, {}
         self._advance_epoch(member)
+        member.keep_epochs()
         member.state = (
             MemberState.UNRELEASED_PARTITIONS if unreleased else MemberState.STABLE
         )
@@ -419,6 +458,15 @@ class ConsumerGroup:
         if member.member_epoch != self.assignment_epoch:
             member.previous_epoch = member.member_epoch
             member.member_epoch = self.assignment_epoch
+
+
+def _since(member: ConsumerMember, topic: TopicId | None, partition: int) -> float:
+    """Return the epoch with which a member was given a partition that it still has.
+
+    Return infinity if it does not have the partition, or the epoch is not known.
+    """
+    epochs = member.assigned_since.get(topic, {}) if topic is not None else {}
+    return epochs.get(partition, inf)
 
 
 def _owns_any(

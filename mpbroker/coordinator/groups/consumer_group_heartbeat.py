@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from mpbroker.base.java_text import is_blank
 from mpbroker.coordinator.context import CoordinatorContext
 from mpbroker.coordinator.groups.assignors import Partitions
 from mpbroker.coordinator.groups.consumer_group import (
@@ -76,13 +77,13 @@ class ConsumerGroupHeartbeat:
         """
         epoch = request.member_epoch
         makes_id = call.version < _CLIENT_MAKES_ID_SINCE and epoch == _JOIN_EPOCH
-        if not request.member_id and not makes_id:
+        if is_blank(request.member_id) and not (makes_id and not request.member_id):
             _refuse("MemberId can't be empty.")
         for name, value in (
             ("InstanceId", request.instance_id),
             ("RackId", request.rack_id),
         ):
-            if value == "":
+            if is_blank(value):
                 _refuse(f"{name} can't be empty.")
         if epoch < LEAVE_STATIC_EPOCH:
             _refuse(f"MemberEpoch is invalid. Received {epoch}.")

@@ -144,6 +144,7 @@ class ConsumerGroupRebalance:
             self.write(group, record)
         old.member_id = new_id
         old.member_epoch, old.previous_epoch = 0, -1
+        old.assigned_since = {}
         group.add(old)
         self.write(group, member_record(group.group_id, old.member_id, old))
         if target is not None:

@@ -27,6 +27,7 @@ from mpbroker.coordinator.groups.group_records import (
     ConsumerGroupTargetAssignmentMemberValue,
     ConsumerGroupTargetAssignmentMetadataKey,
     ConsumerGroupTargetAssignmentMetadataValue,
+    RecordTopicPartitions,
 )
 from mpbroker.coordinator.groups.partition_rows import read_rows, rows_of
 from mpbroker.coordinator.versioned import KeyValue, versioned
@@ -104,10 +105,21 @@ def current_record(
         member_epoch=member.member_epoch,
         previous_member_epoch=member.previous_epoch,
         state=member.state,
-        assigned_partitions=rows_of(member.assigned),
-        partitions_pending_revocation=rows_of(member.pending_revocation),
+        assigned_partitions=_rows_of(member, member.assigned),
+        partitions_pending_revocation=_rows_of(member, member.pending_revocation),
     )
     return key, versioned(value, 0)
+
+
+def _rows_of(
+    member: ConsumerMember, partitions: Partitions
+) -> list[RecordTopicPartitions]:
+    rows = rows_of(partitions)
+    for row in rows:
+        since = member.assigned_since.get(row.topic_id, {})
+        if all(number in since for number in row.partitions):
+            row.assignment_epochs = [since[number] for number in row.partitions]
+    return rows
 
 
 def pattern_record(
@@ -213,12 +225,21 @@ def _replay_current(
     target = group.target.get(member_id)
     group.remove(member_id)
     member.assigned, member.pending_revocation = {}, {}
+    member.assigned_since = {}
     if isinstance(value, ConsumerGroupCurrentMemberAssignmentValue):
         member.member_epoch = value.member_epoch
         member.previous_epoch = value.previous_member_epoch
         member.state = MemberState(value.state)
         member.assigned = read_rows(value.assigned_partitions)
         member.pending_revocation = read_rows(value.partitions_pending_revocation)
+        for row in (*value.assigned_partitions, *value.partitions_pending_revocation):
+            # Kafka before 4.3 wrote none.
+            if len(row.assignment_epochs or ()) == len(row.partitions):
+                member.assigned_since.setdefault(row.topic_id, {}).update(
+                    zip(row.partitions, row.assignment_epochs or (), strict=True)
+                )
+        if member.member_epoch >= 0:  # else a static member that is away
+            member.keep_epochs()
     group.add(member)
     if target is not None:
         group.target[member_id] = target

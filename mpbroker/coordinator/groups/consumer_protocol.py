@@ -13,7 +13,7 @@ from __future__ import annotations
 from struct import Struct, error
 from typing import Final, NamedTuple
 
-from mpbroker.protocol.primitives import Buffer
+from mpbroker.protocol.primitives import AS_JAVA, Buffer
 
 CONSUMER_PROTOCOL: Final = "consumer"  # the protocol type of such groups
 
@@ -67,11 +67,11 @@ class _Reader:
         return taken
 
     def string(self) -> str:
-        return self.take(self.int16()).decode()
+        return self.take(self.int16()).decode("utf-8", AS_JAVA)
 
     def nullable_string(self) -> str | None:
         length = self.int16()
-        return None if length < 0 else self.take(length).decode()
+        return None if length < 0 else self.take(length).decode("utf-8", AS_JAVA)
 
     def nullable_bytes(self) -> bytes | None:
         length = self.int32()

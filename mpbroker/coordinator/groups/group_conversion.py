@@ -69,6 +69,7 @@ def consumer_group_of(classic: ClassicGroup, topics: Topics) -> ConsumerGroup:
         subscribe(member, subscription, old.session_timeout_ms, old.protocols)
         member.member_epoch = member.previous_epoch = classic.generation_id
         member.assigned = by_id(assignment, topics)
+        member.keep_epochs()
         group.add(member)
         group.target[member.member_id] = by_id(assignment, topics)
     return group

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from mpbroker.base.java_hash import java_hash
+from mpbroker.base.java_text import is_blank
 from mpbroker.coordinator.context import CoordinatorContext
 from mpbroker.coordinator.groups.classic_group import ClassicGroup, ClassicGroupState
 from mpbroker.coordinator.groups.classic_protocol import (
@@ -115,6 +116,7 @@ _EXPIRY_SLICE: Final = 200
 _OFFSET_FETCH_GROUPS_SINCE: Final = 8
 _TOPIC_IDS_SINCE: Final = 10
 _GROUP_ID_NOT_FOUND_SINCE: Final = 9
+_PROTOCOL_NAMED_SINCE: Final = 5  # by SyncGroup
 # The copy of a cluster's metadata is behind by half a second, and more for a moment.
 _COPY_IS_BEHIND_MS: Final = 60_000
 # A member of such a group says which topics it reads; offsets of others can be deleted.
@@ -285,6 +287,11 @@ class GroupCoordinator:
 
     def sync_group(self, call: Call, request: SyncGroupRequest, now_ms: int) -> None:
         try:
+            if call.version >= _PROTOCOL_NAMED_SINCE and None in (
+                request.protocol_type,
+                request.protocol_name,
+            ):
+                raise ApiError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
             self.check_group(request.group_id)
             group = self._member_group(request.group_id)
             if isinstance(group, ConsumerGroup):
@@ -357,7 +364,7 @@ class GroupCoordinator:
         try:
             if "consumer" not in self._config.rebalance_protocols:
                 raise ApiError(ErrorCode.UNSUPPORTED_VERSION)
-            if not group_id:
+            if is_blank(group_id):
                 raise ApiError(ErrorCode.INVALID_REQUEST, "GroupId can't be empty.")
             self.check_group(group_id)
             self._consumer.validate(call, request)
@@ -414,7 +421,7 @@ class GroupCoordinator:
         if request.member_epoch > 0:
             self._note_heartbeat(group_id, request.member_id, now_ms)
         try:
-            if not group_id:
+            if is_blank(group_id):
                 raise ApiError(ErrorCode.INVALID_REQUEST, "GroupId can't be empty.")
             self.check_group(group_id)
             self._share.validate(request)
@@ -483,7 +490,7 @@ class GroupCoordinator:
         try:
             if "streams" not in self._config.rebalance_protocols:
                 raise ApiError(ErrorCode.UNSUPPORTED_VERSION)
-            if not group_id:
+            if is_blank(group_id):
                 raise ApiError(ErrorCode.INVALID_REQUEST, "GroupId can't be empty.")
             self.check_group(group_id)
             self._streams.validate(request)
@@ -544,7 +551,10 @@ class GroupCoordinator:
             self.check_group(group_id, empty_id=True)
             self._validate_commit(call, request, now_ms)
         except ApiError as error:
-            self._out.answer(call, refused_commit(request, error.error_code))
+            answer = refused_commit(
+                request, call.version, error.error_code, self._topics
+            )
+            self._out.answer(call, answer)
             return
         topics, wrote = self.offsets.commit(group_id, request, call.version, now_ms)
         after = (self.partition_for(group_id),) if wrote else NOW
@@ -566,11 +576,21 @@ class GroupCoordinator:
             # Without group management: a group that only has committed offsets.
             self._groups[group_id] = ClassicGroup(group_id, now_ms)
             return
+        by_id = call.version >= _TOPIC_IDS_SINCE
         if isinstance(group, ConsumerGroup):
-            group.validate_offset_commit(request.member_id, generation, call.version)
+            held = (
+                (
+                    row.topic_id if by_id else self._topics.topic_id(row.name),
+                    part.partition_index,
+                )
+                for row in request.topics
+                for part in row.partitions
+            )
+            group.validate_offset_commit(
+                request.member_id, generation, call.version, held
+            )
             return
         if isinstance(group, StreamsGroup):
-            by_id = call.version >= _TOPIC_IDS_SINCE
             partitions = (
                 (
                     (self._topics.topic_name(row.topic_id) if by_id else row.name)

@@ -95,7 +95,7 @@ class GroupListing:
                     group_id=group.group_id,
                     protocol_type=group.protocol_type or "",
                     group_state=group.state.value,
-                    group_type=group.type_name.capitalize(),
+                    group_type=group.type_name,
                 )
             )
         code = ErrorCode.NONE

@@ -167,6 +167,10 @@ class ConsumerGroupTargetAssignmentMetadataValue(
 class RecordTopicPartitions(Struct):
     topic_id: bytes = field(UUID)
     partitions: list[int] = array(INT32)
+    # Only in records of a consumer group's current assignments (KIP-1251).
+    assignment_epochs: list[int] | None = array(
+        INT32, nullable="0+", default=None, tag=0
+    )
 
 
 class ConsumerGroupTargetAssignmentMemberKey(

@@ -247,9 +247,10 @@ class MixedProtocol:
     def leave(
         self, call: Call, group: ConsumerGroup, request: LeaveGroupRequest, now_ms: int
     ) -> None:
-        """Remove classic members; answer with an error code for each.
+        """Remove members of either protocol; answer with an error code for each.
 
-        An admin client names a static member by its instance id alone.
+        An admin client removes any member so. It names a static one by its instance id
+        alone.
         """
         leaving = request.members
         if call.version < LEAVE_SEVERAL_SINCE:
@@ -262,7 +263,7 @@ class MixedProtocol:
             try:
                 if not member_id and instance is not None:
                     member_id = group.static_members.get(instance, "")
-                _classic_member(group, member_id, instance)
+                _member(group, member_id, instance)
                 if member_id in gone:
                     raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
                 gone.append(member_id)
@@ -284,12 +285,18 @@ class MixedProtocol:
         self._out.answer(call, response, self._rebalance.after(group))
 
 
-def _classic_member(
+def _member(
     group: ConsumerGroup, member_id: str, instance: str | None
 ) -> ConsumerMember:
     if instance is not None:
         group.validate_instance(member_id, instance)
-    member = group.member(member_id)
+    return group.member(member_id)
+
+
+def _classic_member(
+    group: ConsumerGroup, member_id: str, instance: str | None
+) -> ConsumerMember:
+    member = _member(group, member_id, instance)
     if member.classic is None:
         raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
     return member

@@ -32,30 +32,39 @@ from mpbroker.protocol.messages.offset_fetch import (
 )
 
 _ERROR_SINCE: Final = 2
+_TOPIC_IDS_SINCE: Final = 10
 
 
 def refused_commit(
-    request: OffsetCommitRequest, error_code: ErrorCode
+    request: OffsetCommitRequest, version: int, error_code: ErrorCode, topics: Topics
 ) -> OffsetCommitResponse:
     """Return a response to OffsetCommit with the same error for each partition.
 
-    The response has no field for an error of the whole request.
+    The response has no field for an error of the whole request. A partition that does
+    not exist has the error that says so, as in an answer to a commit that is valid.
     """
-    return OffsetCommitResponse(
-        topics=[
-            OffsetCommitResponseTopic(
-                name=row.name,
-                topic_id=row.topic_id,
-                partitions=[
-                    OffsetCommitResponsePartition(
-                        partition_index=part.partition_index, error_code=error_code
-                    )
-                    for part in row.partitions
-                ],
+    answers = []
+    for row in request.topics:
+        name: str | None = row.name
+        unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        if version >= _TOPIC_IDS_SINCE:
+            name = topics.topic_name(row.topic_id)
+            if name is None:
+                unknown = ErrorCode.UNKNOWN_TOPIC_ID
+        count = topics.partition_count(name) if name else 0
+        partitions = [
+            OffsetCommitResponsePartition(
+                partition_index=part.partition_index,
+                error_code=error_code if 0 <= part.partition_index < count else unknown,
             )
-            for row in request.topics
+            for part in row.partitions
         ]
-    )
+        answers.append(
+            OffsetCommitResponseTopic(
+                name=row.name, topic_id=row.topic_id, partitions=partitions
+            )
+        )
+    return OffsetCommitResponse(topics=answers)
 
 
 def single_group(

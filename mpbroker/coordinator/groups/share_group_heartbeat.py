@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from mpbroker.base.java_text import is_blank
 from mpbroker.coordinator.context import CoordinatorContext
 from mpbroker.coordinator.groups.assignors import MemberSpec, assign_simple
 from mpbroker.coordinator.groups.group_config import GroupConfig, setting_of
@@ -75,9 +76,9 @@ class ShareGroupHeartbeat:
             ApiError: INVALID_REQUEST.
         """
         epoch = request.member_epoch
-        if not request.member_id:
+        if is_blank(request.member_id):
             _refuse("MemberId can't be empty.")
-        if request.rack_id == "":
+        if is_blank(request.rack_id):
             _refuse("RackId can't be empty.")
         if epoch == _JOIN_EPOCH and not request.subscribed_topic_names:
             _refuse("SubscribedTopicNames must be set in first request.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final, NoReturn
 
+from mpbroker.base.java_text import is_blank
 from mpbroker.coordinator.streams.record_types import (
     RecordCopartitionGroup,
     RecordKeyValue,
@@ -46,7 +47,7 @@ def validate(request: StreamsGroupHeartbeatRequest) -> None:
         ("InstanceId", request.instance_id),
         ("RackId", request.rack_id),
     ):
-        if value == "":
+        if is_blank(value):
             _refuse(f"{name} can't be empty.")
     epoch = request.member_epoch
     tasks = (request.active_tasks, request.standby_tasks, request.warmup_tasks)

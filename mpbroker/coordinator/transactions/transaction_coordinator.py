@@ -460,9 +460,12 @@ class TransactionCoordinator:
         return after
 
     def _fence_and_abort(self, transaction: TransactionMetadata, now_ms: int) -> None:
-        """Fence a producer by a higher epoch, and abort its transaction."""
+        """Fence a producer by a higher epoch, and abort its transaction.
+
+        Kafka ends it by the protocol of the cluster, and not by the client's.
+        """
         transaction.fence(now_ms)
-        self._prepare(transaction, False, transaction.client_version, now_ms)
+        self._prepare(transaction, False, EPOCH_BUMPS_SINCE, now_ms)
 
     def _decided(self, transaction: TransactionMetadata, durable: bool) -> None:
         """Have a transaction's markers appended, if Prepare is on disk by now."""

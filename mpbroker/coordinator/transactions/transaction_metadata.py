@@ -262,10 +262,12 @@ class TransactionMetadata:
         self.client_version = client_version
 
     def fence(self, now_ms: int) -> None:
-        """Raise the producer epoch, so that the transaction's producer is fenced."""
-        if self.producer_epoch < MAX_EPOCH:
-            self.producer_epoch += 1
-        self.last_producer_epoch = NO_EPOCH
+        """Begin to fence the transaction's producer.
+
+        The abort that follows raises the epoch, once: as the end of the producer's own
+        transaction would have. So a producer whose transaction has timed out may abort
+        it late, or ask InitProducerId with its epoch (KIP-588), and goes on.
+        """
         self.transition_to(S.PREPARE_EPOCH_FENCE, now_ms)
 
     def prepare(
@@ -310,8 +312,8 @@ class TransactionMetadata:
                 if marker[3:6] in named
             }
         if self.next_producer_id != NO_PRODUCER_ID:
+            # The last epoch stays the one that the producer has seen: not MAX_EPOCH.
             self.previous_producer_id = self.producer_id
-            self.last_producer_epoch = self.producer_epoch
             self.producer_id, self.producer_epoch = self.next_identity()
             self.next_producer_id = NO_PRODUCER_ID
 
@@ -399,6 +401,8 @@ class TransactionMetadata:
         if before is not None:
             changed = before.producer_epoch != found.producer_epoch
             found.last_producer_epoch = (
-                before.producer_epoch if changed else before.last_producer_epoch
+                min(before.producer_epoch, MAX_EPOCH - 1)
+                if changed
+                else before.last_producer_epoch
             )
         return found

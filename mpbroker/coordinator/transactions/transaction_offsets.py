@@ -266,18 +266,24 @@ class TransactionOffsets:
             )
         elif generation >= 0 or member_id or request.group_instance_id is not None:
             try:
+                partitions = (
+                    (row.name, part.partition_index)
+                    for row in request.topics
+                    for part in row.partitions
+                )
                 if isinstance(group, StreamsGroup):
-                    partitions = (
-                        (row.name, part.partition_index)
-                        for row in request.topics
-                        for part in row.partitions
-                    )
                     group.validate_offset_commit(
                         member_id, generation, _STALE_EPOCH_SINCE, partitions
                     )
                 else:
                     group.validate_offset_commit(
-                        member_id, generation, _STALE_EPOCH_SINCE
+                        member_id,
+                        generation,
+                        _STALE_EPOCH_SINCE,
+                        (
+                            (self._topics.topic_id(name), number)
+                            for name, number in partitions
+                        ),
                     )
             except ApiError as error:
                 if error.error_code is ErrorCode.STALE_MEMBER_EPOCH:
@@ -289,16 +295,18 @@ class TransactionOffsets:
     ) -> None:
         if code is ErrorCode.PRODUCER_FENCED:
             code = ErrorCode.INVALID_PRODUCER_EPOCH
-        topics = [
-            TxnOffsetCommitResponseTopic(
-                name=row.name,
-                partitions=[
-                    TxnOffsetCommitResponsePartition(
-                        partition_index=part.partition_index, error_code=code
-                    )
-                    for part in row.partitions
-                ],
+        unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        topics = []
+        for row in request.topics:
+            count = self._topics.partition_count(row.name)
+            partitions = [
+                TxnOffsetCommitResponsePartition(
+                    partition_index=part.partition_index,
+                    error_code=code if 0 <= part.partition_index < count else unknown,
+                )
+                for part in row.partitions
+            ]
+            topics.append(
+                TxnOffsetCommitResponseTopic(name=row.name, partitions=partitions)
             )
-            for row in request.topics
-        ]
         self._out.answer(call, TxnOffsetCommitResponse(topics=topics))

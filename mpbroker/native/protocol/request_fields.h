@@ -142,7 +142,8 @@ write_topic(uint8_t *at, int version, const request_topic *topic, int is_flexibl
 }
 
 /* Return the key of a topic in the tables: its name as a str, or its id as bytes. NULL,
- * without an exception, if the name is not UTF-8. */
+ * without an exception, if the name is not UTF-8: Python reads and answers such a
+ * request. */
 static inline PyObject *
 topic_key(const request_topic *topic, int version)
 {

@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 
 from mpbroker.base.config_def import ConfigError
 from mpbroker.base.logger import get_logger
+from mpbroker.base.pem import pem_of
 from mpbroker.ipc.counters.authentication_counts import AuthenticationResult as R
 
 _LOG = get_logger(__name__)
@@ -190,8 +191,8 @@ def _load_key(context: ssl.SSLContext, settings: TlsSettings) -> None:
         data = _read_pem(settings.keystore_location, name)
     elif settings.keystore_key and settings.keystore_certificate_chain:
         name = f"{prefix}ssl.keystore.key"
-        data = _pem_text(settings.keystore_key)
-        data += _pem_text(settings.keystore_certificate_chain)
+        data = pem_of(settings.keystore_key).encode()
+        data += pem_of(settings.keystore_certificate_chain).encode()
     else:
         raise ConfigError(
             f"{prefix}ssl.keystore.location: a listener with TLS needs a file in PEM"
@@ -238,12 +239,14 @@ def _load_trust(context: ssl.SSLContext, settings: TlsSettings) -> None:
     context.verify_mode = _CLIENT_AUTH[settings.client_auth]
     if settings.client_auth == "none":
         return
+    # As Java: an authority in the middle of a chain is enough, if it is trusted.
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     if settings.truststore_location is not None:
         name = f"{prefix}ssl.truststore.location={settings.truststore_location}"
         data = _read_pem(settings.truststore_location, name)
     elif settings.truststore_certificates:
         name = f"{prefix}ssl.truststore.certificates"
-        data = _pem_text(settings.truststore_certificates)
+        data = pem_of(settings.truststore_certificates).encode()
     else:
         raise ConfigError(
             f"{prefix}ssl.client.auth={settings.client_auth}: clients' certificates"
@@ -272,11 +275,6 @@ def _read_pem(path: str, name: str) -> bytes:
             " -srckeystore FILE -destkeystore FILE.p12 -deststoretype PKCS12"
         )
     return data
-
-
-def _pem_text(text: str) -> bytes:
-    r"""Return the bytes of a PEM text, in which newlines may be written as \n."""
-    return text.replace("\\n", "\n").encode() + b"\n"
 
 
 @contextlib.contextmanager

@@ -33,13 +33,11 @@ class ScramCredentialUpsertion(Struct):
     salted_password: Buffer = field(BYTES)
 
 
-# librdkafka writes one byte too many at the end, which Kafka ignores.
 class AlterUserScramCredentialsRequest(
     Message,
     api_key=ApiKey.ALTER_USER_SCRAM_CREDENTIALS,
     versions=(0, 0),
     flexible_from=0,
-    ignores_rest=True,
 ):
     deletions: list[ScramCredentialDeletion] = array(ScramCredentialDeletion)
     upsertions: list[ScramCredentialUpsertion] = array(ScramCredentialUpsertion)

@@ -37,14 +37,11 @@ class MetadataRequestTopic(Struct):
         return self.name if self.topic_id == _NO_ID else None
 
 
-# To ask for all topics in a flexible version, librdkafka (2.16) writes a null array of
-# one byte, but reserves four. So the message ends three bytes before the frame.
 class MetadataRequest(
     Message,
     api_key=ApiKey.METADATA,
     versions=(0, 13),
     flexible_from=9,
-    ignores_rest=True,
 ):
     topics: list[MetadataRequestTopic] | None = array(
         MetadataRequestTopic, nullable="1+"

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
+from mpbroker.base.logger import get_logger
 from mpbroker.protocol.acl import (
     CLUSTER_NAME,
+    WILDCARD,
     AclBinding,
     AclFilter,
     AclOperation,
@@ -22,8 +24,11 @@ from mpbroker.protocol.acl import (
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.create_acls import AclCreation
+from mpbroker.server.authorization.acl_hosts import parse_host
 from mpbroker.server.authorization.authorization import Access
 from mpbroker.server.errors import invalid_request
+
+_LOG = get_logger(__name__)
 
 # Kafka's MAX_RECORDS_PER_USER_OP.
 MAX_ENTRIES: Final = 10_000
@@ -128,7 +133,30 @@ def acl_binding(creation: AclCreation) -> AclBinding:
             f"Could not parse principal from `{acl.principal:.100}`: it is a type, a"
             " colon and a name, for example User:alice."
         )
+    _check_host(acl.host)
     longest = max(len(name), len(acl.principal), len(acl.host))
     if longest > MAX_TEXT:
         raise invalid_request(f"A text of {longest} characters; at most {MAX_TEXT}.")
     return acl
+
+
+def _check_host(host: str) -> None:
+    """Refuse a host that is empty or no network; warn of one that matches nobody.
+
+    Kafka takes the names of machines, too, although it compares addresses alone.
+
+    Raises:
+        ApiError: INVALID_REQUEST.
+    """
+    if not host:
+        raise invalid_request("Invalid empty host: * stands for all of them.")
+    try:
+        found = parse_host(host)
+    except ValueError as error:
+        raise invalid_request(f"Invalid host: {error}.") from None
+    if found is None and host != WILDCARD:
+        _LOG.warning(
+            "an ACL for the host %.100r matches no client: it is neither * nor an"
+            " address nor a network",
+            host,
+        )

@@ -26,6 +26,7 @@ from mpbroker.protocol.acl import (
 )
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
+from mpbroker.server.authorization.acl_hosts import matches_host
 from mpbroker.server.request_context import RequestContext
 
 _O = AclOperation
@@ -254,9 +255,8 @@ class StandardAuthorizer(Authorizer):
         found = allowed = False
         for acl in self._of(resource):
             found = True
-            if acl.principal not in (principal, ANYBODY) or acl.host not in (
-                host,
-                WILDCARD,
+            if acl.principal not in (principal, ANYBODY) or not matches_host(
+                acl.host, host
             ):
                 continue
             if acl.permission_type is AclPermissionType.DENY:
@@ -296,7 +296,7 @@ class StandardAuthorizer(Authorizer):
             for acl in self._acls
             if acl.resource_type is resource_type
             and acl.principal in (principal, ANYBODY)
-            and acl.host in (host, WILDCARD)
+            and matches_host(acl.host, host)
             and acl.operation in (operation, _O.ALL)
         ]
         denied = {

@@ -110,6 +110,11 @@ class BrokerConfigs:
             tuple(synonym.name for synonym in BROKER_SYNONYMS.get(name, ()))
         )
 
+    def source_of_topic_key(self, name: str) -> ConfigSource:
+        """Return where a topic's value comes from that it has not set itself."""
+        synonyms = self.synonyms_of_topic_key(name)
+        return synonyms[0].source if synonyms else ConfigSource.DEFAULT_CONFIG
+
     def _synonyms_of(self, names: tuple[str, ...]) -> list[Synonym]:
         found = [
             Synonym(name, layer[name], source)

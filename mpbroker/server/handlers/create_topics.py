@@ -17,6 +17,7 @@ from mpbroker.metadata.topics import (
     Topic,
     TopicRegistry,
 )
+from mpbroker.protocol.config_source import ConfigSource
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.create_topics import (
@@ -27,6 +28,8 @@ from mpbroker.protocol.messages.create_topics import (
     CreateTopicsRequest,
     CreateTopicsResponse,
 )
+from mpbroker.server.configs.config_entries import BrokerConfigs
+from mpbroker.server.configs.config_resources import broker_configs
 from mpbroker.server.errors import invalid_request
 from mpbroker.server.handler_context import Broker, HandlerContext
 from mpbroker.server.intent import id_words, noted_ids
@@ -34,8 +37,6 @@ from mpbroker.server.intent import id_words, noted_ids
 # KIP-464 defines -1 for version 4; like Kafka's broker, accept it in every version.
 _BROKER_DEFAULT: Final = -1
 _CONFIGS_SINCE: Final = 5  # KIP-525
-_SOURCE_TOPIC: Final = 1
-_SOURCE_DEFAULT: Final = 5
 
 
 def handle_create_topics(
@@ -77,6 +78,7 @@ def handle_create_topics(
     permit = context.mutation_permit(strict_since=6)
     if permit is not None:
         wanted = _permitted(wanted, registry, permit, results)
+    sources = broker_configs(context.broker)
     created: Sequence[Topic | ApiError]
     try:
         created = registry.create_topics(
@@ -87,9 +89,9 @@ def handle_create_topics(
     for new, outcome in zip(wanted, created, strict=True):
         made = registry.topic(new.name) if earlier else None
         if not isinstance(outcome, ApiError):
-            results[new.name] = _success(outcome, version)
+            results[new.name] = _success(outcome, version, sources)
         elif made is not None and made.topic_id in earlier:
-            results[new.name] = _success(made, version)
+            results[new.name] = _success(made, version, sources)
         else:
             results[new.name] = _refusal(new.name, outcome)
     return CreateTopicsResponse(topics=list(results.values()))
@@ -234,7 +236,9 @@ def _refusal(name: str, error: ApiError) -> CreatableTopicResult:
     )
 
 
-def _success(topic: Topic, version: int) -> CreatableTopicResult:
+def _success(
+    topic: Topic, version: int, sources: BrokerConfigs
+) -> CreatableTopicResult:
     result = CreatableTopicResult(
         name=topic.name,
         topic_id=topic.topic_id,
@@ -244,20 +248,25 @@ def _success(topic: Topic, version: int) -> CreatableTopicResult:
         replication_factor=1,
     )
     if version >= _CONFIGS_SINCE:
-        result.configs = _configs(topic.config)
+        result.configs = _configs(topic.config, sources)
     return result
 
 
-def _configs(config: LogConfig) -> list[CreatableTopicConfigs]:
-    return [
-        CreatableTopicConfigs(
-            name=key.name,
-            value=key.format(config.value(key.name)),
-            read_only=False,
-            config_source=_SOURCE_TOPIC
-            if key.name in config.overrides
-            else _SOURCE_DEFAULT,
-            is_sensitive=False,
+def _configs(config: LogConfig, sources: BrokerConfigs) -> list[CreatableTopicConfigs]:
+    """Return a new topic's configs, with the sources that DescribeConfigs names."""
+    found = []
+    for key in LOG_CONFIG_DEF:
+        if key.name in config.overrides:
+            source = ConfigSource.TOPIC_CONFIG
+        else:
+            source = sources.source_of_topic_key(key.name)
+        found.append(
+            CreatableTopicConfigs(
+                name=key.name,
+                value=key.format(config.value(key.name)),
+                read_only=False,
+                config_source=source,
+                is_sensitive=False,
+            )
         )
-        for key in LOG_CONFIG_DEF
-    ]
+    return found

@@ -6,7 +6,7 @@ Source: Kafka protocol guide, "DeleteTopics"; ControllerApis.deleteTopics.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from mpbroker.metadata.topics import Topic, TopicRegistry
@@ -42,6 +42,7 @@ def handle_delete_topics(
     if version < 6:
         wanted = [DeleteTopicState(name=name) for name in request.topic_names]
     named = Counter((state.name, state.topic_id) for state in wanted)
+    named_twice = _named_by_name_and_id(named, broker.registry)
     found: list[Topic] = []
     places: list[DeletableTopicResult] = []
     results = []
@@ -51,6 +52,10 @@ def handle_delete_topics(
         results.append(result)
         try:
             topic = _find(name, topic_id, times, broker.registry)
+            if topic.topic_id in named_twice:
+                raise invalid_request(
+                    "The provided topic name maps to an ID that was already supplied."
+                )
             if not broker.delete_topics:
                 raise ApiError(
                     # TOPIC_DELETION_DISABLED was added with version 3.
@@ -87,6 +92,15 @@ def handle_delete_topics(
     return DeleteTopicsResponse(responses=results)
 
 
+def _named_by_name_and_id(
+    named: Collection[tuple[str | None, bytes]], registry: TopicRegistry
+) -> set[bytes]:
+    """Return the ids of topics that a request names by name and again by id."""
+    by_name = (registry.topic(name) for name, _ in named if name is not None)
+    ids = {topic_id for name, topic_id in named if name is None}
+    return ids & {topic.topic_id for topic in by_name if topic is not None}
+
+
 def _find(
     name: str | None, topic_id: bytes, times: int, registry: TopicRegistry
 ) -> Topic:
@@ -94,6 +108,8 @@ def _find(
         raise invalid_request("Duplicate topic in the request.")
     if name is not None and topic_id != NO_ID:
         raise invalid_request("Topic name and topic ID can not both be set.")
+    if name is None and topic_id == NO_ID:
+        raise invalid_request("Neither topic name nor id were specified.")
     if name is None:
         topic = registry.topic_by_id(topic_id)
         if topic is None:

@@ -7,6 +7,7 @@ types and documentation; ConfigHelper.describeConfigs.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
+from typing import Final
 
 from mpbroker.base.config_def import ConfigDef, ConfigKey, UpdateMode
 from mpbroker.metadata.log_config_def import LOG_CONFIG_DEF
@@ -37,7 +38,6 @@ from mpbroker.server.configs.config_entries import (
     canonical,
 )
 from mpbroker.server.configs.config_resources import (
-    NamedOnce,
     broker_configs,
     check_broker_name,
     unsupported_resource,
@@ -49,19 +49,17 @@ from mpbroker.server.configs.group_config_def import (
 )
 from mpbroker.server.handler_context import Broker, HandlerContext
 
+# Of resources that a request has named before. Kafka has no limit.
+_MAX_REPETITIONS: Final = 100
+
 
 def handle_describe_configs(
     request: DescribeConfigsRequest, context: HandlerContext
 ) -> DescribeConfigsResponse:
     """Answer each resource of the request with its configs, or with an error."""
     describer = _Describer(request, context.broker)
-    # A resource is a few bytes of the request and some 10 KB of the answer. Without
-    # this check a request that repeats one resource could exhaust the memory.
-    named_once = NamedOnce(request.resources)
     return DescribeConfigsResponse(
-        results=[
-            describer.describe(resource, named_once) for resource in request.resources
-        ]
+        results=[describer.describe(resource) for resource in request.resources]
     )
 
 
@@ -74,15 +72,15 @@ class _Describer:
         self._registry = broker.registry
         self._node_id = broker.node_id
         self._broker = broker_configs(broker)
+        self._described: set[tuple[int, str]] = set()
+        self._repetitions = 0
 
-    def describe(
-        self, resource: DescribeConfigsResource, named_once: NamedOnce
-    ) -> DescribeConfigsResult:
+    def describe(self, resource: DescribeConfigsResource) -> DescribeConfigsResult:
         result = DescribeConfigsResult(
             resource_type=resource.resource_type, resource_name=resource.resource_name
         )
         try:
-            named_once.check(resource)
+            self._count(resource)
             result.configs = list(self._entries(resource))
         except ApiError as error:
             result.error_code = error.error_code
@@ -90,6 +88,24 @@ class _Describer:
         else:
             result.error_message = None
         return result
+
+    def _count(self, resource: DescribeConfigsResource) -> None:
+        """Refuse a resource if the request has repeated resources too often.
+
+        A resource is a few bytes of the request and some 10 KB of the answer. Without
+        a limit a request that repeats one resource could exhaust the memory.
+
+        Raises:
+            ApiError: POLICY_VIOLATION.
+        """
+        named = resource.resource_type, resource.resource_name
+        self._repetitions += named in self._described
+        if self._repetitions > _MAX_REPETITIONS:
+            raise ApiError(
+                ErrorCode.POLICY_VIOLATION,
+                f"A request repeats resources {_MAX_REPETITIONS} times at most.",
+            )
+        self._described.add(named)
 
     def _entries(
         self, resource: DescribeConfigsResource

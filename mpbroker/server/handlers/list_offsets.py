@@ -115,6 +115,7 @@ def _lookup(
 ) -> ListOffsetsPartitionResponse:
     check_leader_epoch(wanted.current_leader_epoch, log)
     timestamp = wanted.timestamp
+    end = log.last_stable_offset() if committed else log.latest()
     if timestamp < 0 and version < _SINCE.get(timestamp, 0):
         raise ApiError(
             ErrorCode.UNSUPPORTED_VERSION,
@@ -122,7 +123,6 @@ def _lookup(
         )
     found: tuple[int, int] | None  # offset, timestamp
     if timestamp == LATEST:
-        end = log.last_stable_offset() if committed else log.latest()
         found = (end, -1)
     elif timestamp == EARLIEST:
         found = (log.earliest(), -1)
@@ -130,6 +130,8 @@ def _lookup(
         found = (log.earliest_local(), -1)
     elif timestamp == MAX_TIMESTAMP:
         found = log.max_timestamp()
+        if found is not None and found[0] >= end:
+            found = None
     elif timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
         tiered = log.latest_tiered()
         if timestamp == EARLIEST_PENDING_UPLOAD:
@@ -139,7 +141,6 @@ def _lookup(
         raise invalid_request(f"timestamp {timestamp}")
     else:
         found = log.offset_for_timestamp(timestamp)
-        end = log.last_stable_offset() if committed else log.latest()
         if found is not None and found[0] >= end:
             found = None
     if found is None:

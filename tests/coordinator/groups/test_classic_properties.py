@@ -130,7 +130,7 @@ class Groups(RuleBasedStateMachine):
             generation,
             given,
             instance=client.instance,
-            protocol=None,
+            version=4,  # without the name of a protocol
         )
         self.calls.append(client.call)
         if (

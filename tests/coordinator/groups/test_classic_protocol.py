@@ -382,6 +382,7 @@ def test_a_member_that_hung_up_in_its_sync_is_out_after_its_session(rig):
         ("mine", 0, "range", ErrorCode.ILLEGAL_GENERATION),
         ("mine", 2, "range", ErrorCode.ILLEGAL_GENERATION),
         ("mine", 1, "roundrobin", ErrorCode.INCONSISTENT_GROUP_PROTOCOL),
+        ("mine", 1, None, ErrorCode.INCONSISTENT_GROUP_PROTOCOL),
     ],
 )
 def test_a_sync_with_a_wrong_member_generation_or_protocol_is_refused(

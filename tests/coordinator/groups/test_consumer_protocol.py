@@ -16,7 +16,13 @@ from mpbroker.protocol.messages.consumer_group_heartbeat import (
     ConsumerGroupHeartbeatRequest,
     TopicPartitions,
 )
+from mpbroker.protocol.messages.leave_group import LeaveGroupRequest, MemberIdentity
 from mpbroker.protocol.messages.list_groups import ListGroupsRequest
+from mpbroker.protocol.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+)
 from tests.coordinator.rig import Rig
 
 S = ConsumerGroupState
@@ -385,6 +391,125 @@ def test_commits_are_of_a_member_and_its_epoch(rig):
     assert rig.fetch() == {("t", 0): 3}
 
 
+@pytest.mark.parametrize("version", [9, 10])
+def test_a_commit_with_an_older_epoch_counts_for_partitions_held_since_then(
+    rig, version
+):
+    """KIP-1251: the member's answer with its new epoch may be still under way."""
+
+    def commit(epoch, *partitions):
+        codes = rig.commit(
+            {("t", number): 7 for number in partitions},
+            member_id="m",
+            generation=epoch,
+            version=version,
+        )
+        (code,) = set(codes.values())
+        return code
+
+    member, other = Consumer(rig, "m"), Consumer(rig, "o")
+    settle(member)
+    first = member.epoch
+    settle(other, member)
+    second = member.epoch
+    (kept, _), (lost, _) = sorted(numbers(member)), sorted(numbers(other))
+    assert first < second
+    for _ in range(2):  # and by the log
+        assert commit(second, kept) == commit(first, kept) == ErrorCode.NONE
+        assert commit(first, lost) == ErrorCode.STALE_MEMBER_EPOCH
+        assert commit(first, kept, lost) == ErrorCode.STALE_MEMBER_EPOCH
+        assert commit(second + 1, kept) == ErrorCode.STALE_MEMBER_EPOCH
+        rig.restart()
+    beat(rig, "o", -1)
+    settle(member)
+    assert lost in numbers(member) and member.epoch > second
+    for _ in range(2):
+        for epoch in (first, second):
+            assert commit(epoch, kept) == ErrorCode.NONE
+            assert commit(epoch, lost) == ErrorCode.STALE_MEMBER_EPOCH
+        rig.restart()
+
+
+def test_a_commit_with_an_older_epoch_counts_until_the_partition_is_given_up(rig):
+    member, other = Consumer(rig, "m"), Consumer(rig, "o")
+    settle(member)
+    first = member.epoch
+    other.beat()
+    member_is_told = beat(rig, "m", first, owned={T: {0, 1, 2, 3}})
+    given = given_to(member_is_told)[T]
+    asked = {"member_id": "m", "generation": first, "version": 9}
+    for number in range(4):  # those to be given up, too
+        assert rig.commit({("t", number): 1}, **asked) == {("t", number): 0}
+    beat(rig, "m", first, owned={T: given})
+    for number in range(4):
+        code = ErrorCode.NONE if number in given else ErrorCode.STALE_MEMBER_EPOCH
+        assert rig.commit({("t", number): 1}, **asked) == {("t", number): code}
+
+
+@pytest.mark.parametrize("version", [9, 10])
+def test_a_refused_commit_says_which_partitions_do_not_exist(rig, version):
+    settle(Consumer(rig, "m"))
+    refused, none = ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    unknown = none if version < 10 else ErrorCode.UNKNOWN_TOPIC_ID
+    request = OffsetCommitRequest(
+        group_id="g",
+        member_id="x",
+        generation_id_or_member_epoch=1,
+        topics=[
+            OffsetCommitRequestTopic(
+                name=name,
+                topic_id=name.encode().ljust(16, b"\0"),
+                partitions=[
+                    OffsetCommitRequestPartition(partition_index=number)
+                    for number in numbers
+                ],
+            )
+            for name, numbers in (("t", (0, 4, -1)), ("gone", (0,)))
+        ],
+    )
+    answer = rig.ask("offset_commit", request, version)
+    assert [[part.error_code for part in row.partitions] for row in answer.topics] == [
+        [refused, none, none],
+        [unknown],
+    ]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"group": " "},
+        {"member_id": "\t "},
+        {"instance_id": " "},
+        {"rack_id": "\0"},
+        {"member_id": " ", "version": 0},
+    ],
+)
+def test_a_blank_id_is_as_invalid_as_an_empty_one(rig, fields):
+    fields = {"member_id": "m", "epoch": 0, **fields}
+    answer = beat(rig, fields.pop("member_id"), fields.pop("epoch"), **fields)
+    assert answer.error_code == ErrorCode.INVALID_REQUEST
+    assert "can't be empty" in answer.error_message
+
+
+def test_a_static_member_that_left_does_not_commit_with_its_epoch_from_before(rig):
+    settle(Consumer(rig, "m", instance_id="i"))
+    beat(rig, "m", -2, instance_id="i")
+    back = Consumer(rig, "m", instance_id="i")
+    settle(back, Consumer(rig, "o"), back)
+    (kept, _) = sorted(numbers(back))
+    codes = rig.commit(
+        {("t", kept): 1}, member_id="m", instance="i", generation=0, version=9
+    )
+    assert codes == {("t", kept): ErrorCode.STALE_MEMBER_EPOCH}
+
+
+def test_a_commit_in_a_version_without_member_epochs_is_not_supported(rig):
+    settle(Consumer(rig, "m"))
+    for generation in (0, 1):
+        codes = rig.commit({("t", 0): 1}, member_id="m", generation=generation)
+        assert codes == {("t", 0): ErrorCode.UNSUPPORTED_VERSION}
+
+
 def test_a_group_changes_its_protocol_while_it_is_empty(rig):
     (classic,) = rig.stable(1)
     rig.commit({("t", 0): 3}, member_id=classic, generation=1)
@@ -409,7 +534,7 @@ def test_a_group_is_listed_and_described(rig):
     ).groups
     assert (row.group_id, row.group_type, row.group_state) == (
         "g",
-        "Consumer",
+        "consumer",
         "Stable",
     )
     request = ConsumerGroupDescribeRequest(group_ids=["g", "none"])
@@ -428,6 +553,44 @@ def test_a_group_is_listed_and_described(rig):
 
 
 # -- whatever happens ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [2, 5])
+def test_an_admin_client_removes_a_member_by_its_id(rig, version):
+    stays, goes = Consumer(rig, "stays"), Consumer(rig, "goes")
+    settle(stays, goes)
+    request = LeaveGroupRequest(group_id="g", member_id="goes")
+    if version >= 3:
+        request.members = [MemberIdentity(member_id="goes")]
+        request.member_id = ""
+    answer = rig.ask("leave_group", request, version)
+    codes = [answer.error_code, *(row.error_code for row in answer.members)]
+    assert set(codes) == {ErrorCode.NONE}
+    assert goes.beat().error_code == ErrorCode.UNKNOWN_MEMBER_ID
+    settle(stays)
+    assert numbers(stays) == {0, 1, 2, 3}
+    rig.restart()
+    assert set(rig.group().members) == {"stays"}
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+def test_an_admin_client_removes_a_static_member_by_its_instance(rig, is_away):
+    member = Consumer(rig, "m", instance_id="i")
+    settle(member)
+    if is_away:  # it has left, and will come back
+        beat(rig, "m", -2, instance_id="i")
+    (row,) = rig.leave(MemberIdentity(member_id="", group_instance_id="i")).members
+    assert (row.error_code, row.group_instance_id) == (ErrorCode.NONE, "i")
+    assert not rig.group().members and not rig.group().static_members
+    (row,) = rig.leave(MemberIdentity(member_id="", group_instance_id="i")).members
+    assert row.error_code == ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_a_static_member_under_another_id_is_not_removed(rig):
+    settle(Consumer(rig, "m", instance_id="i"))
+    (row,) = rig.leave(MemberIdentity(member_id="o", group_instance_id="i")).members
+    assert row.error_code == ErrorCode.FENCED_INSTANCE_ID
+    assert set(rig.group().members) == {"m"}
 
 
 class ConsumerGroups(RuleBasedStateMachine):

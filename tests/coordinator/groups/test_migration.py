@@ -333,7 +333,7 @@ def test_a_classic_member_is_fenced_as_in_its_own_protocol(rig):
     assert answer.error_code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
     answer = rig.answer(rig.join(protocols={"range": b"\0"}))
     assert answer.error_code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-    (row,) = rig.leave("new").members
+    (row,) = rig.leave("nobody").members
     assert row.error_code == ErrorCode.UNKNOWN_MEMBER_ID
     codes = rig.commit({("t", 0): 1}, member_id=member_id, generation=generation - 1)
     assert set(codes.values()) == {ErrorCode.ILLEGAL_GENERATION}

@@ -181,7 +181,7 @@ def test_share_groups_are_listed_by_type_and_deleted_when_empty() -> None:
     beat(rig, "a", 0, "t")
     request = ListGroupsRequest(states_filter=[], types_filter=["share"])
     (row,) = rig.ask("list_groups", request, 5).groups
-    assert (row.group_id, row.group_type, row.group_state) == ("g", "Share", "Stable")
+    assert (row.group_id, row.group_type, row.group_state) == ("g", "share", "Stable")
     assert row.protocol_type == "share"
     request = ListGroupsRequest(states_filter=[], types_filter=["classic"])
     assert rig.ask("list_groups", request, 5).groups == []

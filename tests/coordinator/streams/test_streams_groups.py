@@ -608,7 +608,7 @@ def test_an_id_belongs_to_one_kind_of_group() -> None:
     assert joined.error_code == E.INCONSISTENT_GROUP_PROTOCOL
     assert rig.heartbeat("one", 2) == E.UNKNOWN_MEMBER_ID
     (listed,) = rig.ask("list_groups", ListGroupsRequest(), 5).groups
-    assert (listed.group_type, listed.protocol_type) == ("Streams", "streams")
+    assert (listed.group_type, listed.protocol_type) == ("streams", "streams")
     delete = DeleteGroupsRequest(groups_names=["g"])
     (row,) = rig.ask("delete_groups", delete, 2).results
     assert row.error_code == E.NON_EMPTY_GROUP

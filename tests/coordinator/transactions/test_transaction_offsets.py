@@ -7,10 +7,18 @@ import pytest
 from mpbroker.coordinator.groups.group_offsets import GroupOffsets, OffsetAndMetadata
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
+from mpbroker.protocol.messages.consumer_group_heartbeat import (
+    ConsumerGroupHeartbeatRequest,
+    TopicPartitions,
+)
+from mpbroker.protocol.messages.txn_offset_commit import (
+    TxnOffsetCommitRequestPartition,
+)
 from tests.coordinator.transactions.transaction_asks import (
     OFFSETS,
     commit_offsets,
     end,
+    offsets_request,
     position,
     started,
 )
@@ -88,6 +96,51 @@ def test_offsets_of_old_clients_must_have_been_announced(rig):
 def test_the_group_says_who_may_commit_offsets(rig, member, code):
     producer = started(rig)
     assert commit_offsets(rig, producer, 5, **member) == code
+
+
+def test_a_member_with_an_older_epoch_commits_what_it_has_had_since_then(rig):
+    def beat(member_id, epoch, owned):
+        topic_id = rig.topics.topic_id("t")
+        request = ConsumerGroupHeartbeatRequest(
+            group_id="g",
+            member_id=member_id,
+            member_epoch=epoch,
+            rebalance_timeout_ms=20_000,
+            subscribed_topic_names=["t"],
+            topic_partitions=[TopicPartitions(topic_id=topic_id, partitions=owned)]
+            if owned
+            else [],
+        )
+        return rig.ask("consumer_group_heartbeat", request, 1)
+
+    first = beat("m", 0, [])
+    (row,) = first.assignment.topic_partitions
+    beat("o", 0, [])
+    (kept,) = beat("m", first.member_epoch, row.partitions).assignment.topic_partitions
+    second = beat("m", first.member_epoch, kept.partitions)
+    assert second.member_epoch > first.member_epoch and 0 in kept.partitions
+    for epoch, code in (
+        (second.member_epoch, E.NONE),
+        (first.member_epoch, E.NONE),
+        (first.member_epoch - 1, E.ILLEGAL_GENERATION),
+        (second.member_epoch + 1, E.ILLEGAL_GENERATION),
+    ):
+        member = {"member_id": "m", "generation_id": epoch}
+        assert commit_offsets(rig, started(rig), 5, **member) == code
+
+
+def test_a_refusal_says_which_partitions_do_not_exist(rig):
+    producer = started(rig)
+    request = offsets_request(producer, generation_id=3, member_id="m")
+    (row,) = request.topics
+    row.partitions.append(
+        TxnOffsetCommitRequestPartition(partition_index=99, committed_offset=1)
+    )
+    answer = rig.ask("txn_offset_commit", request, 5)
+    assert [part.error_code for part in answer.topics[0].partitions] == [
+        E.ILLEGAL_GENERATION,
+        E.UNKNOWN_TOPIC_OR_PARTITION,
+    ]
 
 
 def test_a_zombie_commits_no_offsets(rig):

@@ -225,10 +225,8 @@ def test_a_new_producer_aborts_the_open_transaction_of_the_old_one(rig):
     assert end(rig, zombie).error_code == E.PRODUCER_FENCED
 
 
-@pytest.mark.parametrize("version", [3, 5])
-def test_a_transaction_that_takes_too_long_is_aborted_and_its_producer_fenced(
-    rig, version
-):
+def timed_out(rig, version):
+    """Return a producer whose transaction was open for too long."""
     producer = started(rig)
     if version < 5:
         add(rig, producer, 0)
@@ -237,12 +235,69 @@ def test_a_transaction_that_takes_too_long_is_aborted_and_its_producer_fenced(
     rig.advance(60_000)
     assert rig.markers == []
     rig.advance(10_000)
-    # Twice, where each end bumps the epoch: or the producer took it for its own end.
-    epoch = 1 if version < 5 else 2
-    assert rig.markers == [(*T0, producer[0], epoch, False)]
+    assert rig.markers == [(*T0, producer[0], 1, False)]
+    return producer
+
+
+def test_a_transaction_that_takes_too_long_is_aborted_and_its_producer_fenced(rig):
+    producer = timed_out(rig, 3)
     for commit in (True, False):
-        answer = end(rig, producer, commit=commit, version=version)
+        answer = end(rig, producer, commit=commit, version=3)
         assert answer.error_code == E.PRODUCER_FENCED
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_transaction_that_has_timed_out_may_be_aborted_late_and_not_committed(
+    rig, dies
+):
+    """Java's abortTransaction() does so, and its producer goes on (KIP-890)."""
+    producer = timed_out(rig, 5)
+    if dies:
+        rig.die()
+    answer = end(rig, producer, commit=True, version=5)
+    assert answer.error_code == E.INVALID_TXN_STATE
+    answer = end(rig, producer, commit=False, version=5)
+    assert answer.error_code == E.NONE
+    assert (answer.producer_id, answer.producer_epoch) == (producer[0], 1)
+    producer = (answer.producer_id, answer.producer_epoch)
+    rig.send("produce", produce(producer, 0), 12)
+    assert end(rig, producer, version=5).error_code == E.NONE
+    assert rig.markers[-1] == (*T0, producer[0], 2, True)
+
+
+@pytest.mark.parametrize("dies", [False, True])
+@pytest.mark.parametrize("version", [3, 5])
+def test_a_producer_whose_transaction_has_timed_out_asks_for_its_new_epoch(
+    rig, version, dies
+):
+    """KIP-588. A producer that was replaced since then is fenced all the same."""
+    producer = timed_out(rig, version)
+    if dies:
+        rig.die()
+    for _ in range(2):  # the answer may be lost
+        answer = init(rig, producer=producer)
+        assert answer.error_code == E.NONE
+        assert (answer.producer_id, answer.producer_epoch) == (producer[0], 1)
+    started(rig)
+    assert init(rig, producer=producer).error_code == E.PRODUCER_FENCED
+    assert init(rig, producer=(producer[0], 1)).error_code == E.PRODUCER_FENCED
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_producer_with_the_last_epoch_gets_a_new_id_when_it_times_out(rig, dies):
+    producer = started(rig)
+    rig.coordinator.get("x").producer_epoch = 32_766
+    last = (producer[0], 32_766)
+    rig.send("produce", produce(last, 0), 12)
+    rig.advance(70_000)
+    assert rig.markers == [(*T0, producer[0], 32_767, False)]
+    if dies:
+        rig.die()
+    answer = init(rig, producer=last)
+    assert (answer.error_code, answer.producer_epoch) == (E.NONE, 0)
+    assert answer.producer_id != producer[0]
+    late = end(rig, last, commit=False, version=5)
+    assert (late.producer_id, late.producer_epoch) == (answer.producer_id, 0)
 
 
 def test_all_partitions_are_added_or_none(rig):

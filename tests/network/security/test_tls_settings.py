@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import ssl
 import subprocess
 from contextlib import suppress
 
@@ -11,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpbroker.base.config_def import ConfigError
+from mpbroker.client import tls_channel
+from mpbroker.client.settings import ADMIN_CONFIG, parse_settings
 from mpbroker.network.security.listener_authentication import PlainUsers
 from mpbroker.network.security.sasl.jwt_validator import JwtSettings, JwtValidator
 from mpbroker.network.security.ssl_principal import (
@@ -27,16 +30,60 @@ def refusal(certificates, **options) -> str:
     return str(caught.value)
 
 
-def test_key_and_certificates_may_be_texts(certificates):
+@pytest.mark.parametrize("line_end", ["\\n", " ", ""])
+def test_key_and_certificates_may_be_texts(certificates, line_end):
     with open(certificates.server_path) as file:
         text = file.read()
     middle = text.index("-----BEGIN CERTIFICATE")
     options = {
         "keystore_location": None,
-        "keystore_key": text[:middle].replace("\n", "\\n"),  # as in a properties file
-        "keystore_certificate_chain": text[middle:],
+        "keystore_key": text[:middle].replace("\n", line_end),  # as in properties files
+        "keystore_certificate_chain": text[middle:].replace("\n", line_end),
+        "truststore_certificates": text[middle:].replace("\n", line_end),
+        "client_auth": "required",
     }
     assert make_context(certificates.settings(**options)).get_ciphers()
+
+
+def test_an_authority_in_the_middle_of_a_chain_may_be_trusted_alone(certificates):
+    """As in Java, in the broker and in the client."""
+    middle = certificates.authority.create_child_ca()
+    trusted = middle.cert_pem.bytes().decode()
+    server = make_context(
+        certificates.settings(truststore_certificates=trusted, client_auth="required")
+    )
+    for side, context in (("client", server), ("broker", client_context(trusted))):
+        issued = middle.issue_cert("localhost")
+        other = ssl.SSLContext(
+            ssl.PROTOCOL_TLS_CLIENT if side == "client" else ssl.PROTOCOL_TLS_SERVER
+        )
+        other.check_hostname, other.verify_mode = False, ssl.CERT_NONE
+        issued.configure_cert(other)
+        shake_hands(*((other, context) if side == "client" else (context, other)))
+
+
+def client_context(trusted: str) -> ssl.SSLContext:
+    given = {
+        "bootstrap.servers": "localhost:1",
+        "ssl.truststore.certificates": trusted.replace("\n", " "),
+    }
+    return tls_channel.make_context(parse_settings(ADMIN_CONFIG, given))
+
+
+def shake_hands(client: ssl.SSLContext, server: ssl.SSLContext) -> None:
+    """Raises ssl.SSLError: one of the two refuses the other."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    sides = [
+        client.wrap_bio(to_client, to_server, server_hostname="localhost"),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    ]
+    for _ in range(6):
+        for side in sides:
+            with suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+    assert all(side.cipher() for side in sides)
+    sides[0].write(b"x")
+    assert sides[1].read(1) == b"x"
 
 
 def test_an_encrypted_key_needs_its_password(certificates, tmp_path):

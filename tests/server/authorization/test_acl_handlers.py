@@ -128,6 +128,13 @@ def test_valid_entries_are_kept_and_shown_by_resource(access):
         ({"principal": ":alice"}, "Could not parse principal"),
         ({"principal": "User:"}, "Could not parse principal"),
         ({"resource_name": "x" * 5000}, "5000 characters"),
+        ({"host": ""}, "empty host"),
+        ({"host": "10.0.0.0/33"}, "Invalid host"),
+        ({"host": "10.0.0.0/255.0.0.0"}, "not a network"),
+        ({"host": "10.0.0/8"}, "Invalid host"),
+        ({"host": "::1/129"}, "Invalid host"),
+        ({"host": "/"}, "not a network"),
+        ({"host": "localhost/8"}, "Invalid host"),
     ],
 )
 def test_an_invalid_entry_is_refused_and_the_others_are_added(access, fields, words):
@@ -137,6 +144,18 @@ def test_an_invalid_entry_is_refused_and_the_others_are_added(access, fields, wo
     assert first == last == (0, None)
     assert code == INVALID and words in message
     assert len(kept(access)) == 2
+
+
+@pytest.mark.parametrize("host", ["localhost", "[::1]", "10.0.0"])
+def test_a_host_that_matches_nobody_is_kept_and_warned_of(access, host, caplog):
+    assert create(access, creation(host=host)) == [(0, None)]
+    assert f"'{host}' matches no client" in caplog.text
+
+
+@pytest.mark.parametrize("host", ["*", "10.0.0.7", "10.0.0.5/8", "::1", "fd00::/8"])
+def test_an_address_or_a_network_is_not_warned_of(access, host, caplog):
+    assert create(access, creation(host=host)) == [(0, None)]
+    assert not caplog.records
 
 
 def test_the_cluster_has_one_name(access):

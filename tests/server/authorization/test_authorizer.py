@@ -75,6 +75,45 @@ def may(acls, operation, name="t", *, who=None, kind=TOPIC, **options):
     return authorizer.authorize(who or sender(), operation, Resource(kind, name))
 
 
+# -- hosts -----------------------------------------------------------------------------
+
+HOSTS = [
+    ("*", "10.0.0.1", True),
+    ("10.0.0.1", "10.0.0.1", True),
+    ("10.0.0.2", "10.0.0.1", False),
+    ("10.0.0.0/8", "10.255.0.1", True),
+    ("10.0.0.0/8", "11.0.0.1", False),
+    ("10.1.2.3/8", "10.255.0.1", True),
+    ("0.0.0.0/0", "10.0.0.1", True),
+    ("0.0.0.0/0", "::1", False),
+    ("::/0", "10.0.0.1", False),
+    ("::1", "::1", True),
+    ("0:0:0:0:0:0:0:1", "::1", True),
+    ("::1/128", "::1", True),
+    ("FD00::/8", "fd12::1", True),
+    ("::ffff:10.0.0.1", "10.0.0.1", True),
+    ("::ffff:10.0.0.0/104", "10.0.0.1", True),
+    ("10.0.0.1", "::ffff:10.0.0.1", True),
+    ("localhost", "127.0.0.1", False),
+    ("10.0.0.0/99", "10.0.0.1", False),  # in a log from before it was checked
+    ("10.0.0.1", "", False),
+]
+
+
+@pytest.mark.parametrize(("host", "client", "matches"), HOSTS)
+def test_an_entry_is_about_the_addresses_that_its_host_stands_for(
+    host, client, matches
+):
+    who = sender(host=client)
+    assert may([entry(host=host)], Op.READ, who=who) is matches
+    denied = [entry(), entry(DENY, host=host)]
+    assert may(denied, Op.READ, who=who) is not matches
+    for acls, expected in (([entry(host=host)], matches), (denied, not matches)):
+        authorizer = StandardAuthorizer(Store(*acls))
+        found = authorizer.authorize_by_resource_type(who, Op.READ, TOPIC)
+        assert found is expected
+
+
 # -- Kafka's behaviours ---------------------------------------------------------------
 
 

@@ -224,15 +224,18 @@ def test_a_key_without_a_value_is_not_said_to_be_set(registry):
     ]
 
 
-def test_a_resource_named_many_times_is_not_described_many_times(registry):
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_resource_may_be_described_again_as_long_as_memory_lasts(registry, more):
+    """Each is 10 KB of an answer, and a few bytes of a request."""
     resource = describe.DescribeConfigsResource(resource_type=BROKER, resource_name="1")
     response = handle_describe_configs(
-        describe.DescribeConfigsRequest(resources=[resource] * 3),
+        describe.DescribeConfigsRequest(resources=[resource] * (101 + more)),
         context(registry, static_configs=STATIC),
     )
-    assert [(each.error_code, each.configs) for each in response.results] == [
-        (ErrorCode.INVALID_REQUEST, [])
-    ] * 3
+    codes = [each.error_code for each in response.results]
+    assert codes == [ErrorCode.NONE] * 101 + [ErrorCode.POLICY_VIOLATION] * more
+    first, last = response.results[0], response.results[100]
+    assert first.configs == last.configs
 
 
 def test_credentials_in_a_url_are_never_shown(registry):

@@ -2,16 +2,19 @@
 
 import pytest
 
+from mpbroker.protocol.config_source import ConfigSource
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages import create_partitions as grow
 from mpbroker.protocol.messages import create_topics as create
 from mpbroker.protocol.messages import delete_records as records
 from mpbroker.protocol.messages import delete_topics as delete
+from mpbroker.protocol.messages import describe_configs as describe
 from mpbroker.server.handlers.create_partitions import handle_create_partitions
 from mpbroker.server.handlers.create_topics import handle_create_topics
 from mpbroker.server.handlers.delete_records import handle_delete_records
 from mpbroker.server.handlers.delete_topics import handle_delete_topics
+from mpbroker.server.handlers.describe_configs import handle_describe_configs
 from tests.server.contexts import context, fake_logs
 from tests.support.metadata import start
 
@@ -71,6 +74,34 @@ def test_a_created_topic_is_answered_with_its_id_and_configs(registry):
         1,
     )
     assert configs["retention.ms"].config_source == 5
+
+
+def test_a_created_topic_names_the_sources_that_describe_configs_names(registry):
+    static = {"log.retention.hours": "3", "num.partitions": "2"}
+    response = handle_create_topics(
+        create.CreateTopicsRequest(
+            topics=[new_topic(configs=[("segment.bytes", "2000000")])]
+        ),
+        context(registry, version=7, static_configs=static),
+    )
+    created = {row.name: row for row in response.topics[0].configs}
+    described = handle_describe_configs(
+        describe.DescribeConfigsRequest(
+            resources=[
+                describe.DescribeConfigsResource(resource_type=2, resource_name="new")
+            ]
+        ),
+        context(registry, version=4, static_configs=static),
+    )
+    for row in described.results[0].configs:
+        told = created.pop(row.name)
+        assert (told.value, told.config_source) == (row.value, row.config_source)
+    assert not created
+    sources = {row.name: row.config_source for row in described.results[0].configs}
+    assert sources["segment.bytes"] == ConfigSource.TOPIC_CONFIG
+    assert sources["retention.ms"] == ConfigSource.STATIC_BROKER_CONFIG
+    assert sources["min.insync.replicas"] == ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG
+    assert sources["flush.ms"] == ConfigSource.DEFAULT_CONFIG
 
 
 @pytest.mark.parametrize("version", range(2, 8))
@@ -230,6 +261,7 @@ def test_a_topic_is_deleted_by_id_and_told_by_name(registry):
         (("none", NO_ID), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
         ((None, b"x" * 16), ErrorCode.UNKNOWN_TOPIC_ID),
         (("there", b"x" * 16), ErrorCode.INVALID_REQUEST),
+        ((None, NO_ID), ErrorCode.INVALID_REQUEST),
     ],
 )
 def test_a_topic_that_cannot_be_deleted_has_a_reason(registry, state, code):
@@ -241,6 +273,18 @@ def test_a_topic_that_cannot_be_deleted_has_a_reason(registry, state, code):
 def test_a_topic_named_twice_is_not_deleted(registry):
     results, gone = delete_all(registry, ("there", NO_ID), ("there", NO_ID))
     assert (results, gone) == ({"there": ErrorCode.INVALID_REQUEST}, [])
+
+
+@pytest.mark.parametrize("id_first", [False, True])
+def test_a_topic_named_by_name_and_by_id_is_not_deleted(registry, id_first):
+    by_name, by_id = ("there", NO_ID), (None, registry.topic("there").topic_id)
+    registry.create_topic("other", 1)
+    named = [by_id, by_name] if id_first else [by_name, by_id]
+    results, gone = delete_all(registry, *named, ("other", NO_ID))
+    invalid = ErrorCode.INVALID_REQUEST
+    assert results == {"there": invalid, None: invalid, "other": ErrorCode.NONE}
+    assert [topic.name for topic in gone] == ["other"]
+    assert registry.topic("there") is not None
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import json
 import os
 import stat
 import threading
+import time
 from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import unquote, urlsplit
 
@@ -61,6 +62,11 @@ class JwtValidator:
 
         self._jwt = jwt
         self._settings = settings
+        if settings.expected_issuer is None:
+            _LOG.warning(
+                "sasl.oauthbearer.expected.issuer is not set: a token of any issuer is"
+                " accepted that one of the keys has signed"
+            )
         self._keys = source_of(settings)
 
     def __call__(self, text: str) -> Token:
@@ -86,7 +92,7 @@ class JwtValidator:
                 issuer=settings.expected_issuer,
                 leeway=settings.clock_skew_s,
                 options={
-                    "require": ["exp", settings.user_claim],
+                    "require": ["exp", "iat", settings.user_claim],
                     "verify_aud": bool(settings.expected_audience),
                     "verify_iss": settings.expected_issuer is not None,
                 },
@@ -97,6 +103,11 @@ class JwtValidator:
         user = claims.get(settings.user_claim)
         if not isinstance(user, str) or not user.strip():
             raise _invalid(f"the claim {settings.user_claim} is no name")
+        late_s = time.time() - claims["exp"]
+        if late_s >= 0:
+            # Within the skew, so PyJWT lets it through. A session of no length would
+            # begin, and end before the client has asked anything.
+            raise _invalid(f"ExpiredSignatureError: it expired {late_s:.1f} s ago")
         return Token(user, int(min(claims["exp"], _LATEST_S) * 1000))
 
     def close(self) -> None:

@@ -36,7 +36,8 @@ def jwks(**keys) -> str:
 
 
 def token(key=KEY, kid="one", algorithm="ES256", **claims) -> str:
-    claims = {"sub": "alice", "exp": int(time.time()) + 3600, **claims}
+    now_s = int(time.time())
+    claims = {"sub": "alice", "iat": now_s, "exp": now_s + 3600, **claims}
     claims = {name: value for name, value in claims.items() if value is not None}
     headers = {"kid": kid} if kid else {}
     return jwt.encode(claims, key, algorithm, headers=headers)
@@ -59,7 +60,7 @@ def test_a_token_signed_by_one_of_the_keys_says_who_it_is(path):
     assert (found.user, found.expires_ms) == ("alice", exp * 1000)
     assert validator(path)(token(RSA, "two", "RS256")).user == "alice"
     assert validator(path, user_claim="name")(token(name="bob")).user == "bob"
-    assert validator(path)(token(exp=int(time.time()) - 10)).user == "alice"  # skew
+    assert validator(path)(token(iat=int(time.time()) + 10)).user == "alice"  # skew
 
 
 @pytest.mark.parametrize("unit", [1_000, 1_000_000, 1_000_000_000])
@@ -73,7 +74,9 @@ def test_an_end_in_another_unit_is_one_that_can_be_told(path, unit):
     ("text", "detail"),
     [
         (lambda: token(exp=int(time.time()) - 3600), "Expired"),
+        (lambda: token(exp=int(time.time()) - 10), "expired 1"),  # within the skew
         (lambda: token(exp=None), "exp"),
+        (lambda: token(iat=None), "iat"),
         (lambda: token(nbf=int(time.time()) + 3600), "not yet valid"),
         (lambda: token(OTHER), "Signature"),
         (lambda: token(kid="three"), "no key has the kid"),
@@ -123,11 +126,19 @@ def test_a_file_without_keys_is_refused_at_the_start(path, text):
 
 
 def test_keys_over_plain_http_are_warned_of(caplog):
-    JwtValidator(JwtSettings("https://u:p@127.0.0.1:1/keys")).close()
+    wanted = {"expected_issuer": "issuer"}
+    JwtValidator(JwtSettings("https://u:p@127.0.0.1:1/keys", **wanted)).close()
     assert not caplog.records
-    JwtValidator(JwtSettings("http://u:p@127.0.0.1:1/keys")).close()
+    JwtValidator(JwtSettings("http://u:p@127.0.0.1:1/keys", **wanted)).close()
     assert "can be replaced on the way" in caplog.text
     assert "u:p@" not in caplog.text
+
+
+def test_a_missing_issuer_is_warned_of(path, caplog):
+    validator(path, expected_issuer="issuer")
+    assert not caplog.records
+    validator(path)
+    assert "sasl.oauthbearer.expected.issuer is not set" in caplog.text
 
 
 def test_other_urls_are_refused():

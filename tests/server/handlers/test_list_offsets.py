@@ -1,0 +1,55 @@
+"""ListOffsets, of a log that says what a test wants."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from mpbroker.protocol.messages.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsTopic,
+)
+from mpbroker.server.handlers.list_offsets import handle_list_offsets
+from tests.server.contexts import context, fake_logs
+from tests.support.metadata import start
+
+LATEST, MAX_TIMESTAMP = -1, -3
+UNCOMMITTED, COMMITTED = 0, 1
+
+
+@pytest.mark.parametrize(
+    ("timestamp", "isolation_level", "found"),
+    [
+        (LATEST, UNCOMMITTED, (5, -1)),
+        (LATEST, COMMITTED, (2, -1)),
+        (MAX_TIMESTAMP, UNCOMMITTED, (3, 1000)),
+        (MAX_TIMESTAMP, COMMITTED, (-1, -1)),
+        (1000, UNCOMMITTED, (3, 1000)),
+        (1000, COMMITTED, (-1, -1)),
+    ],
+)
+def test_a_committed_reader_is_told_no_offset_behind_the_last_stable_one(
+    tmp_path, timestamp, isolation_level, found
+):
+    """Offset 3 has the largest timestamp, and a transaction is open from 2 on."""
+    registry = start(tmp_path)
+    registry.create_topic("t", 1)
+    log = SimpleNamespace(
+        latest=lambda: 5,
+        last_stable_offset=lambda: 2,
+        max_timestamp=lambda: (3, 1000),
+        offset_for_timestamp=lambda timestamp: (3, 1000),
+        epochs=SimpleNamespace(at=lambda offset: 0),
+    )
+    asked = ListOffsetsPartition(partition_index=0, timestamp=timestamp)
+    request = ListOffsetsRequest(
+        isolation_level=isolation_level,
+        topics=[ListOffsetsTopic(name="t", partitions=[asked])],
+    )
+    logs = fake_logs(look=lambda topic, index: log)
+    response = handle_list_offsets(request, context(registry, version=7, logs=logs))
+    (answer,) = response.topics[0].partitions
+    assert answer.error_code == 0
+    assert (answer.offset, answer.timestamp) == found
