@@ -159,7 +159,7 @@ class OffsetReader:
     def _topics(self) -> list[MetadataResponseTopic]:
         cluster, wanted = self._connected(), self._options.subscription
         if wanted.pattern is not None:
-            matches = compile_topic_pattern(wanted.pattern).fullmatch
+            matches = compile_topic_pattern(wanted.pattern).search
             return [
                 topic
                 for topic in cluster.metadata(None).topics

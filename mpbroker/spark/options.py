@@ -82,8 +82,8 @@ class Subscription(NamedTuple):
 
     Attributes:
         topics: read all partitions of these topics.
-        pattern: read all topics whose whole name matches this regular expression of
-            Java (`compile_topic_pattern`).
+        pattern: read all topics whose name has a match of this regular expression of
+            Java anywhere (`compile_topic_pattern`).
         partitions: read these partitions only.
     """
 

@@ -131,6 +131,7 @@ def option_cases(plain, cut):
     return {
         "topics": both,
         "pattern": {"subscribePattern": f"{plain[:-1]}[\\p{{XDigit}}&&[^.]]"},
+        "pattern within": {"subscribePattern": f"{plain[1:-1]}|^{cut}$"},
         "pattern of none": {"subscribePattern": r"\p{Lower}\p{Upper}"},
         "assign": {"assign": json.dumps({plain: [1], cut: [0]})},
         "headers": of_plain | {"includeHeaders": "true"},

@@ -215,6 +215,14 @@ def test_topics_and_partitions_that_are_new_are_read_from_their_start(
     ] == [(f"{topic}-1", 0, 7), (f"{topic}-later-0", 0, 5)]
 
 
+def test_a_pattern_finds_a_topic_by_a_part_of_its_name(reader, make_topic):
+    topic = make_topic()
+    assert reader(subscribePattern=topic[1:-1]).initialOffset() == {topic: {"0": 0}}
+    for whole in (topic, f"^{topic}$"):
+        assert reader(subscribePattern=whole).initialOffset() == {topic: {"0": 0}}
+    assert reader(subscribePattern=f"^{topic[:-1]}$").initialOffset() == {}
+
+
 def test_a_new_partition_without_its_first_records_is_data_loss(
     reader, put, make_topic, make_named_topic, delete_records
 ):
