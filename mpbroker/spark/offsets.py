@@ -303,11 +303,23 @@ def split_ranges(
     if min_partitions is None or len(ranges) >= min_partitions:
         return ranges
     total = sum(each.size for each in ranges)
+    # Small ranges stay whole, and the others share the parts that are left: otherwise a
+    # large range among many small ones is cut into more parts than were asked for.
+    large = {each for each in ranges if _share(each.size, total, min_partitions) > 1}
+    large_total = sum(each.size for each in large)
+    rest = max(1, min_partitions - (len(ranges) - len(large)))
     return [
         part
         for each in ranges
-        for part in _cut(each, max(1, round(each.size / total * min_partitions)))
+        for part in _cut(
+            each, _share(each.size, large_total, rest) if each in large else 1
+        )
     ]
+
+
+def _share(size: int, total: int, parts: int) -> int:
+    """Return how many of ``parts`` a range of this size gets; at least one."""
+    return max(1, int(size / total * parts + 0.5))  # rounded as Java rounds
 
 
 def _cut(whole: OffsetRange, parts: int) -> list[OffsetRange]:

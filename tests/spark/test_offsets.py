@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -48,6 +49,18 @@ def test_a_large_partition_is_cut_in_more_parts_than_a_small_one():
     )
     assert [part.partition for part in parts].count(large) == 9
     assert len(parts) == 10
+
+
+@pytest.mark.parametrize("asked", [8, 10, 20])
+def test_small_partitions_do_not_raise_the_number_of_parts(asked):
+    sizes = [1, 1, 1, 1, 100]
+    ranges = [
+        OffsetRange(TopicPartition("t", number), 0, size)
+        for number, size in enumerate(sizes)
+    ]
+    parts = split_ranges(ranges, asked, None)
+    assert len(parts) == asked
+    assert parts[:4] == ranges[:4]
 
 
 @given(
