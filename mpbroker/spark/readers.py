@@ -168,10 +168,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         until = from_json(end)
         leaders = self._offsets.partitions()
         begun = self._with_new_partitions(
-            from_json(start), dict.fromkeys(until, -1) | leaders
+            from_json(start), {each: leaders[each] for each in until if each in leaders}
         )
+        # A new partition may have no leader, or be missing from the metadata, just when
+        # its first batch is planned again. Its beginning is not known then, but its
+        # rows must not be left out: the task waits, and tells what is gone.
         ranges = [
-            OffsetRange(partition, begun.get(partition, offset), offset)
+            OffsetRange(partition, begun.get(partition, 0), offset)
             for partition, offset in sorted(until.items())
         ]
         return _input_partitions(ranges, self._options)

@@ -14,6 +14,8 @@ from mpbroker.spark import readers
 from mpbroker.spark.offsets import DataLossError
 from mpbroker.spark.options import OptionError, parse_source_options
 from mpbroker.spark.readers import BatchReader, StreamReader
+from tests.client.fake_broker import FakeBroker
+from tests.client.test_fetcher import batch_of
 from tests.spark.topic_records import going_transactions, topic_records
 from tests.support.children import wait_until
 
@@ -239,6 +241,40 @@ def test_a_new_partition_without_its_first_records_is_data_loss(
     end = tolerant.latestOffset(before, ALL)
     (range_,) = [each.range for each in tolerant.partitions(before, end)]
     assert (range_.start, range_.end) == (2, 5)
+
+
+@pytest.mark.parametrize("away", ["topic", "leader"])
+@pytest.mark.parametrize("lossy", ["true", "false"])
+def test_a_batch_that_comes_again_has_the_rows_of_a_partition_that_is_away(away, lossy):
+    broker = FakeBroker({"t": 1})
+    options = {
+        "kafka.bootstrap.servers": str(broker.address),
+        "subscribePattern": "^(t|u)$",
+        "startingOffsets": "earliest",
+        "failOnDataLoss": lossy,
+    }
+    stream = StreamReader(parse_source_options(options, streaming=True))
+    try:
+        before = stream.initialOffset()
+        broker.topics = {"t": 1, "u": 1}
+        broker.append("t", 0, batch_of(b"1"))
+        broker.append("u", 0, batch_of(b"2", b"3"))
+        end = stream.latestOffset(before, ALL)
+        if away == "topic":
+            broker.topics = {"t": 1}
+        else:
+            broker.leaderless = {("u", 0)}
+        planned = stream.partitions(before, end)
+        broker.topics, broker.leaderless = {"t": 1, "u": 1}, set()
+        assert [
+            value
+            for part in planned
+            for batch in stream.read(part)
+            for value in batch.column("value").to_pylist()
+        ] == [b"1", b"2", b"3"]
+    finally:
+        stream.stop()
+        broker.close()
 
 
 def test_a_topic_that_is_gone_is_data_loss_and_is_not_forgotten(
