@@ -11,8 +11,10 @@ from mpbroker.spark.offsets import (
     OffsetRange,
     from_json,
     limit_offsets,
+    made_again,
     split_ranges,
     to_json,
+    topic_ids_from_json,
 )
 
 PARTITIONS = st.builds(
@@ -83,6 +85,17 @@ def test_a_limit_takes_a_share_of_everyone_and_goes_on_to_the_end(found, max_row
     assert new <= max_rows + len(found)
 
 
-@given(st.dictionaries(PARTITIONS, st.integers(0, 1 << 62)))
-def test_a_checkpoint_brings_back_the_offsets(offsets):
+@given(
+    st.dictionaries(PARTITIONS, st.integers(0, 1 << 62)),
+    st.dictionaries(st.sampled_from(["a", "b.c"]), st.uuids().map(lambda id_: id_.hex)),
+)
+def test_a_checkpoint_brings_back_the_offsets(offsets, topic_ids):
     assert from_json(to_json(offsets)) == offsets
+    document = to_json(offsets, topic_ids)
+    assert from_json(document) == offsets
+    assert topic_ids_from_json(document) == topic_ids
+
+
+def test_a_topic_with_another_id_was_made_again():
+    before = {"t": "1", "u": "2", "gone": "3"}
+    assert made_again(before, {"t": "1", "u": "4", "new": "5"}) == {"u"}
