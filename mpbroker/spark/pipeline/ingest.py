@@ -13,7 +13,12 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from mpbroker.spark.checkpoint import batch_offsets, batch_time_s, query_id
+from mpbroker.spark.checkpoint import (
+    batch_offsets,
+    batch_time_s,
+    has_commits,
+    query_id,
+)
 from mpbroker.spark.pipeline.decode import bad_schema, row_schema
 from mpbroker.spark.pipeline.description import Description, ValueFormat
 from mpbroker.spark.pipeline.errors import PipelineError
@@ -60,8 +65,8 @@ class BatchSink:
                 does not change.
 
         Raises:
-            PipelineError: a table was filled from another checkpoint, has other columns
-                or cannot be opened.
+            PipelineError: a table was filled from another checkpoint, lacks batches of
+                this one, has other columns or cannot be opened.
         """
         assert description.table is not None
         self._description = description
@@ -84,6 +89,9 @@ class BatchSink:
         known = checkpoint_query(description.checkpoint)
         for table in self._tables():
             table.check_claim(known)
+        # Tables of dead letters and of late rows may come later.
+        if known is not None and _has_commits(description.checkpoint):
+            self.rows.check_filled(known, description.checkpoint)
         self._claimed = False
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
@@ -249,6 +257,14 @@ def checkpoint_query(checkpoint: str) -> str | None:
     try:
         return query_id(files, inside)
     except (OSError, ValueError) as error:
+        raise PipelineError(f"checkpoint {checkpoint!r}: {error}") from error
+
+
+def _has_commits(checkpoint: str) -> bool:
+    files, inside = open_directory(checkpoint)
+    try:
+        return has_commits(files, inside)
+    except OSError as error:
         raise PipelineError(f"checkpoint {checkpoint!r}: {error}") from error
 
 

@@ -132,6 +132,37 @@ class LakeTable(ABC):
                 " checkpoint, or choose another pipeline.name or table"
             )
 
+    def check_filled(self, query: str, checkpoint: str) -> None:
+        """Check whether the table has the batches that a checkpoint has committed.
+
+        A pipeline may have another name than before.
+
+        Args:
+            query: the id of the checkpoint's query.
+            checkpoint: the checkpoint's path, for the error.
+
+        Raises:
+            PipelineError: the table is new, or was removed. It would get the records
+                that come next only.
+        """
+        selector = fs.FileSelector(f"{self.root}/{_OWN}", allow_not_found=True)
+        owners = [
+            self._read_json(f"{each.path}/query.json")
+            for each in self.files.get_file_info(selector)
+        ]
+        if self.exists() and any(each and each["query"] == query for each in owners):
+            return
+        raise PipelineError(
+            f"{self.table.path} lacks the records that checkpoint {checkpoint!r} has"
+            " read already: it would only get those that come next. Restore the table,"
+            " or remove what is left of it and set pipeline.checkpoint to a new"
+            " directory: all records are read again then"
+        )
+
+    def exists(self) -> bool:
+        """Return whether the table is there; a directory always is."""
+        return True
+
     def staging(self, batch_id: int) -> str:
         """Return the directory where executors write a batch's files until the commit.
 
@@ -259,7 +290,7 @@ class LakeTable(ABC):
                     f"{self.table.path}: column {name!r} is"
                     f" {there.get(name, 'not there')} in the table and"
                     f" {wanted.get(name, 'not there')} in the pipeline. Write to"
-                    " another table, or change the description"
+                    " another table with a new checkpoint, or change the description"
                 )
 
 
@@ -315,7 +346,8 @@ class ParquetTable(LakeTable):
                 if f"/{field.name}=" not in found[0]:
                     raise PipelineError(
                         f"{self.table.path} is not partitioned by {field.name}; write"
-                        " to another table, or change table.partition_by"
+                        " to another table with a new checkpoint, or change"
+                        " table.partition_by"
                     )
                 inside = (
                     inside.append(field) if field.name not in inside.names else inside
@@ -531,6 +563,9 @@ class DeltaTable(LakeTable):
 
     def recover(self) -> None:
         """Do nothing: a commit is one file of Delta's log, which exists or does not."""
+
+    def exists(self) -> bool:
+        return self._open() is not None
 
     def evolve(self) -> None:
         from deltalake import write_deltalake
