@@ -86,6 +86,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # Where Trigger.AvailableNow ends; None with other triggers.
         self._target: Offsets | None = None
         self._latest: Offsets = {}
+        # The partitions that were read before and are not in the metadata.
+        self._missing: list[TopicPartition] = []
         # None: no batch since the start; the time of the one before is not known.
         self._last_trigger_s: float | None = None
 
@@ -117,11 +119,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         anew = self._made_again(known_ids, topic_ids)
         before = _without(from_json(start), anew)
         missing = sorted(set(before) - set(leaders))
-        if missing:
+        if missing and missing != self._missing:  # once, not at each trigger
             self._report_loss(
                 f"{', '.join(map(str, missing))} do not exist any more, or are not"
                 " subscribed to"
             )
+        self._missing = missing
         latest = self._offsets.offsets(leaders, LATEST)
         self._latest = latest
         if self._target is not None:

@@ -279,7 +279,7 @@ def test_a_batch_that_comes_again_has_the_rows_of_a_partition_that_is_away(away,
 
 
 def test_a_topic_that_is_gone_is_data_loss_and_is_not_forgotten(
-    reader, put, make_topic, make_named_topic, admin
+    reader, put, make_topic, make_named_topic, admin, caplog
 ):
     topic = make_topic()
     make_named_topic(f"{topic}-old")
@@ -295,6 +295,8 @@ def test_a_topic_that_is_gone_is_data_loss_and_is_not_forgotten(
     end = tolerant.latestOffset(before, ALL)
     # Were it forgotten, and came back for metadata, it would be read twice.
     assert offsets_in(end) == {topic: {"0": 1}, f"{topic}-old": {"0": 4}}
+    assert tolerant.latestOffset(end, ALL) == end
+    assert caplog.text.count("do not exist any more") == 1, "told at each trigger"
 
 
 @pytest.fixture
