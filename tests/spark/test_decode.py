@@ -142,11 +142,19 @@ def test_a_field_that_the_description_does_not_know_may_be_an_error():
     assert "unknown fields: new" in bad["_error"]
 
 
-def test_avro_behind_a_registrys_header_is_read():
-    framed = b"\0\0\0\0\7" + avro({"n": 1, "name": None, "at": AT})
-    with_header = ValueFormat("avro", AVRO.fields, AVRO.schema, confluent_header=True)
-    found = decode([framed, framed[5:]], with_header)
-    assert found.rows.num_rows == found.bad.num_rows == 1
+def test_avro_behind_a_registrys_header_is_read_if_the_id_is_that_of_its_schema():
+    value = avro({"n": 1, "name": None, "at": AT})
+    with_header = ValueFormat(
+        "avro", AVRO.fields, AVRO.schema, confluent_header=True, schema_id=263
+    )
+    header = b"\0\0\0\1\7"
+    found = decode([header + value, value, b"\0\0\0\1\x08" + value], with_header)
+    assert found.rows.column("n").to_pylist() == [1]
+    assert found.bad.column("_error").to_pylist() == [
+        "ValueError: it does not begin with a schema id (confluent_header)",
+        "ValueError: its schema id is 264, not 263 (value.schema_id); format='registry'"
+        " reads several",
+    ]
 
 
 def field_of(kind):

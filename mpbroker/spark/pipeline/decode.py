@@ -241,7 +241,8 @@ def _parser(value: ValueFormat, *, exact: bool) -> Callable[[bytes], Any]:
 
         return unpack
     if value.format == "avro":
-        return avro.reader(value.schema, value.confluent_header)
+        schema_id = value.schema_id if value.confluent_header else None
+        return avro.reader(value.schema, schema_id)
     if value.format == "registry":
         # It imports ssl and urllib, which few pipelines need.
         from mpbroker.spark.pipeline.registered import Reader
