@@ -48,6 +48,10 @@ LATE: Final = "late"
 DROPPED: Final = "dropped"  # late rows that are in no file
 # A column of staged changes to a table with a key: whether the key's row is deleted.
 DELETED: Final = "_deleted"
+# The end of a staged file's name. Staged files lie below their table, and many readers
+# take each *.parquet there, whatever its directory is called.
+STAGED: Final = ".staged"
+PARQUET: Final = ".parquet"
 # Writes rows to a table's files, and returns an entry of the report for each.
 FileWriter = Callable[[pa.Table], list[dict[str, Any]]]
 # Rows are kept in memory up to this size and then split by partition value: a file for
@@ -248,7 +252,8 @@ class Stager:
     def _write(
         self, kind: str, table: Table, rows: pa.Table, values: dict[str, Any]
     ) -> dict[str, Any]:
-        written = _write_file(rows, self.directories[kind], table, values)
+        directory = self.directories[kind]
+        written = _write_file(rows, directory, table, values, STAGED)
         return {"kind": kind, "late": 0, **written}
 
 
@@ -275,6 +280,7 @@ class PlacedFiles:
                 self.table.path,
                 self.table,
                 values,
+                PARQUET,
                 f"{hive_directory(values)}/{self.prefix}".lstrip("/"),
             )
             for values, part in _split(rows, by)
@@ -286,16 +292,18 @@ def _write_file(
     directory: str,
     table: Table,
     values: dict[str, Any],
+    suffix: str,
     name: str = "",
 ) -> dict[str, Any]:
     """Write rows to a Parquet file; return its path, partition, rows and bytes.
 
     Args:
         values: the file's partition values, as directories' names have them.
+        suffix: the end of the file's name, PARQUET or STAGED.
         name: the beginning of the file's name; it may contain directories.
     """
     files, inside = open_directory(directory)
-    path = f"{inside}/{name}{uuid.uuid4().hex}.parquet"
+    path = f"{inside}/{name}{uuid.uuid4().hex}{suffix}"
     files.create_dir(path.rpartition("/")[0], recursive=True)
     pq.write_table(rows, path, filesystem=files, compression=table.compression)
     return {

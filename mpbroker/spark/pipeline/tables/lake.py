@@ -37,6 +37,8 @@ from mpbroker.spark.pipeline.description import Table
 from mpbroker.spark.pipeline.errors import PipelineError
 from mpbroker.spark.pipeline.staging import (
     DELETED,
+    PARQUET,
+    STAGED,
     FileWriter,
     PlacedFiles,
     hive_directory,
@@ -53,7 +55,6 @@ _OWN: Final = "_mpbroker"
 # The directory of compactions, which all pipelines that share a table use. No pipeline
 # has this name: a name cannot begin with "_".
 _COMPACT: Final = "_compact"
-_SUFFIX: Final = ".parquet"
 # How often a change by key is tried if other writers commit at the same time.
 COMMIT_TRIES: Final = 20
 _KEPT_MANIFESTS: Final = 20  # only the newest is used; the others help to find faults
@@ -237,8 +238,13 @@ class LakeTable(ABC):
     # -- files -------------------------------------------------------------------------
 
     def _final_path(self, staged: str, values: dict[str, str | None]) -> str:
-        name = staged.rpartition("/")[2]
-        return "/".join(filter(None, [hive_directory(values), f"{self.name}-{name}"]))
+        return "/".join(
+            filter(None, [hive_directory(values), self._final_name(staged)])
+        )
+
+    def _final_name(self, staged: str) -> str:
+        name = staged.rpartition("/")[2].removesuffix(STAGED)
+        return f"{self.name}-{name}{PARQUET}"
 
     def _move(self, staged: str, final: str) -> None:
         """Move a staged file to its place, unless it is already there.
@@ -478,7 +484,7 @@ class ParquetTable(LakeTable):
 
     def _merge(self, directory: str, paths: list[str]) -> None:
         own = f"{self.root}/{_OWN}/{_COMPACT}"
-        staged = f"{own}/staging/{uuid.uuid4().hex}{_SUFFIX}"
+        staged = f"{own}/staging/{uuid.uuid4().hex}{STAGED}"
         self.files.create_dir(staged.rpartition("/")[0], recursive=True)
         # Use all columns of the table, even if all these files lack one: the merged
         # file becomes the newest one, whose columns are taken for the table's.
@@ -492,7 +498,7 @@ class ParquetTable(LakeTable):
                 with self.files.open_input_file(path) as file:
                     writer.write_table(_widened(pq.ParquetFile(file).read(), schema))
         inside = directory.removeprefix(self.root).strip("/")
-        name = f"{self.name}-{staged.rpartition('/')[2]}"
+        name = self._final_name(staged)
         manifest = {
             "query": self._query,
             "add": [[staged, "/".join(filter(None, [inside, name]))]],
@@ -727,7 +733,7 @@ def _parquet_infos(files: fs.FileSystem, root: str) -> list[fs.FileInfo]:
         info
         for info in files.get_file_info(selector)
         if info.type == fs.FileType.File
-        and info.path.endswith(_SUFFIX)
+        and info.path.endswith(PARQUET)
         and _is_read(info.path.removeprefix(root))
     ]
 
