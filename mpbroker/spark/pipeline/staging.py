@@ -208,8 +208,7 @@ class Stager:
         """
         by = partition_columns(table, rows.schema)
         if any(field.name not in rows.schema.names for field in by):
-            event_time = rows.column(table.event_time or "_timestamp")
-            rows = rows.append_column(_date_field(by), event_time.cast(pa.date32()))
+            rows = rows.append_column(_date_field(by), _days(rows, table.event_time))
         if kind in self.writers:
             return self._write_own(kind, rows)
         return [
@@ -312,6 +311,24 @@ def _write_file(
         "rows": rows.num_rows,
         "bytes": files.get_file_info(path).size,
     }
+
+
+def _days(rows: pa.Table, event_time: str) -> pa.ChunkedArray:
+    """Return the day of each row; a row without event time has that of its record.
+
+    pandas cannot read a table that has days and a partition of null beside them, and
+    one tombstone would make that.
+
+    Args:
+        event_time: the column that gives the day; empty: the record's timestamp.
+    """
+    names = [event_time or "_timestamp", "_timestamp"]
+    days = [
+        rows.column(name).cast(pa.date32())
+        for name in names
+        if name in rows.schema.names
+    ]
+    return pc.coalesce(*days)
 
 
 def _date_field(fields: list[pa.Field]) -> pa.Field:
