@@ -15,10 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpbroker.spark.pipeline.decode import Decoder
-from mpbroker.spark.pipeline.description import ValueFormat, parse
+from mpbroker.spark.pipeline.description import Table, ValueFormat, parse
 from mpbroker.spark.pipeline.errors import PipelineError
 from mpbroker.spark.pipeline.schemas.avro import fields_of as avro_fields
 from mpbroker.spark.pipeline.schemas.columns import HEADERS, TYPES
+from mpbroker.spark.pipeline.staging import ROWS, SEEN, Stager
 
 FIELDS = {
     "n": "bigint",
@@ -100,6 +101,23 @@ def test_msgpack_and_avro_become_the_same_columns():
     ):
         [row] = decode(values, kind).rows.to_pylist()
         assert {name: row[name] for name in fields} == document
+
+
+def test_a_task_tells_which_fields_have_values(tmp_path):
+    fields = {"n": "bigint", "name": "string", "customer.name": "string", "x": "double"}
+    table = Table(str(tmp_path / "lake"))
+    value_format = ValueFormat("json", fields)
+    stager = Stager(value_format, table, table, {ROWS: f"{tmp_path}/s"}, False, 0)
+
+    def seen(*values):
+        [report] = stager([batch_of(list(values))])
+        found = [each for each in report.to_pylist() if each["kind"] == SEEN]
+        return [orjson.loads(each["partition"]) for each in found]
+
+    assert seen(b'{"n":1,"x":null}', b'{"name":"a","customer":{"name":"b"}}') == [
+        ["n", "name"]
+    ]
+    assert seen(b"{}", None) == []
 
 
 def test_what_does_not_fit_is_set_aside_with_the_field_and_the_value():

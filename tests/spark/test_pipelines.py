@@ -93,7 +93,7 @@ def test_ingest_brings_each_record_once_and_bad_ones_aside(
     settings = {
         "pipeline": {"checkpoint": str(tmp_path / "checkpoint")},
         "source": {"subscribe": topic, "maxOffsetsPerTrigger": 400},
-        "value": {"format": "json", "fields": FIELDS},
+        "value": {"format": "json", "fields": FIELDS | {"nmae": "string"}},
         "table": lake_of(kind, tmp_path, partition_by=["date"]),
         "dead_letter": {"path": str(tmp_path / "bad"), "format": kind},
     }
@@ -101,6 +101,7 @@ def test_ingest_brings_each_record_once_and_bad_ones_aside(
     put(topic, [*numbers(0, 1_000), *bad])
     first = run("ingest", **settings)
     assert (first.rows, first.bad, first.batches) == (1_000, 4, 3)
+    assert first.fields - first.seen == {"nmae"}
     put(topic, numbers(1_000, 1_050))
     again = run("ingest", **settings)
     assert (again.rows, again.bad, again.batches) == (50, 0, 1)

@@ -69,10 +69,12 @@ class Decoder:
 
     Attributes:
         schema: the columns of decoded rows.
+        fields: those of them that come from the values; none for "raw".
     """
 
     def __init__(self, value: ValueFormat, *, with_headers: bool) -> None:
         self._value = value
+        self.fields = tuple(value.fields)
         self.schema = row_schema(value, with_headers=with_headers)
         self._record_fields = record_fields(with_headers=with_headers)
         self._struct = column_types.struct(

@@ -13,6 +13,8 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import orjson
+
 from mpbroker.spark.checkpoint import (
     batch_offsets,
     batch_time_s,
@@ -31,6 +33,7 @@ from mpbroker.spark.pipeline.staging import (
     FILES_DDL,
     LATE,
     ROWS,
+    SEEN,
     Stager,
     open_directory,
     store_errors,
@@ -130,9 +133,23 @@ class BatchSink:
         self._progress.batch(
             batch_id, counts[ROWS], seconds, bad=counts[BAD], late=late
         )
+        self._note_fields(files)
         every = int(self.rows.table.compact_every)
         if every and (batch_id + 1) % every == 0:
             self.compact()
+
+    def _note_fields(self, files: list[dict[str, Any]]) -> None:
+        """Note which fields have values; after the first rows, name those without."""
+        if self._value is None:
+            return
+        is_first = not self._progress.fields and self._progress.rows
+        if self._progress.rows:
+            self._progress.fields.update(self._value.fields)
+        for each in files:
+            if each["kind"] == SEEN:
+                self._progress.seen.update(orjson.loads(each["partition"]))
+        if is_first and self._description.trigger_s:
+            self._progress.say_nulls()  # the last line may be far away
 
     def compact(self) -> None:
         """Merge the small files of each table that the pipeline writes.

@@ -42,10 +42,13 @@ _FILES_SCHEMA: Final = pa.schema(
         ("late", pa.int64()),
     ]
 )
+_NO_FILE: Final = {"path": "", "partition": "{}", "rows": 0, "bytes": 0, "late": 0}
 ROWS: Final = "rows"
 BAD: Final = "bad"
 LATE: Final = "late"
 DROPPED: Final = "dropped"  # late rows that are in no file
+# The fields that are not null in all rows of a task: as JSON in the column "partition".
+SEEN: Final = "seen"
 # A column of staged changes to a table with a key: whether the key's row is deleted.
 DELETED: Final = "_deleted"
 # The end of a staged file's name. Staged files lie below their table, and many readers
@@ -157,6 +160,7 @@ class Stager:
         bad: list[pa.Table] = []
         rows: list[pa.Table] = []
         size = 0
+        seen: set[str] = set()
         decoder = (
             Decoder(self.value, with_headers=self.with_headers) if self.value else None
         )
@@ -166,6 +170,11 @@ class Stager:
             else:
                 decoded = decoder.decode(batch)
                 found = decoded.rows
+                seen.update(
+                    name
+                    for name in decoder.fields
+                    if found.column(name).null_count < found.num_rows
+                )
                 if self.table.key:
                     found = found.append_column(DELETED, decoded.deleted)
                 rows.append(found)
@@ -178,6 +187,9 @@ class Stager:
         files += self._write_rows(rows)
         if bad:
             files += self._write_bad(pa.concat_tables(bad))
+        if seen:
+            names = orjson.dumps(sorted(seen)).decode()
+            files.append({**_NO_FILE, "kind": SEEN, "partition": names})
         return files
 
     def _write_rows(self, tables: list[pa.Table]) -> list[dict[str, Any]]:
@@ -195,8 +207,7 @@ class Stager:
             found = self._write_parts(LATE, self.late, aside)
             found[0]["late"] = count
         else:
-            entry = {"kind": DROPPED, "path": "", "partition": "{}", "late": count}
-            found = [{**entry, "rows": 0, "bytes": 0}]
+            found = [{**_NO_FILE, "kind": DROPPED, "late": count}]
         return found + (self._write_parts(ROWS, self.table, rows) if len(rows) else [])
 
     def _write_parts(
