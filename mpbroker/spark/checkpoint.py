@@ -36,6 +36,19 @@ def query_id(files: fs.FileSystem, directory: str) -> str | None:
     return str(content["id"])
 
 
+def has_commits(files: fs.FileSystem, directory: str) -> bool:
+    """Return whether a batch of a stream's checkpoint is committed.
+
+    Args:
+        directory: the checkpoint's path in the file system.
+
+    Raises:
+        OSError: the directory cannot be read.
+    """
+    selector = fs.FileSelector(f"{directory}/commits", allow_not_found=True)
+    return any(each.base_name.isdigit() for each in files.get_file_info(selector))
+
+
 def batch_offsets(files: fs.FileSystem, directory: str, batch_id: int) -> str:
     """Return the source's end offsets of a planned batch, as JSON that Spark stored.
 

@@ -25,6 +25,9 @@ T = TypeVar("T")
 Offsets = dict[TopicPartition, int]
 
 _NO_OFFSET: Final = -1
+_NO_TOPIC_ID: Final = bytes(16)
+# Between a topic's name and its id in a checkpoint: no topic's name has this character.
+_BEFORE_ID: Final = "@"
 
 
 class DataLossError(MpbrokerError):
@@ -44,6 +47,19 @@ class OffsetRange(NamedTuple):
     @property
     def size(self) -> int:
         return self.end - self.start
+
+
+class Subscribed(NamedTuple):
+    """What a query's subscription stands for just now.
+
+    Attributes:
+        leaders: the leader's node id of each partition; -1: it has none.
+        topic_ids: the ids of the topics by name, as 32 hex digits. Brokers older than
+            Kafka 2.8 give none.
+    """
+
+    leaders: dict[TopicPartition, int]
+    topic_ids: dict[str, str]
 
 
 def check_order(partition: TopicPartition, start: int, end: int) -> None:
@@ -70,25 +86,31 @@ class OffsetReader:
         """Return a state that can be pickled: the options, without connections."""
         return {"_options": self._options, "_cluster": None}
 
-    def partitions(self) -> dict[TopicPartition, int]:
-        """Return the subscribed partitions with their leaders' node ids.
+    def subscribed(self) -> Subscribed:
+        """Return the subscribed partitions, and the ids of their topics.
 
         Raises:
             ApiError: a topic of the subscription does not exist.
             OptionError: a partition of ``assign`` does not exist.
             BrokerUnavailableError: no broker answers.
         """
-        return self._retry(self._partitions)
+        return self._retry(self._subscribed)
+
+    def partitions(self) -> dict[TopicPartition, int]:
+        """Return the subscribed partitions with their leaders' node ids.
+
+        Raises:
+            As ``subscribed``.
+        """
+        return self.subscribed().leaders
 
     def topic_ids(self) -> dict[str, str]:
         """Return the ids of the subscribed topics by name, as 32 hex digits.
 
         Raises:
-            As ``partitions``.
+            As ``subscribed``.
         """
-        return self._retry(
-            lambda: {each.name or "": each.topic_id.hex() for each in self._topics()}
-        )
+        return self.subscribed().topic_ids
 
     def offsets(self, leaders: Mapping[TopicPartition, int], which: int) -> Offsets:
         """Ask the leaders for the EARLIEST or LATEST offset of each partition.
@@ -159,7 +181,7 @@ class OffsetReader:
     def _topics(self) -> list[MetadataResponseTopic]:
         cluster, wanted = self._connected(), self._options.subscription
         if wanted.pattern is not None:
-            matches = compile_topic_pattern(wanted.pattern).fullmatch
+            matches = compile_topic_pattern(wanted.pattern).search
             return [
                 topic
                 for topic in cluster.metadata(None).topics
@@ -168,19 +190,26 @@ class OffsetReader:
         names = wanted.topics or sorted({each.topic for each in wanted.partitions})
         return [cluster.topic(name) for name in names]
 
-    def _partitions(self) -> dict[TopicPartition, int]:
+    def _subscribed(self) -> Subscribed:
         wanted = self._options.subscription
+        topics = self._topics()
         leaders = {
             TopicPartition(topic.name or "", each.partition_index): each.leader_id
-            for topic in self._topics()
+            for topic in topics
             for each in topic.partitions
         }
+        topic_ids = {
+            topic.name or "": topic.topic_id.hex()
+            for topic in topics
+            if topic.topic_id != _NO_TOPIC_ID
+        }
         if not wanted.partitions:
-            return leaders
+            return Subscribed(leaders, topic_ids)
         missing = [str(each) for each in wanted.partitions if each not in leaders]
         if missing:
             raise OptionError(f"assign: there is no partition {', '.join(missing)}")
-        return {each: leaders[each] for each in wanted.partitions}
+        chosen = {each: leaders[each] for each in wanted.partitions}
+        return Subscribed(chosen, topic_ids)
 
     def _list(
         self,
@@ -259,11 +288,19 @@ def _same_partitions(
 # -- offsets as a checkpoint's JSON ----------------------------------------------------
 
 
-def to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
-    """Return offsets as Spark's connector writes them: ``{"topic": {"0": 23}}``."""
+def to_json(
+    offsets: Mapping[TopicPartition, int], topic_ids: Mapping[str, str] | None = None
+) -> dict[str, dict[str, int]]:
+    """Return offsets as Spark's connector writes them: ``{"topic": {"0": 23}}``.
+
+    A topic's id is added as a topic without partitions, ``{"topic@ID": {}}``: to those
+    who read offsets, such as Spark's connector, this says nothing.
+    """
     found: dict[str, dict[str, int]] = {}
     for partition, offset in sorted(offsets.items()):
         found.setdefault(partition.topic, {})[str(partition.partition)] = offset
+    for topic, topic_id in sorted((topic_ids or {}).items()):
+        found[f"{topic}{_BEFORE_ID}{topic_id}"] = {}
     return found
 
 
@@ -274,6 +311,17 @@ def from_json(offsets: Mapping[str, Any]) -> Offsets:
         for topic, partitions in offsets.items()
         for number, offset in partitions.items()
     }
+
+
+def topic_ids_from_json(offsets: Mapping[str, Any]) -> dict[str, str]:
+    """Return the topics' ids in a document that `to_json` made; it may have none."""
+    parts = [each.partition(_BEFORE_ID) for each in offsets]
+    return {topic: topic_id for topic, mark, topic_id in parts if mark}
+
+
+def made_again(before: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
+    """Return the topics that have another id now than before."""
+    return {topic for topic in before if now.get(topic, before[topic]) != before[topic]}
 
 
 # -- ranges ----------------------------------------------------------------------------
@@ -303,11 +351,23 @@ def split_ranges(
     if min_partitions is None or len(ranges) >= min_partitions:
         return ranges
     total = sum(each.size for each in ranges)
+    # Small ranges stay whole, and the others share the parts that are left: otherwise a
+    # large range among many small ones is cut into more parts than were asked for.
+    large = {each for each in ranges if _share(each.size, total, min_partitions) > 1}
+    large_total = sum(each.size for each in large)
+    rest = max(1, min_partitions - (len(ranges) - len(large)))
     return [
         part
         for each in ranges
-        for part in _cut(each, max(1, round(each.size / total * min_partitions)))
+        for part in _cut(
+            each, _share(each.size, large_total, rest) if each in large else 1
+        )
     ]
+
+
+def _share(size: int, total: int, parts: int) -> int:
+    """Return how many of ``parts`` a range of this size gets; at least one."""
+    return max(1, int(size / total * parts + 0.5))  # rounded as Java rounds
 
 
 def _cut(whole: OffsetRange, parts: int) -> list[OffsetRange]:

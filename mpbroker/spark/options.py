@@ -82,8 +82,8 @@ class Subscription(NamedTuple):
 
     Attributes:
         topics: read all partitions of these topics.
-        pattern: read all topics whose whole name matches this regular expression of
-            Java (`compile_topic_pattern`).
+        pattern: read all topics whose name has a match of this regular expression of
+            Java anywhere (`compile_topic_pattern`).
         partitions: read these partitions only.
     """
 
@@ -165,6 +165,13 @@ def parse_source_options(
             "endingOffsets must not be earliest: nothing would be read; use latest or"
             " offsets"
         )
+    least = parse_integer(given, "minOffsetsPerTrigger", 1)
+    most = parse_integer(given, "maxOffsetsPerTrigger", 1)
+    if streaming and least is not None and most is not None and least > most:
+        raise OptionError(
+            f"minOffsetsPerTrigger={least} is greater than maxOffsetsPerTrigger={most}:"
+            " each batch would wait for maxTriggerDelay; give a smaller one"
+        )
     return SourceOptions(
         bootstrap=parse_bootstrap(given),
         subscription=parse_subscription(given),
@@ -174,8 +181,8 @@ def parse_source_options(
             given, "startingOffsetsByTimestampStrategy", ("error", "latest")
         )
         == "latest",
-        max_offsets_per_trigger=parse_integer(given, "maxOffsetsPerTrigger", 1),
-        min_offsets_per_trigger=parse_integer(given, "minOffsetsPerTrigger", 1),
+        max_offsets_per_trigger=most,
+        min_offsets_per_trigger=least,
         max_trigger_delay_ms=_duration(given, "maxTriggerDelay", 15 * 60_000),
         min_partitions=parse_integer(given, "minPartitions", 1),
         max_records_per_partition=parse_integer(given, "maxRecordsPerPartition", 1),
@@ -454,7 +461,16 @@ def parse_choice(given: Mapping[str, str], name: str, choices: tuple[str, ...]) 
     return value
 
 
-_UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000}
+# Source: timeStringAs of Spark's JavaUtils.
+_UNITS_US: Final = {
+    "us": 1,
+    "ms": 1_000,
+    "s": 1_000_000,
+    "m": 60_000_000,
+    "min": 60_000_000,
+    "h": 3_600_000_000,
+    "d": 86_400_000_000,
+}
 
 
 def _duration(given: Mapping[str, str], name: str, default_ms: int) -> int:
@@ -462,6 +478,8 @@ def _duration(given: Mapping[str, str], name: str, default_ms: int) -> int:
     if text is None:
         return default_ms
     match = re.fullmatch(r"\s*(\d{1,12})\s*([a-z]*)\s*", text.lower())
-    if match is None or (match[2] or "ms") not in _UNITS_MS:
-        raise OptionError(f"{name}={text!r} is not a duration such as 15m, 30s, 500ms")
-    return int(match[1]) * _UNITS_MS[match[2] or "ms"]
+    if match is None or (match[2] or "ms") not in _UNITS_US:
+        raise OptionError(
+            f"{name}={text!r} is not a duration such as 1d, 15m, 30s, 500ms"
+        )
+    return int(match[1]) * _UNITS_US[match[2] or "ms"] // 1_000

@@ -21,6 +21,8 @@ from mpbroker.client.consumer.fetcher import (
     OffsetOutOfRangeError,
 )
 from mpbroker.client.errors import BrokerUnavailableError
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.records.record_columns import read_columns
 from mpbroker.spark.arrow import joined, record_batch
 from mpbroker.spark.offsets import DataLossError, OffsetRange
@@ -37,13 +39,23 @@ _MAX_WAIT_MS: Final = 500
 # Before a new connection: each pause without progress is twice as long as the last.
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 2.0
+# A broker may lack a topic for a moment, such as after its start. A partition is gone
+# if brokers say so this many times, which takes three seconds with the pauses above.
+_GONE_ANSWERS: Final = 6
+
+
+class _PartitionGoneError(Exception):
+    """A broker says that a partition does not exist."""
+
+    def __str__(self) -> str:
+        return "the topic or the partition does not exist any more"
 
 
 def read_range(range_: OffsetRange, options: SourceOptions) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a range of a partition's offsets, in order.
 
     After a lost connection or a change of the leader, reading goes on at the offset
-    reached.
+    reached. A partition without a leader is waited for.
 
     Raises:
         DataLossError: part of the range is gone, and ``fail_on_data_loss`` is set.
@@ -59,12 +71,13 @@ def _read(range_: OffsetRange, options: SourceOptions) -> Iterator[pa.RecordBatc
     patience_s = options.poll_timeout_ms / 1000
     waiting_since = time.monotonic()
     pause_s = _FIRST_PAUSE_S
+    gone_answers = 0
     while True:
         failure: Exception | None = None
         try:
             for batch, reached in _read_connected(range_, position, options):
                 if reached > position:
-                    position, pause_s = reached, _FIRST_PAUSE_S
+                    position, pause_s, gone_answers = reached, _FIRST_PAUSE_S, 0
                     if batch is not None:
                         yield batch
                     # Only after the yield: the time that the query needs for the rows
@@ -74,6 +87,11 @@ def _read(range_: OffsetRange, options: SourceOptions) -> Iterator[pa.RecordBatc
                     break
         except (BrokerUnavailableError, LeaderLostError) as error:
             failure = error
+        except _PartitionGoneError as error:
+            failure = error
+            gone_answers += 1
+            if gone_answers == _GONE_ANSWERS:
+                position = _lose(range_, position, range_.end, str(error), options)
         if position >= range_.end:
             return
         if time.monotonic() - waiting_since > patience_s:
@@ -98,13 +116,7 @@ def _read_connected(
     partition = range_.partition
     timeout_s = options.request_timeout_ms / 1000
     with Cluster(options.bootstrap, timeout_s, options.client) as cluster:
-        topic = cluster.topic(partition.topic)
-        leaders = {
-            partition._replace(partition=each.partition_index): each.leader_id
-            for each in topic.partitions
-        }
-        if partition not in leaders:
-            raise DataLossError(f"{partition} does not exist any more")
+        leaders = {partition: _leader(cluster, partition)}
         fetcher = Fetcher(
             cluster,
             {partition: position},
@@ -130,6 +142,28 @@ def _read_connected(
                     return
             position = max(position, fetcher.positions[partition])
             yield None, position
+
+
+def _leader(cluster: Cluster, partition: TopicPartition) -> int:
+    """Return the node id of a partition's leader.
+
+    Raises:
+        _PartitionGoneError: the broker knows no such topic, or no such partition.
+        LeaderLostError: it has no leader now.
+        ApiError, BrokerUnavailableError: the broker refuses, or does not answer.
+    """
+    try:
+        topic = cluster.topic(partition.topic, wait=False)
+    except ApiError as error:
+        if error.error_code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            raise
+        raise _PartitionGoneError from error
+    for each in topic.partitions:
+        if each.partition_index == partition.partition:
+            if each.leader_id < 0:
+                raise LeaderLostError(f"{partition} has no leader")
+            return each.leader_id
+    raise _PartitionGoneError
 
 
 def _rows(
@@ -183,7 +217,18 @@ def _after_loss(
     else:
         lost = range_.end
         why = f"the log ends at {latest} (the topic was deleted and made again?)"
-    text = f"{partition}: offsets {position} to {lost - 1} cannot be read: {why}"
+    return _lose(range_, position, lost, why, options)
+
+
+def _lose(
+    range_: OffsetRange, position: int, lost: int, why: str, options: SourceOptions
+) -> int:
+    """Return ``lost``, the offset to go on from: log that those below are skipped.
+
+    Raises:
+        DataLossError: ``fail_on_data_loss`` is set.
+    """
+    text = f"{range_.partition}: offsets {position} to {lost - 1} cannot be read: {why}"
     if options.fail_on_data_loss:
         raise DataLossError(
             f"{text}. Some data may have been lost; set failOnDataLoss=false to go on"

@@ -1,4 +1,4 @@
-"""Start Spark without the lines that Java and Spark write to stderr."""
+"""Start and run Spark without the lines that Java and Spark write to stderr."""
 
 from __future__ import annotations
 
@@ -7,9 +7,19 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _ERRORS_OF_QUERIES: Final = "SQLQueryContextLogger"
+# Spark's loggers that write why a task and a query failed, with Java's and Python's
+# stacks: some 180 lines for a value that cannot be read.
+_ERRORS_OF_TASKS: Final = (
+    "org.apache.spark.executor.Executor",
+    "org.apache.spark.scheduler.TaskSetManager",
+    "org.apache.spark.sql.execution.streaming",
+)
 
 
 @contextmanager
@@ -24,6 +34,16 @@ def errors_not_logged() -> Iterator[None]:
         yield
     finally:
         logger.disabled = before
+
+
+def failures_not_logged(spark: SparkSession) -> None:
+    """Keep Spark's driver from logging why tasks and queries failed.
+
+    The error that ends the query has the reason, and its caller tells it.
+    """
+    log4j = spark.sparkContext._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
+    for name in _ERRORS_OF_TASKS:
+        log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
 
 
 @contextmanager

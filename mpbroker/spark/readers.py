@@ -33,8 +33,10 @@ from mpbroker.spark.offsets import (
     check_order,
     from_json,
     limit_offsets,
+    made_again,
     split_ranges,
     to_json,
+    topic_ids_from_json,
 )
 from mpbroker.spark.options import (
     EARLIEST,
@@ -84,11 +86,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # Where Trigger.AvailableNow ends; None with other triggers.
         self._target: Offsets | None = None
         self._latest: Offsets = {}
+        # The partitions that were read before and are not in the metadata.
+        self._missing: list[TopicPartition] = []
         # None: no batch since the start; the time of the one before is not known.
         self._last_trigger_s: float | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        leaders = self._offsets.partitions()
+        leaders, topic_ids = self._offsets.subscribed()
         start = self._offsets.resolve(
             self._options.starting,
             leaders,
@@ -96,9 +100,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._options, partition, timestamp_ms
             ),
         )
-        return to_json(
-            _within(self._offsets, self._options, "starting", start, leaders)
-        )
+        within = _within(self._offsets, self._options, "starting", start, leaders)
+        return to_json(within, topic_ids)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         self._target = self._offsets.offsets(self._offsets.partitions(), LATEST)
@@ -111,14 +114,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(  # noqa: N802
         self, start: dict[str, Any], limit: ReadLimit
     ) -> dict[str, Any]:
-        before = from_json(start)
-        leaders = self._offsets.partitions()
+        leaders, topic_ids = self._offsets.subscribed()
+        known_ids = topic_ids_from_json(start)
+        anew = self._made_again(known_ids, topic_ids)
+        before = _without(from_json(start), anew)
         missing = sorted(set(before) - set(leaders))
-        if missing:
+        if missing and missing != self._missing:  # once, not at each trigger
             self._report_loss(
                 f"{', '.join(map(str, missing))} do not exist any more, or are not"
                 " subscribed to"
             )
+        self._missing = missing
         latest = self._offsets.offsets(leaders, LATEST)
         self._latest = latest
         if self._target is not None:
@@ -145,8 +151,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if new:
             self._last_trigger_s = time.monotonic()
         # Keep partitions that are missing from the metadata for a moment: they would
-        # look new when they come back, and be read again from their beginning.
-        return to_json({**before, **latest})
+        # look new when they come back, and be read again from their beginning. If their
+        # topic was made again meanwhile, its id will tell.
+        end = {**before, **latest}
+        if not anew and end == from_json(start):
+            return start  # not an empty batch for an id that an older mpbroker left out
+        return to_json(end, known_ids | topic_ids)
 
     def _too_few(self, new: int) -> bool:
         """Return whether to wait for minOffsetsPerTrigger before the next batch.
@@ -165,16 +175,39 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(
         self, start: dict[str, Any], end: dict[str, Any]
     ) -> Sequence[InputPartition]:
-        until = from_json(end)
-        leaders = self._offsets.partitions()
+        leaders, topic_ids = self._offsets.subscribed()
+        planned_ids = topic_ids_from_json(end)
+        gone = self._made_again(planned_ids, topic_ids)
+        until = _without(from_json(end), gone)
+        anew = made_again(topic_ids_from_json(start), planned_ids)
         begun = self._with_new_partitions(
-            from_json(start), dict.fromkeys(until, -1) | leaders
+            _without(from_json(start), anew),
+            {each: leaders[each] for each in until if each in leaders},
         )
+        # A new partition may have no leader, or be missing from the metadata, just when
+        # its first batch is planned again. Its beginning is not known then, but its
+        # rows must not be left out: the task waits, and tells what is gone.
         ranges = [
-            OffsetRange(partition, begun.get(partition, offset), offset)
+            OffsetRange(partition, begun.get(partition, 0), offset)
             for partition, offset in sorted(until.items())
         ]
         return _input_partitions(ranges, self._options)
+
+    def _made_again(self, before: dict[str, str], now: dict[str, str]) -> set[str]:
+        """Return the topics that were deleted and made again: they have another id.
+
+        Raises:
+            DataLossError: there are some, and ``fail_on_data_loss`` is set. If it is
+                not, the loss is logged.
+        """
+        found = made_again(before, now)
+        for topic in sorted(found):
+            self._report_loss(
+                f"topic {topic} was deleted and made again (its id was"
+                f" {before[topic]} and is {now[topic]}): records of the old one that"
+                " were not read are gone, and the new one is to be read from its start"
+            )
+        return found
 
     def _with_new_partitions(
         self, before: Offsets, leaders: dict[TopicPartition, int]
@@ -225,6 +258,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _report_loss(self, text: str) -> None:
         report_loss(self._options, text)
+
+
+def _without(offsets: Offsets, topics: set[str]) -> Offsets:
+    return {each: offsets[each] for each in offsets if each.topic not in topics}
 
 
 def batch_ranges(reader: OffsetReader, options: SourceOptions) -> list[OffsetRange]:

@@ -267,7 +267,7 @@ def _chosen(options: SegmentOptions) -> Iterator[tuple[str, PartitionFiles]]:
             found[partition] = path, here
     topics = sorted({each.topic for each in found})
     if wanted.pattern is not None:
-        matches = compile_topic_pattern(wanted.pattern).fullmatch
+        matches = compile_topic_pattern(wanted.pattern).search
         names = {each for each in topics if matches(each) and each not in _INTERNAL}
         partitions = [each for each in found if each.topic in names]
     elif wanted.partitions:

@@ -6,7 +6,8 @@ topic's name has 65 different characters only. So each class becomes the list of
 characters that it contains, and the rest is rewritten piece by piece. A construct that
 Python lacks is refused: no pattern has another meaning here than in Java.
 
-Source: the documentation of java.util.regex.Pattern, Java 17.
+Source: the documentation of java.util.regex.Pattern, Java 17, and
+SubscribePatternStrategy of Spark's connector.
 """
 
 from __future__ import annotations
@@ -147,7 +148,8 @@ class TopicPatternError(ValueError):
 def compile_topic_pattern(pattern: str) -> re.Pattern[str]:
     """Return a Python pattern for the topic names that a Java pattern matches.
 
-    Use its `fullmatch`: Spark's connector, too, compares the whole name.
+    Use its `search`: Spark's connector, too, takes a name that has a match anywhere. A
+    pattern for whole names begins with ``^`` and ends with ``$``.
 
     Raises:
         TopicPatternError: the pattern is wrong in Java, too, or Python has no

@@ -70,6 +70,7 @@ def bring(table, batch_id, batches, value=PLAIN):
         for batch in batches
         for report in stager([batch])
         for each in report.to_pylist()
+        if each["kind"] == ROWS
     ]
     lake.commit(batch_id, files, "{}")
 

@@ -15,10 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpbroker.spark.pipeline.decode import Decoder
-from mpbroker.spark.pipeline.description import ValueFormat, parse
+from mpbroker.spark.pipeline.description import Table, ValueFormat, parse
 from mpbroker.spark.pipeline.errors import PipelineError
 from mpbroker.spark.pipeline.schemas.avro import fields_of as avro_fields
 from mpbroker.spark.pipeline.schemas.columns import HEADERS, TYPES
+from mpbroker.spark.pipeline.staging import ROWS, SEEN, Stager
 
 FIELDS = {
     "n": "bigint",
@@ -102,6 +103,23 @@ def test_msgpack_and_avro_become_the_same_columns():
         assert {name: row[name] for name in fields} == document
 
 
+def test_a_task_tells_which_fields_have_values(tmp_path):
+    fields = {"n": "bigint", "name": "string", "customer.name": "string", "x": "double"}
+    table = Table(str(tmp_path / "lake"))
+    value_format = ValueFormat("json", fields)
+    stager = Stager(value_format, table, table, {ROWS: f"{tmp_path}/s"}, False, 0)
+
+    def seen(*values):
+        [report] = stager([batch_of(list(values))])
+        found = [each for each in report.to_pylist() if each["kind"] == SEEN]
+        return [orjson.loads(each["partition"]) for each in found]
+
+    assert seen(b'{"n":1,"x":null}', b'{"name":"a","customer":{"name":"b"}}') == [
+        ["n", "name"]
+    ]
+    assert seen(b"{}", None) == []
+
+
 def test_what_does_not_fit_is_set_aside_with_the_field_and_the_value():
     values = [
         b'{"n":1}',
@@ -142,11 +160,19 @@ def test_a_field_that_the_description_does_not_know_may_be_an_error():
     assert "unknown fields: new" in bad["_error"]
 
 
-def test_avro_behind_a_registrys_header_is_read():
-    framed = b"\0\0\0\0\7" + avro({"n": 1, "name": None, "at": AT})
-    with_header = ValueFormat("avro", AVRO.fields, AVRO.schema, confluent_header=True)
-    found = decode([framed, framed[5:]], with_header)
-    assert found.rows.num_rows == found.bad.num_rows == 1
+def test_avro_behind_a_registrys_header_is_read_if_the_id_is_that_of_its_schema():
+    value = avro({"n": 1, "name": None, "at": AT})
+    with_header = ValueFormat(
+        "avro", AVRO.fields, AVRO.schema, confluent_header=True, schema_id=263
+    )
+    header = b"\0\0\0\1\7"
+    found = decode([header + value, value, b"\0\0\0\1\x08" + value], with_header)
+    assert found.rows.column("n").to_pylist() == [1]
+    assert found.bad.column("_error").to_pylist() == [
+        "ValueError: it does not begin with a schema id (confluent_header)",
+        "ValueError: its schema id is 264, not 263 (value.schema_id); format='registry'"
+        " reads several",
+    ]
 
 
 def field_of(kind):

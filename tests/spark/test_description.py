@@ -55,7 +55,8 @@ ACCEPTED = {
     "value.format": ["json", "msgpack"],
     "value.fields": [{"n": "date"}, {"n": "int", "at": "boolean"}],
     "value.schema": ["", "x"],
-    "value.confluent_header": [True, False],
+    "value.confluent_header": [False],
+    "value.schema_id": [-1],
     "value.unknown_fields": ["ignore", "dead_letter"],
     "value.envelope": ["none"],
     "value.registry": [""],
@@ -112,6 +113,7 @@ REFUSED = {
     ("value.fields", "a section: [value.fields]"): ["n", ["n"], 3],
     ("value.schema", "text, in quotes"): NO_TEXT,
     ("value.confluent_header", "true or false"): [1, 0, "true", ["true"]],
+    ("value.schema_id", "a whole number of 0 or more"): [-2, 1 << 31, 1.5, "7", True],
     ("value.unknown_fields", "ignore, dead_letter"): ["", 0],
     ("value.registry", "addresses such as http://"): [
         "h:1",
@@ -271,6 +273,12 @@ def test_a_field_of_no_type_is_named(kind, said):
         ({"format": "avro", "schema": SCHEMA, "fields": {"n": "int"}}, "in its schema"),
         ({"format": "avro", "schema": "{"}, "value.schema is not JSON"),
         ({"format": "json", "fields": {"": "int"}}, "begin with '_'"),
+        (
+            {"format": "avro", "schema": SCHEMA, "confluent_header": True},
+            "value.schema_id need each other",
+        ),
+        ({"format": "avro", "schema": SCHEMA, "schema_id": 7}, "need each other"),
+        ({"format": "json", "fields": {"n": "int"}, "schema_id": 7}, "need each other"),
     ],
 )
 def test_a_format_without_what_it_needs_is_refused(value, said):
@@ -308,6 +316,8 @@ def test_late_rows_have_a_limit_and_a_place(table, late, said):
 
 def test_avros_fields_are_those_of_its_schema():
     value = {"format": "avro", "schema": SCHEMA}
+    with_header = value | {"confluent_header": True, "schema_id": 0}
+    assert parse({**JOBS["ingest"], "value": with_header}).value.schema_id == 0
     assert parse({**JOBS["ingest"], "value": value}).value.fields == {"n": "bigint"}
 
 

@@ -42,7 +42,7 @@ def bring(table, batch_id, fields, *values):
     directories = {ROWS: lake.staging(batch_id)}
     stager = Stager(value, table, None, directories, False, 0, writers=writers)
     found = [each for files in stager([batch_of(values)]) for each in files.to_pylist()]
-    lake.commit(batch_id, found)
+    lake.commit(batch_id, [each for each in found if each["kind"] == ROWS])
     return lake
 
 

@@ -206,3 +206,36 @@ def test_rows_older_than_allowed_are_counted_and_kept(tmp_path):
     files = [each for found in stager([rows(0, 10)]) for each in found.to_pylist()]
     assert sum(each["late"] for each in files) == 4  # of the first of three days
     assert sum(each["rows"] for each in files) == 10
+
+
+def test_readers_that_take_every_parquet_file_see_nothing_that_is_staged(
+    tmp_path, monkeypatch
+):
+    table = Table(str(tmp_path / "lake"), "parquet", ("date",))
+    lake = opened(table)
+
+    def everything():
+        found = [
+            pq.read_table(path, partitioning=None).column("n").to_pylist()
+            for path in (tmp_path / "lake").glob("**/*.parquet")
+        ]
+        return sorted(n for each in found for n in each)
+
+    for batch_id in range(2):
+        files = stage(lake, batch_id, rows(batch_id * 10, batch_id * 10 + 10))
+        assert everything() == list(range(batch_id * 10))
+        lake.commit(batch_id, files)
+        assert everything() == list(range(batch_id * 10 + 10))
+
+    def die(*_):
+        raise OSError("killed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LakeTable, "_write_json", die)
+        with pytest.raises(OSError, match="killed"):
+            lake.compact()
+    assert list((tmp_path / "lake").glob("**/*.staged")), "nothing was merged"
+    assert everything() == list(range(20))
+    opened(table).compact()
+    assert everything() == list(range(20))
+    assert not list((tmp_path / "lake").glob("**/*.staged"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -55,6 +56,23 @@ def test_late_rows_go_where_the_description_says(fate, event_time, tmp_path):
         assert days(lakes[LATE]) == list(range(6))
     dropped = [each for each in files if each["kind"] == DROPPED]
     assert len(dropped) == (fate == "drop")
+
+
+@pytest.mark.parametrize("event_time", ["at", "day"])
+def test_a_row_without_event_time_is_at_the_day_of_its_record(event_time, tmp_path):
+    path = str(tmp_path / "lake")
+    table = Table(path, partition_by=("date",), event_time=event_time)
+    lake = open_table(table, SCHEMA, "p")
+    lake.claim("q")
+    values = [b'{"at":864000,"day":"1970-01-11"}', None, b"{}"]
+    stager = Stager(VALUE, table, None, {ROWS: lake.staging(0)}, False, 0)
+    [report] = stager([batch_of(values)])
+    lake.commit(0, [each for each in report.to_pylist() if each["kind"] == ROWS])
+    found = pd.read_parquet(path)
+    record_day = str(found["_timestamp"].iloc[0].date())
+    assert record_day != "1970-01-11"
+    assert sorted(map(str, found["date"])) == sorted(["1970-01-11", *[record_day] * 2])
+    assert found[event_time].isna().sum() == 2
 
 
 def days(lake):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,8 +11,10 @@ from mpbroker.spark.offsets import (
     OffsetRange,
     from_json,
     limit_offsets,
+    made_again,
     split_ranges,
     to_json,
+    topic_ids_from_json,
 )
 
 PARTITIONS = st.builds(
@@ -50,6 +53,18 @@ def test_a_large_partition_is_cut_in_more_parts_than_a_small_one():
     assert len(parts) == 10
 
 
+@pytest.mark.parametrize("asked", [8, 10, 20])
+def test_small_partitions_do_not_raise_the_number_of_parts(asked):
+    sizes = [1, 1, 1, 1, 100]
+    ranges = [
+        OffsetRange(TopicPartition("t", number), 0, size)
+        for number, size in enumerate(sizes)
+    ]
+    parts = split_ranges(ranges, asked, None)
+    assert len(parts) == asked
+    assert parts[:4] == ranges[:4]
+
+
 @given(
     st.dictionaries(
         PARTITIONS, st.tuples(st.integers(0, 1 << 50), st.integers(-9, 9_000))
@@ -70,6 +85,17 @@ def test_a_limit_takes_a_share_of_everyone_and_goes_on_to_the_end(found, max_row
     assert new <= max_rows + len(found)
 
 
-@given(st.dictionaries(PARTITIONS, st.integers(0, 1 << 62)))
-def test_a_checkpoint_brings_back_the_offsets(offsets):
+@given(
+    st.dictionaries(PARTITIONS, st.integers(0, 1 << 62)),
+    st.dictionaries(st.sampled_from(["a", "b.c"]), st.uuids().map(lambda id_: id_.hex)),
+)
+def test_a_checkpoint_brings_back_the_offsets(offsets, topic_ids):
     assert from_json(to_json(offsets)) == offsets
+    document = to_json(offsets, topic_ids)
+    assert from_json(document) == offsets
+    assert topic_ids_from_json(document) == topic_ids
+
+
+def test_a_topic_with_another_id_was_made_again():
+    before = {"t": "1", "u": "2", "gone": "3"}
+    assert made_again(before, {"t": "1", "u": "4", "new": "5"}) == {"u"}

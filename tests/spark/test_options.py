@@ -81,7 +81,10 @@ def test_offsets_and_timestamps_are_read_by_partition_and_a_timestamp_for_all_wi
     ).starting == OffsetRequest(timestamp_ms=9)
 
 
-@pytest.mark.parametrize(("text", "ms"), [("15m", 900_000), ("30s", 30_000), ("5", 5)])
+@pytest.mark.parametrize(
+    ("text", "ms"),
+    [("15m", 900_000), ("30s", 30_000), ("5", 5), ("1d", 86_400_000), ("5000us", 5)],
+)
 def test_a_delay_has_a_unit(text, ms):
     assert parse(streaming=True, maxTriggerDelay=text).max_trigger_delay_ms == ms
 
@@ -123,6 +126,14 @@ def test_what_cannot_be_used_is_named_with_its_value(options, message):
 def test_a_stream_has_no_end(name):
     with pytest.raises(OptionError, match="not valid in streaming"):
         parse(streaming=True, **{name: "5"})
+
+
+def test_a_batch_that_could_never_be_large_enough_is_refused():
+    found = parse(streaming=True, minOffsetsPerTrigger="7", maxOffsetsPerTrigger="7")
+    assert found.min_offsets_per_trigger == found.max_offsets_per_trigger == 7
+    message = "minOffsetsPerTrigger=8 is greater than maxOffsetsPerTrigger=7"
+    with pytest.raises(OptionError, match=message):
+        parse(streaming=True, minOffsetsPerTrigger="8", maxOffsetsPerTrigger="7")
 
 
 @given(

@@ -131,6 +131,7 @@ def option_cases(plain, cut):
     return {
         "topics": both,
         "pattern": {"subscribePattern": f"{plain[:-1]}[\\p{{XDigit}}&&[^.]]"},
+        "pattern within": {"subscribePattern": f"{plain[1:-1]}|^{cut}$"},
         "pattern of none": {"subscribePattern": r"\p{Lower}\p{Upper}"},
         "assign": {"assign": json.dumps({plain: [1], cut: [0]})},
         "headers": of_plain | {"includeHeaders": "true"},
@@ -146,6 +147,8 @@ def option_cases(plain, cut):
         "future": of_plain | {"startingTimestamp": future},
         "future is latest": of_plain
         | {"startingTimestamp": future, "startingOffsetsByTimestampStrategy": "latest"},
+        "start after the end in time": of_plain
+        | {"startingTimestamp": str(T0 + 40_000), "endingTimestamp": early},
         "future end": of_plain | {"endingTimestamp": future},
         "committed": of_cut | committed,
         "committed, to a marker": of_cut

@@ -18,7 +18,7 @@ from mpbroker.spark.pipeline.description import parse
 from mpbroker.spark.pipeline.errors import PipelineError
 from mpbroker.spark.pipeline.progress import Progress
 from mpbroker.spark.pipeline.run import preview, run_description
-from tests.spark.topic_records import topic_records
+from tests.spark.topic_records import offsets_in, topic_records
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -93,7 +93,7 @@ def test_ingest_brings_each_record_once_and_bad_ones_aside(
     settings = {
         "pipeline": {"checkpoint": str(tmp_path / "checkpoint")},
         "source": {"subscribe": topic, "maxOffsetsPerTrigger": 400},
-        "value": {"format": "json", "fields": FIELDS},
+        "value": {"format": "json", "fields": FIELDS | {"nmae": "string"}},
         "table": lake_of(kind, tmp_path, partition_by=["date"]),
         "dead_letter": {"path": str(tmp_path / "bad"), "format": kind},
     }
@@ -101,6 +101,7 @@ def test_ingest_brings_each_record_once_and_bad_ones_aside(
     put(topic, [*numbers(0, 1_000), *bad])
     first = run("ingest", **settings)
     assert (first.rows, first.bad, first.batches) == (1_000, 4, 3)
+    assert first.fields - first.seen == {"nmae"}
     put(topic, numbers(1_000, 1_050))
     again = run("ingest", **settings)
     assert (again.rows, again.bad, again.batches) == (50, 0, 1)
@@ -110,7 +111,8 @@ def test_ingest_brings_each_record_once_and_bad_ones_aside(
     if kind == "iceberg":
         assert list(lake.glob(f"data/_timestamp_day={day}/*.parquet"))
         last = iceberg_table(lake).current_snapshot().summary.additional_properties
-        assert json.loads(last["mpbroker.offsets"]) == {topic: {"0": 527, "1": 527}}
+        offsets = offsets_in(json.loads(last["mpbroker.offsets"]))
+        assert offsets == {topic: {"0": 527, "1": 527}}
     else:
         assert sorted(set(map(str, rows["date"])))[0] == day
     reasons = table(kind, tmp_path / "bad")

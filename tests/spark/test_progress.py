@@ -20,3 +20,18 @@ def test_the_last_line_tells_of_batches_where_there_were_some(batches, said):
         progress.batch(number, 5, 0.1)
     assert progress.report()["batches"] == batches
     assert out.getvalue().splitlines()[-1].startswith(f"flights: done: {said}")
+
+
+def test_fields_that_were_null_in_all_rows_are_named():
+    out = io.StringIO()
+    progress = Progress("flights", out)
+    progress.fields.update(["n", "name", "customer.name"])
+    progress.seen.add("n")
+    progress.report()
+    assert "null" not in out.getvalue(), "there were no rows"
+    progress.batch(0, 5_000, 0.1)
+    progress.report()
+    assert out.getvalue().splitlines()[-1] == (
+        "flights: null in all 5,000 rows: customer.name, name (do the values have"
+        " fields of these names?)"
+    )

@@ -10,7 +10,7 @@ from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.messages.fetch import EpochEndOffset
 from mpbroker.protocol.records.record_batch import RecordBatchBuilder
 from mpbroker.spark import partition_reader
-from mpbroker.spark.offsets import OffsetRange
+from mpbroker.spark.offsets import DataLossError, OffsetRange
 from mpbroker.spark.options import parse_source_options
 from mpbroker.spark.partition_reader import read_range
 from tests.client.fake_broker import CLOSE, FakeBroker
@@ -122,6 +122,50 @@ def test_a_broker_that_goes_on_is_asked_again_at_once(fake_broker, clock):
     (batch,) = read(fake_broker, 0, 3)
     assert batch.column("offset").to_pylist() == [0, 1, 2]
     assert set(clock.pauses) == {0.1, 0.2}
+
+
+def test_a_partition_that_is_gone_is_data_loss_or_skipped(fake_broker, clock, caplog):
+    for topics in ({}, {"t": 0}):
+        fake_broker.topics = topics
+        message = (
+            "t-0: offsets 2 to 6 cannot be read: the topic or the partition does not"
+            " exist any more"
+        )
+        with pytest.raises(DataLossError, match=f"{message}.*failOnDataLoss=false"):
+            list(read(fake_broker, 2, 7))
+        caplog.clear()
+        assert list(read(fake_broker, 2, 7, failOnDataLoss="false")) == []
+        assert caplog.messages == [f"{message}; 5 offsets are skipped"]
+        assert clock.pauses == [0.1, 0.2, 0.4, 0.8, 1.6] * 2
+        clock.pauses.clear()
+
+
+@pytest.mark.parametrize("away", ["topic", "partition", "leader"])
+@pytest.mark.parametrize("lossy", ["true", "false"])
+def test_metadata_that_lack_a_partition_for_a_moment_are_no_loss(
+    fake_broker, clock, away, lossy
+):
+    fake_broker.append("t", 0, batch_of(b"v"))
+
+    def without(_):
+        if away == "leader":
+            fake_broker.leaderless = {("t", 0)}
+        else:
+            fake_broker.topics = {} if away == "topic" else {"t": 0}
+
+    def again(_):
+        fake_broker.topics, fake_broker.leaderless = {"t": 1}, set()
+
+    fake_broker.answer_with(ApiKey.METADATA, *[without] * 3, again)
+    (batch,) = read(fake_broker, 0, 1, failOnDataLoss=lossy)
+    assert batch.column("value").to_pylist() == [b"v"]
+    assert clock.pauses == [0.1, 0.2, 0.4]
+
+
+def test_a_partition_without_a_leader_is_named_after_the_patience(fake_broker, clock):
+    fake_broker.leaderless = {("t", 0)}
+    with pytest.raises(BrokerUnavailableError, match=r"offset 0 on.*t-0 has no leader"):
+        list(read(fake_broker, 0, 1, failOnDataLoss="false"))
 
 
 def test_headers_are_null_where_a_record_has_none(fake_broker):

@@ -296,6 +296,27 @@ def test_a_segment_that_compaction_replaced_since_planning_is_filtered_again(
 
 
 @pytest.mark.parametrize(
+    ("pattern", "topics"),
+    [("rid", {"grid", "rides"}), ("^rid", {"rides"}), ("^rid$", set())],
+)
+def test_a_pattern_finds_topics_by_a_part_of_their_names(tmp_path, pattern, topics):
+    for topic in ("grid", "rides", "other"):
+        written = Segments(tmp_path / "data", topic)
+        written.data(1)
+        written.roll()
+    options = parse_segment_options(
+        {"path": str(tmp_path / "data"), "subscribePattern": pattern}
+    )
+    found = {
+        topic
+        for task in plan(options)
+        for batch in read_task(task, options)
+        for topic in batch.column("topic").to_pylist()
+    }
+    assert found == topics
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"subscribe": "u"}, "no segments of topic 'u'.*there are some of t"),

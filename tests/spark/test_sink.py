@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from pyspark.errors import AnalysisException
 from pyspark.sql.types import StructType
 
 from mpbroker.spark.sink import check_schema, parse_sink_options
@@ -82,6 +83,39 @@ def test_a_stream_goes_from_topic_to_topic(
     )
     finish(writer.start)
     assert [int(value) for _, value, _ in consume(target)] == list(range(1_000))
+
+
+def test_what_a_sink_in_python_cannot_do_is_refused_and_foreach_batch_does_it(
+    spark, read_stream, finish, bootstrap, make_topic, consume, tmp_path
+):
+    source, target = make_topic(), make_topic()
+    to = {"kafka.bootstrap.servers": bootstrap, "topic": target}
+    words = spark.createDataFrame([("a",), ("b",), ("a",)], "value STRING")
+    with pytest.raises(AnalysisException, match="UNSUPPORTED_DATA_SOURCE_SAVE_MODE"):
+        words.write.format("mpbroker").options(**to).save()
+    words.write.format("mpbroker").mode("append").options(
+        **{**to, "topic": source}
+    ).save()
+    counts = (
+        read_stream(subscribe=source, startingOffsets="earliest")
+        .load()
+        .groupBy("value")
+        .count()
+        .selectExpr("concat(string(value), ' ', count) AS value")
+        .writeStream.outputMode("update")
+        .trigger(availableNow=True)
+    )
+    refused = counts.format("mpbroker").options(**to)
+    refused = refused.option("checkpointLocation", str(tmp_path / "refused"))
+    with pytest.raises(Exception, match="Update mode"):
+        finish(refused.start)
+
+    def write(frame, _):
+        frame.write.format("mpbroker").mode("append").options(**to).save()
+
+    counts = counts.foreachBatch(write)
+    finish(counts.option("checkpointLocation", str(tmp_path / "checkpoint")).start)
+    assert {value for _, value, _ in consume(target)} == {b"a 2", b"b 1"}
 
 
 def test_columns_that_records_have_no_place_for_are_named_unless_they_were_read(caplog):

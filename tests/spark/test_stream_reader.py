@@ -14,7 +14,9 @@ from mpbroker.spark import readers
 from mpbroker.spark.offsets import DataLossError
 from mpbroker.spark.options import OptionError, parse_source_options
 from mpbroker.spark.readers import BatchReader, StreamReader
-from tests.spark.topic_records import going_transactions, topic_records
+from tests.client.fake_broker import FakeBroker
+from tests.client.test_fetcher import batch_of
+from tests.spark.topic_records import going_transactions, offsets_in, topic_records
 from tests.support.children import wait_until
 
 ALL = ReadAllAvailable()
@@ -110,9 +112,10 @@ def test_offsets_beyond_the_end_of_a_log_are_data_loss_or_cut_off(
     late = {"subscribe": topic, "startingOffsets": f'{{"{topic}":{{"0":11}}}}'}
     with pytest.raises(DataLossError, match="is 11, and the log ends at 10"):
         reader(**late).initialOffset()
-    assert reader(**late, failOnDataLoss="false").initialOffset() == {topic: {"0": 10}}
+    start = reader(**late, failOnDataLoss="false").initialOffset()
+    assert offsets_in(start) == {topic: {"0": 10}}
     at_the_end = {"subscribe": topic, "startingOffsets": f'{{"{topic}":{{"0":10}}}}'}
-    assert reader(**at_the_end).initialOffset() == {topic: {"0": 10}}
+    assert offsets_in(reader(**at_the_end).initialOffset()) == {topic: {"0": 10}}
     assert batch_ranges(**at_the_end) == []
 
 
@@ -150,11 +153,11 @@ def test_too_few_offsets_wait_for_more(reader, put, make_topic):
     patient = reader(subscribe=topic, minOffsetsPerTrigger="100", maxTriggerDelay="10h")
     put(topic, 10)
     start = patient.latestOffset(patient.initialOffset(), ALL)
-    assert start == {topic: {"0": 10}}, "the first batch waits for nothing"
+    assert offsets_in(start) == {topic: {"0": 10}}, "the first batch waits for nothing"
     put(topic, 60)
     assert patient.latestOffset(start, ALL) == start
     put(topic, 40)
-    assert patient.latestOffset(start, ALL) == {topic: {"0": 110}}
+    assert offsets_in(patient.latestOffset(start, ALL)) == {topic: {"0": 110}}
 
 
 def test_too_few_offsets_wait_no_longer_than_the_delay(reader, put, make_topic, clock):
@@ -166,7 +169,7 @@ def test_too_few_offsets_wait_no_longer_than_the_delay(reader, put, make_topic, 
     clock.now += 15 * 60 - 1
     assert hasty.latestOffset(start, ALL) == start
     clock.now += 1
-    assert hasty.latestOffset(start, ALL) == {topic: {"0": 2}}
+    assert offsets_in(hasty.latestOffset(start, ALL)) == {topic: {"0": 2}}
 
 
 @pytest.mark.usefixtures("clock")
@@ -180,7 +183,7 @@ def test_a_restart_does_not_begin_the_delay_anew(reader, put, make_topic):
     again = reader(subscribe=topic, **options)
     assert again.latestOffset(start, ALL) == start
     put(topic, 5)
-    assert again.latestOffset(start, ALL) == {topic: {"0": 10}}
+    assert offsets_in(again.latestOffset(start, ALL)) == {topic: {"0": 10}}
 
 
 def test_available_now_is_what_was_there_when_it_began(reader, put, make_topic):
@@ -191,8 +194,8 @@ def test_available_now_is_what_was_there_when_it_began(reader, put, make_topic):
     put(topic, 10)
     start = once.initialOffset()
     first = once.latestOffset(start, ReadMaxRows(6))
-    assert first == {topic: {"0": 6}}
-    assert once.latestOffset(first, ReadMaxRows(6)) == {topic: {"0": 10}}
+    assert offsets_in(first) == {topic: {"0": 6}}
+    assert offsets_in(once.latestOffset(first, ReadMaxRows(6))) == {topic: {"0": 10}}
     assert once.reportLatestOffset() == {topic: {"0": 20}}
 
 
@@ -208,11 +211,19 @@ def test_topics_and_partitions_that_are_new_are_read_from_their_start(
     admin.create_partitions([NewPartitions(topic, 2)])[topic].result(60)
     put(topic, 7, partition=1)
     end = stream.latestOffset(before, ALL)
-    assert end == {topic: {"0": 3, "1": 7}, f"{topic}-later": {"0": 5}}
+    assert offsets_in(end) == {topic: {"0": 3, "1": 7}, f"{topic}-later": {"0": 5}}
     assert [
         (str(each.range.partition), each.range.start, each.range.end)
         for each in stream.partitions(before, end)
     ] == [(f"{topic}-1", 0, 7), (f"{topic}-later-0", 0, 5)]
+
+
+def test_a_pattern_finds_a_topic_by_a_part_of_its_name(reader, make_topic):
+    topic = make_topic()
+    for pattern in (topic[1:-1], topic, f"^{topic}$"):
+        start = reader(subscribePattern=pattern).initialOffset()
+        assert offsets_in(start) == {topic: {"0": 0}}
+    assert reader(subscribePattern=f"^{topic[:-1]}$").initialOffset() == {}
 
 
 def test_a_new_partition_without_its_first_records_is_data_loss(
@@ -233,8 +244,42 @@ def test_a_new_partition_without_its_first_records_is_data_loss(
     assert (range_.start, range_.end) == (2, 5)
 
 
+@pytest.mark.parametrize("away", ["topic", "leader"])
+@pytest.mark.parametrize("lossy", ["true", "false"])
+def test_a_batch_that_comes_again_has_the_rows_of_a_partition_that_is_away(away, lossy):
+    broker = FakeBroker({"t": 1})
+    options = {
+        "kafka.bootstrap.servers": str(broker.address),
+        "subscribePattern": "^(t|u)$",
+        "startingOffsets": "earliest",
+        "failOnDataLoss": lossy,
+    }
+    stream = StreamReader(parse_source_options(options, streaming=True))
+    try:
+        before = stream.initialOffset()
+        broker.topics = {"t": 1, "u": 1}
+        broker.append("t", 0, batch_of(b"1"))
+        broker.append("u", 0, batch_of(b"2", b"3"))
+        end = stream.latestOffset(before, ALL)
+        if away == "topic":
+            broker.topics = {"t": 1}
+        else:
+            broker.leaderless = {("u", 0)}
+        planned = stream.partitions(before, end)
+        broker.topics, broker.leaderless = {"t": 1, "u": 1}, set()
+        assert [
+            value
+            for part in planned
+            for batch in stream.read(part)
+            for value in batch.column("value").to_pylist()
+        ] == [b"1", b"2", b"3"]
+    finally:
+        stream.stop()
+        broker.close()
+
+
 def test_a_topic_that_is_gone_is_data_loss_and_is_not_forgotten(
-    reader, put, make_topic, make_named_topic, admin
+    reader, put, make_topic, make_named_topic, admin, caplog
 ):
     topic = make_topic()
     make_named_topic(f"{topic}-old")
@@ -249,22 +294,104 @@ def test_a_topic_that_is_gone_is_data_loss_and_is_not_forgotten(
     tolerant = reader(**options, failOnDataLoss="false")
     end = tolerant.latestOffset(before, ALL)
     # Were it forgotten, and came back for metadata, it would be read twice.
-    assert end == {topic: {"0": 1}, f"{topic}-old": {"0": 4}}
+    assert offsets_in(end) == {topic: {"0": 1}, f"{topic}-old": {"0": 4}}
+    assert tolerant.latestOffset(end, ALL) == end
+    assert caplog.text.count("do not exist any more") == 1, "told at each trigger"
 
 
-def test_a_topic_that_was_made_again_is_data_loss(
-    reader, put, topic_name, make_named_topic, admin
-):
-    make_named_topic(topic_name)
-    put(topic_name, 4)
+@pytest.fixture
+def make_again(make_named_topic, admin, put):
+    """Delete a topic, if it is there, and make it again with records."""
+
+    def make(topic, count):
+        if topic in admin.list_topics(timeout=60).topics:
+            admin.delete_topics([topic])[topic].result(60)
+        make_named_topic(topic)
+        put(topic, count)
+
+    return make
+
+
+def ranges_of(stream, start, end):
+    return [
+        (str(each.range.partition), each.range.start, each.range.end)
+        for each in stream.partitions(start, end)
+    ]
+
+
+def test_a_topic_that_was_made_again_is_data_loss(reader, make_again, topic_name):
+    make_again(topic_name, 4)
     stream = reader(subscribe=topic_name)
     before = stream.latestOffset(stream.initialOffset(), ALL)
-    admin.delete_topics([topic_name])[topic_name].result(60)
-    make_named_topic(topic_name)
-    put(topic_name, 1)
+    for count in (1, 4, 9):
+        make_again(topic_name, count)
+        again = reader(subscribe=topic_name)
+        message = f"topic {topic_name} was deleted and made again.*failOnDataLoss=false"
+        with pytest.raises(DataLossError, match=message):
+            again.latestOffset(before, ALL)
+
+
+def test_a_topic_that_was_made_again_is_told_by_its_end_where_no_id_is_known(
+    reader, make_again, topic_name
+):
+    make_again(topic_name, 4)
+    stream = reader(subscribe=topic_name)
+    before = offsets_in(stream.latestOffset(stream.initialOffset(), ALL))
+    make_again(topic_name, 1)
     again = reader(subscribe=topic_name)
     with pytest.raises(DataLossError, match=r"the log ends at 1, below 4.*made again"):
         again.latestOffset(before, ALL)
+
+
+@pytest.mark.parametrize("count", [2, 4, 9])
+@pytest.mark.parametrize("gap", ["a batch between", "none"])
+def test_a_topic_that_was_made_again_is_read_from_its_start(
+    reader, make_again, admin, topic_name, caplog, count, gap
+):
+    make_again(topic_name, 4)
+    options = {"subscribePattern": f"^{topic_name}$", "failOnDataLoss": "false"}
+    stream = reader(**options)
+    before = stream.latestOffset(stream.initialOffset(), ALL)
+    if gap == "a batch between":
+        admin.delete_topics([topic_name])[topic_name].result(60)
+        before = stream.latestOffset(before, ALL)
+        assert offsets_in(before) == {topic_name: {"0": 4}}
+    make_again(topic_name, count)
+    caplog.clear()
+    for each in (stream, reader(**options)):  # while it runs, and after a restart
+        end = each.latestOffset(before, ALL)
+        assert ranges_of(each, before, end) == [(f"{topic_name}-0", 0, count)]
+        assert f"topic {topic_name} was deleted and made again" in caplog.text
+        assert each.latestOffset(end, ALL) == end
+        assert ranges_of(each, end, end) == []
+
+
+def test_a_batch_of_a_topic_that_was_made_again_reads_nothing_of_the_new_one(
+    reader, make_again, topic_name
+):
+    make_again(topic_name, 4)
+    stream = reader(subscribe=topic_name)
+    before = stream.initialOffset()
+    end = stream.latestOffset(before, ALL)
+    make_again(topic_name, 9)
+    with pytest.raises(DataLossError, match="was deleted and made again"):
+        reader(subscribe=topic_name).partitions(before, end)
+    tolerant = reader(subscribe=topic_name, failOnDataLoss="false")
+    assert ranges_of(tolerant, before, end) == []
+    after = tolerant.latestOffset(end, ALL)
+    assert ranges_of(tolerant, end, after) == [(f"{topic_name}-0", 0, 9)]
+
+
+def test_ids_that_an_older_checkpoint_lacks_begin_no_batch(reader, put, make_topic):
+    topic = make_topic()
+    put(topic, 3)
+    stream = reader(subscribe=topic)
+    end = stream.latestOffset(stream.initialOffset(), ALL)
+    older = offsets_in(end)
+    assert older != end
+    assert stream.latestOffset(older, ALL) == older
+    put(topic, 1)
+    assert stream.latestOffset(older, ALL) == stream.latestOffset(end, ALL)
 
 
 def test_a_group_that_is_named_shows_how_far_the_stream_is(

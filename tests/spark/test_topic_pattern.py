@@ -108,6 +108,11 @@ def matches(pattern, names=NAMES):
     return {name for name in names if compiled.fullmatch(name)}
 
 
+def found_in(pattern, names=NAMES):
+    compiled = compile_topic_pattern(pattern)
+    return {name for name in names if compiled.search(name)}
+
+
 @pytest.mark.parametrize(("pattern", "expected"), KNOWN)
 def test_patterns_of_java_are_understood(pattern, expected):
     names = ["topic2", "Topic", "K", "abc", "a.b", "7"]
@@ -121,9 +126,29 @@ def test_what_is_no_pattern_or_cannot_be_had_is_refused(pattern, reason):
         parse_subscription({"subscribepattern": pattern})
 
 
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("pre-1", {"pre-1", "pre-1-post", "x-pre-1"}),
+        ("^pre-1", {"pre-1", "pre-1-post"}),
+        ("pre-1$", {"pre-1", "x-pre-1"}),
+        ("^pre-1$", {"pre-1"}),
+        ("865764", {"t-865764-a"}),
+        ("[0-9]{2}", {"t-865764-a"}),
+        (r"(?<!x-)pre|\Qno\E", {"pre-1", "pre-1-post"}),
+    ],
+)
+def test_a_pattern_is_found_anywhere_in_a_name(pattern, expected):
+    names = ["pre-1", "pre-1-post", "x-pre-1", "t-865764-a"]
+    assert found_in(pattern, names) == expected
+
+
 @pytest.fixture(scope="module")
 def java(spark):
-    """Return what Java's own pattern matches, or None if it refuses the pattern."""
+    """Return what Java's own pattern matches, or None if it refuses the pattern.
+
+    The names that it matches as a whole, and those that have a match anywhere.
+    """
     from py4j.protocol import Py4JJavaError
 
     jvm = spark.sparkContext._jvm
@@ -136,15 +161,18 @@ def java(spark):
             compiled = jvm.java.util.regex.Pattern.compile(pattern)
         except Py4JJavaError:
             return None
-        found = names.stream().filter(compiled.asMatchPredicate()).toList()
-        return set(found.toString().strip("[]").split(", ")) - {""}
+        return tuple(
+            set(names.stream().filter(each).toList().toString()[1:-1].split(", "))
+            - {""}
+            for each in (compiled.asMatchPredicate(), compiled.asPredicate())
+        )
 
     return matched
 
 
 def test_java_agrees(java):
     for pattern in [*FURTHER, *(pattern for pattern, _ in KNOWN)]:
-        assert matches(pattern) == java(pattern), pattern
+        assert (matches(pattern), found_in(pattern)) == java(pattern), pattern
 
 
 def test_java_agrees_about_patterns_made_of_random_pieces(java):
@@ -159,7 +187,7 @@ def test_java_agrees_about_patterns_made_of_random_pieces(java):
     for _ in range(500):
         pattern = "".join(moment.choices(pieces, k=moment.randint(1, 7)))
         try:
-            found = matches(pattern)
+            found = matches(pattern), found_in(pattern)
         except TopicPatternError:
             continue
         assert found == java(pattern), f"{pattern!r}, seed {seed}"

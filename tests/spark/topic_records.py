@@ -1,4 +1,4 @@
-"""What is in a partition, as librdkafka reads it; transactions that go on."""
+"""What is in a partition, and in a checkpoint; transactions that go on."""
 
 from __future__ import annotations
 
@@ -56,6 +56,11 @@ def topic_records(
                 return found
     finally:
         consumer.close()
+
+
+def offsets_in(document: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+    """Return the offsets of a checkpoint's document, without the topics' ids."""
+    return {topic: found for topic, found in document.items() if "@" not in topic}
 
 
 @contextmanager

@@ -69,10 +69,12 @@ class Decoder:
 
     Attributes:
         schema: the columns of decoded rows.
+        fields: those of them that come from the values; none for "raw".
     """
 
     def __init__(self, value: ValueFormat, *, with_headers: bool) -> None:
         self._value = value
+        self.fields = tuple(value.fields)
         self.schema = row_schema(value, with_headers=with_headers)
         self._record_fields = record_fields(with_headers=with_headers)
         self._struct = column_types.struct(
@@ -241,7 +243,8 @@ def _parser(value: ValueFormat, *, exact: bool) -> Callable[[bytes], Any]:
 
         return unpack
     if value.format == "avro":
-        return avro.reader(value.schema, value.confluent_header)
+        schema_id = value.schema_id if value.confluent_header else None
+        return avro.reader(value.schema, schema_id)
     if value.format == "registry":
         # It imports ssl and urllib, which few pipelines need.
         from mpbroker.spark.pipeline.registered import Reader

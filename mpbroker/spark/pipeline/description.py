@@ -72,6 +72,10 @@ class ValueFormat(Struct, frozen=True):
     ] = {}
     schema: Text = ""  # Avro's, as JSON
     confluent_header: Flag = False  # five bytes stand before each Avro value
+    # The id of ``schema`` in a registry, which stands in these five bytes; -1: not set.
+    schema_id: Annotated[
+        int, Meta(ge=-1, lt=1 << 31, description="a whole number of 0 or more")
+    ] = -1
     unknown_fields: Literal["ignore", "dead_letter"] = "ignore"
     # debezium: values are changes of a database's rows, for a table with table.key
     envelope: Literal["none", "debezium"] = "none"
@@ -514,6 +518,12 @@ def _checked_value(value: ValueFormat) -> ValueFormat:
         raise PipelineError(f"value.format={value.format!r} needs [value.fields]")
     if value.format == "raw" and value.fields:
         raise PipelineError("value.format='raw' has no fields; remove [value.fields]")
+    if (value.format == "avro" and value.confluent_header) != (value.schema_id >= 0):
+        raise PipelineError(
+            "value.confluent_header=true of format='avro' and value.schema_id need each"
+            " other: a value of another schema must not be read by this one. With"
+            " format='registry' values have the schemas of a registry"
+        )
     if value.format != "avro":
         return value
     if not value.schema:

@@ -13,7 +13,14 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from mpbroker.spark.checkpoint import batch_offsets, batch_time_s, query_id
+import orjson
+
+from mpbroker.spark.checkpoint import (
+    batch_offsets,
+    batch_time_s,
+    has_commits,
+    query_id,
+)
 from mpbroker.spark.pipeline.decode import bad_schema, row_schema
 from mpbroker.spark.pipeline.description import Description, ValueFormat
 from mpbroker.spark.pipeline.errors import PipelineError
@@ -26,6 +33,7 @@ from mpbroker.spark.pipeline.staging import (
     FILES_DDL,
     LATE,
     ROWS,
+    SEEN,
     Stager,
     open_directory,
     store_errors,
@@ -60,8 +68,8 @@ class BatchSink:
                 does not change.
 
         Raises:
-            PipelineError: a table was filled from another checkpoint, has other columns
-                or cannot be opened.
+            PipelineError: a table was filled from another checkpoint, lacks batches of
+                this one, has other columns or cannot be opened.
         """
         assert description.table is not None
         self._description = description
@@ -84,6 +92,9 @@ class BatchSink:
         known = checkpoint_query(description.checkpoint)
         for table in self._tables():
             table.check_claim(known)
+        # Tables of dead letters and of late rows may come later.
+        if known is not None and _has_commits(description.checkpoint):
+            self.rows.check_filled(known, description.checkpoint)
         self._claimed = False
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
@@ -122,9 +133,23 @@ class BatchSink:
         self._progress.batch(
             batch_id, counts[ROWS], seconds, bad=counts[BAD], late=late
         )
+        self._note_fields(files)
         every = int(self.rows.table.compact_every)
         if every and (batch_id + 1) % every == 0:
             self.compact()
+
+    def _note_fields(self, files: list[dict[str, Any]]) -> None:
+        """Note which fields have values; after the first rows, name those without."""
+        if self._value is None:
+            return
+        is_first = not self._progress.fields and self._progress.rows
+        if self._progress.rows:
+            self._progress.fields.update(self._value.fields)
+        for each in files:
+            if each["kind"] == SEEN:
+                self._progress.seen.update(orjson.loads(each["partition"]))
+        if is_first and self._description.trigger_s:
+            self._progress.say_nulls()  # the last line may be far away
 
     def compact(self) -> None:
         """Merge the small files of each table that the pipeline writes.
@@ -249,6 +274,14 @@ def checkpoint_query(checkpoint: str) -> str | None:
     try:
         return query_id(files, inside)
     except (OSError, ValueError) as error:
+        raise PipelineError(f"checkpoint {checkpoint!r}: {error}") from error
+
+
+def _has_commits(checkpoint: str) -> bool:
+    files, inside = open_directory(checkpoint)
+    try:
+        return has_commits(files, inside)
+    except OSError as error:
         raise PipelineError(f"checkpoint {checkpoint!r}: {error}") from error
 
 

@@ -28,6 +28,8 @@ class Progress:
         bad: values that could not be decoded.
         late: rows older than the pipeline's TOML file allows.
         late_label: the words for late rows in a line: "late", "late and dropped".
+        fields: the fields of values, if there are some.
+        seen: those of them that were not null in each row.
         skipped: batches that an earlier run had already committed.
         last_batch: the id of the newest batch.
         committed_s: the time of that batch's commit, in seconds since 1970.
@@ -43,6 +45,8 @@ class Progress:
     late: int = 0
     late_label: str = "late"
     batches: int = 0
+    fields: set[str] = field(default_factory=set)
+    seen: set[str] = field(default_factory=set)
     skipped: int = 0
     last_batch: int | None = None
     committed_s: float | None = None
@@ -78,6 +82,15 @@ class Progress:
             f"batch {batch_id}: {rows:,} rows{extra} in {seconds:.1f} s, {rate:,.0f}/s"
         )
 
+    def say_nulls(self) -> None:
+        """Name the fields that were null in each row: their names may be misspelt."""
+        unseen = sorted(self.fields - self.seen)
+        if unseen and self.rows:
+            self.say(
+                f"null in all {self.rows:,} rows: {', '.join(unseen)} (do the values"
+                " have fields of these names?)"
+            )
+
     def skip(self, batch_id: int) -> None:
         """Count and print a batch that an earlier run has committed."""
         self.skipped += 1
@@ -102,6 +115,7 @@ class Progress:
             f"done: {self.rows:,} rows{batches}, {seconds:.1f} s;"
             f" {self.bad:,} bad, {self.late:,} {self.late_label}"
         )
+        self.say_nulls()
         for note in self.notes:
             self.say(note)
         return found

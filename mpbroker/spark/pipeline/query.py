@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from mpbroker.spark.pipeline.description import Description
@@ -84,11 +87,13 @@ def run_query(
         except PySparkException as error:
             raise PipelineError(reason(error)) from error
         try:
-            while not query.awaitTermination(_LOOK_S):
-                for watch in watches:
-                    watch(query)
-                if progress.stopping.is_set():
-                    query.stop()
+            with _signals_stop(progress.stopping):
+                while not query.awaitTermination(_LOOK_S):
+                    for watch in watches:
+                        watch(query)
+                    if progress.stopping.is_set():
+                        progress.say("stopping")
+                        query.stop()
         except StreamingQueryException as error:
             # A loaded machine may need more than Spark's ten seconds to start Python,
             # and no setting changes the limit. A new start goes on at the checkpoint,
@@ -106,6 +111,34 @@ def run_query(
         else:
             return query
     raise AssertionError("the loop above returns or raises")
+
+
+@contextmanager
+def _signals_stop(stopping: threading.Event) -> Iterator[None]:
+    """Let Ctrl-C set an event; SIGTERM, too, where it would act as Ctrl-C.
+
+    An exception in the middle of a call to the JVM would break the connection to it:
+    the query could not be stopped, and py4j would print where it was. A second Ctrl-C
+    raises KeyboardInterrupt all the same.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # another thread has the signals
+        return
+
+    def stop(number: int, frame: object) -> None:
+        if stopping.is_set():
+            raise KeyboardInterrupt
+        stopping.set()
+
+    chosen = [signal.SIGINT]
+    if signal.getsignal(signal.SIGTERM) is signal.default_int_handler:
+        chosen.append(signal.SIGTERM)
+    before = {number: signal.signal(number, stop) for number in chosen}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def reason(error: BaseException) -> str:

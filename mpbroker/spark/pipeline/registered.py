@@ -261,7 +261,7 @@ class Reader:
     def _of(self, schema: Registered) -> Callable[[bytes, int], Any]:
         if schema.kind == "AVRO":
             texts = [text for _, text in schema.references]
-            from_avro = avro.reader(schema.text, False, texts)
+            from_avro = avro.reader(schema.text, references=texts)
             return lambda value, place: from_avro(value[place:])
         if schema.kind == "JSON":
             from mpbroker.spark.pipeline.schemas import json_schema

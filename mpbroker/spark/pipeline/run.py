@@ -37,6 +37,7 @@ from mpbroker.spark.pipeline.published_status import Publisher
 from mpbroker.spark.pipeline.query import reason
 from mpbroker.spark.pipeline.registered import resolved
 from mpbroker.spark.pipeline.staging import open_directory
+from mpbroker.spark.quiet import failures_not_logged
 from mpbroker.spark.session import activate, check_java, check_master, session
 
 if TYPE_CHECKING:
@@ -246,6 +247,7 @@ def _start(runs: Sequence[_Run], master: str | None) -> None:
         name = "+".join(run.description.name for run in runs)
         try:
             spark = session(name, master=master, config=settings)
+            failures_not_logged(spark)
         except BaseException as error:
             for run in runs:
                 run.end(error)

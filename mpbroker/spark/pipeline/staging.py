@@ -42,12 +42,19 @@ _FILES_SCHEMA: Final = pa.schema(
         ("late", pa.int64()),
     ]
 )
+_NO_FILE: Final = {"path": "", "partition": "{}", "rows": 0, "bytes": 0, "late": 0}
 ROWS: Final = "rows"
 BAD: Final = "bad"
 LATE: Final = "late"
 DROPPED: Final = "dropped"  # late rows that are in no file
+# The fields that are not null in all rows of a task: as JSON in the column "partition".
+SEEN: Final = "seen"
 # A column of staged changes to a table with a key: whether the key's row is deleted.
 DELETED: Final = "_deleted"
+# The end of a staged file's name. Staged files lie below their table, and many readers
+# take each *.parquet there, whatever its directory is called.
+STAGED: Final = ".staged"
+PARQUET: Final = ".parquet"
 # Writes rows to a table's files, and returns an entry of the report for each.
 FileWriter = Callable[[pa.Table], list[dict[str, Any]]]
 # Rows are kept in memory up to this size and then split by partition value: a file for
@@ -153,6 +160,7 @@ class Stager:
         bad: list[pa.Table] = []
         rows: list[pa.Table] = []
         size = 0
+        seen: set[str] = set()
         decoder = (
             Decoder(self.value, with_headers=self.with_headers) if self.value else None
         )
@@ -162,6 +170,11 @@ class Stager:
             else:
                 decoded = decoder.decode(batch)
                 found = decoded.rows
+                seen.update(
+                    name
+                    for name in decoder.fields
+                    if found.column(name).null_count < found.num_rows
+                )
                 if self.table.key:
                     found = found.append_column(DELETED, decoded.deleted)
                 rows.append(found)
@@ -174,6 +187,9 @@ class Stager:
         files += self._write_rows(rows)
         if bad:
             files += self._write_bad(pa.concat_tables(bad))
+        if seen:
+            names = orjson.dumps(sorted(seen)).decode()
+            files.append({**_NO_FILE, "kind": SEEN, "partition": names})
         return files
 
     def _write_rows(self, tables: list[pa.Table]) -> list[dict[str, Any]]:
@@ -191,8 +207,7 @@ class Stager:
             found = self._write_parts(LATE, self.late, aside)
             found[0]["late"] = count
         else:
-            entry = {"kind": DROPPED, "path": "", "partition": "{}", "late": count}
-            found = [{**entry, "rows": 0, "bytes": 0}]
+            found = [{**_NO_FILE, "kind": DROPPED, "late": count}]
         return found + (self._write_parts(ROWS, self.table, rows) if len(rows) else [])
 
     def _write_parts(
@@ -204,8 +219,7 @@ class Stager:
         """
         by = partition_columns(table, rows.schema)
         if any(field.name not in rows.schema.names for field in by):
-            event_time = rows.column(table.event_time or "_timestamp")
-            rows = rows.append_column(_date_field(by), event_time.cast(pa.date32()))
+            rows = rows.append_column(_date_field(by), _days(rows, table.event_time))
         if kind in self.writers:
             return self._write_own(kind, rows)
         return [
@@ -248,7 +262,8 @@ class Stager:
     def _write(
         self, kind: str, table: Table, rows: pa.Table, values: dict[str, Any]
     ) -> dict[str, Any]:
-        written = _write_file(rows, self.directories[kind], table, values)
+        directory = self.directories[kind]
+        written = _write_file(rows, directory, table, values, STAGED)
         return {"kind": kind, "late": 0, **written}
 
 
@@ -275,6 +290,7 @@ class PlacedFiles:
                 self.table.path,
                 self.table,
                 values,
+                PARQUET,
                 f"{hive_directory(values)}/{self.prefix}".lstrip("/"),
             )
             for values, part in _split(rows, by)
@@ -286,16 +302,18 @@ def _write_file(
     directory: str,
     table: Table,
     values: dict[str, Any],
+    suffix: str,
     name: str = "",
 ) -> dict[str, Any]:
     """Write rows to a Parquet file; return its path, partition, rows and bytes.
 
     Args:
         values: the file's partition values, as directories' names have them.
+        suffix: the end of the file's name, PARQUET or STAGED.
         name: the beginning of the file's name; it may contain directories.
     """
     files, inside = open_directory(directory)
-    path = f"{inside}/{name}{uuid.uuid4().hex}.parquet"
+    path = f"{inside}/{name}{uuid.uuid4().hex}{suffix}"
     files.create_dir(path.rpartition("/")[0], recursive=True)
     pq.write_table(rows, path, filesystem=files, compression=table.compression)
     return {
@@ -304,6 +322,24 @@ def _write_file(
         "rows": rows.num_rows,
         "bytes": files.get_file_info(path).size,
     }
+
+
+def _days(rows: pa.Table, event_time: str) -> pa.ChunkedArray:
+    """Return the day of each row; a row without event time has that of its record.
+
+    pandas cannot read a table that has days and a partition of null beside them, and
+    one tombstone would make that.
+
+    Args:
+        event_time: the column that gives the day; empty: the record's timestamp.
+    """
+    names = [event_time or "_timestamp", "_timestamp"]
+    days = [
+        rows.column(name).cast(pa.date32())
+        for name in names
+        if name in rows.schema.names
+    ]
+    return pc.coalesce(*days)
 
 
 def _date_field(fields: list[pa.Field]) -> pa.Field:

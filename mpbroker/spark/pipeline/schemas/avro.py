@@ -164,14 +164,15 @@ def _column_type(kind: Any, named: Mapping[str, Any], inside: tuple[str, ...]) -
 
 
 def reader(
-    schema: str, confluent_header: bool, references: Iterable[str] = ()
+    schema: str, schema_id: int | None = None, references: Iterable[str] = ()
 ) -> Callable[[bytes], Any]:
     """Return a function that decodes a value.
 
     It raises RecursionError, or one of AVRO_ERRORS, if the value does not fit.
 
     Args:
-        confluent_header: five bytes of a schema registry stand before each value.
+        schema_id: the schema's id in a registry. Before each value there are five
+            bytes with the id, and another id does not fit. None: there are none.
         references: see `fields_of`.
 
     Raises:
@@ -180,10 +181,16 @@ def reader(
     read_value = value_reader(schema, references)
 
     def read(value: bytes) -> Any:
-        if confluent_header:
+        if schema_id is not None:
             if len(value) < _CONFLUENT_HEADER_BYTES or value[0]:
                 raise ValueError(
                     "it does not begin with a schema id (confluent_header)"
+                )
+            found_id = int.from_bytes(value[1:_CONFLUENT_HEADER_BYTES], "big")
+            if found_id != schema_id:
+                raise ValueError(
+                    f"its schema id is {found_id}, not {schema_id} (value.schema_id);"
+                    " format='registry' reads several"
                 )
             value = value[_CONFLUENT_HEADER_BYTES:]
         stream = io.BytesIO(value)

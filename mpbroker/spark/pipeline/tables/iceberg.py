@@ -174,6 +174,9 @@ class IcebergTable(LakeTable):
         after = change.table_metadata
         return (before.schema(), before.spec()) != (after.schema(), after.spec())
 
+    def exists(self) -> bool:
+        return self._open() is not None
+
     def make_room(self) -> None:
         """Create the table's namespace in the catalog, unless the table exists already.
 
@@ -565,7 +568,7 @@ def explained(table: Table) -> Iterator[None]:
     except (iceberg.ValidationError, iceberg.ValidationException, ValueError) as error:
         raise PipelineError(
             f"{what} does not fit the pipeline: {_line(error)}. Write to another"
-            " table, or change the description"
+            " table with a new checkpoint, or change the description"
         ) from error
     except (iceberg.RESTError, DBAPIError, iceberg.NoSuchTableError) as error:
         if isinstance(error, (InterfaceError, OperationalError)):

@@ -37,6 +37,8 @@ from mpbroker.spark.pipeline.description import Table
 from mpbroker.spark.pipeline.errors import PipelineError
 from mpbroker.spark.pipeline.staging import (
     DELETED,
+    PARQUET,
+    STAGED,
     FileWriter,
     PlacedFiles,
     hive_directory,
@@ -53,7 +55,6 @@ _OWN: Final = "_mpbroker"
 # The directory of compactions, which all pipelines that share a table use. No pipeline
 # has this name: a name cannot begin with "_".
 _COMPACT: Final = "_compact"
-_SUFFIX: Final = ".parquet"
 # How often a change by key is tried if other writers commit at the same time.
 COMMIT_TRIES: Final = 20
 _KEPT_MANIFESTS: Final = 20  # only the newest is used; the others help to find faults
@@ -132,6 +133,37 @@ class LakeTable(ABC):
                 " checkpoint, or choose another pipeline.name or table"
             )
 
+    def check_filled(self, query: str, checkpoint: str) -> None:
+        """Check whether the table has the batches that a checkpoint has committed.
+
+        A pipeline may have another name than before.
+
+        Args:
+            query: the id of the checkpoint's query.
+            checkpoint: the checkpoint's path, for the error.
+
+        Raises:
+            PipelineError: the table is new, or was removed. It would get the records
+                that come next only.
+        """
+        selector = fs.FileSelector(f"{self.root}/{_OWN}", allow_not_found=True)
+        owners = [
+            self._read_json(f"{each.path}/query.json")
+            for each in self.files.get_file_info(selector)
+        ]
+        if self.exists() and any(each and each["query"] == query for each in owners):
+            return
+        raise PipelineError(
+            f"{self.table.path} lacks the records that checkpoint {checkpoint!r} has"
+            " read already: it would only get those that come next. Restore the table,"
+            " or remove what is left of it and set pipeline.checkpoint to a new"
+            " directory: all records are read again then"
+        )
+
+    def exists(self) -> bool:
+        """Return whether the table is there; a directory always is."""
+        return True
+
     def staging(self, batch_id: int) -> str:
         """Return the directory where executors write a batch's files until the commit.
 
@@ -206,8 +238,13 @@ class LakeTable(ABC):
     # -- files -------------------------------------------------------------------------
 
     def _final_path(self, staged: str, values: dict[str, str | None]) -> str:
-        name = staged.rpartition("/")[2]
-        return "/".join(filter(None, [hive_directory(values), f"{self.name}-{name}"]))
+        return "/".join(
+            filter(None, [hive_directory(values), self._final_name(staged)])
+        )
+
+    def _final_name(self, staged: str) -> str:
+        name = staged.rpartition("/")[2].removesuffix(STAGED)
+        return f"{self.name}-{name}{PARQUET}"
 
     def _move(self, staged: str, final: str) -> None:
         """Move a staged file to its place, unless it is already there.
@@ -259,7 +296,7 @@ class LakeTable(ABC):
                     f"{self.table.path}: column {name!r} is"
                     f" {there.get(name, 'not there')} in the table and"
                     f" {wanted.get(name, 'not there')} in the pipeline. Write to"
-                    " another table, or change the description"
+                    " another table with a new checkpoint, or change the description"
                 )
 
 
@@ -315,7 +352,8 @@ class ParquetTable(LakeTable):
                 if f"/{field.name}=" not in found[0]:
                     raise PipelineError(
                         f"{self.table.path} is not partitioned by {field.name}; write"
-                        " to another table, or change table.partition_by"
+                        " to another table with a new checkpoint, or change"
+                        " table.partition_by"
                     )
                 inside = (
                     inside.append(field) if field.name not in inside.names else inside
@@ -446,7 +484,7 @@ class ParquetTable(LakeTable):
 
     def _merge(self, directory: str, paths: list[str]) -> None:
         own = f"{self.root}/{_OWN}/{_COMPACT}"
-        staged = f"{own}/staging/{uuid.uuid4().hex}{_SUFFIX}"
+        staged = f"{own}/staging/{uuid.uuid4().hex}{STAGED}"
         self.files.create_dir(staged.rpartition("/")[0], recursive=True)
         # Use all columns of the table, even if all these files lack one: the merged
         # file becomes the newest one, whose columns are taken for the table's.
@@ -460,7 +498,7 @@ class ParquetTable(LakeTable):
                 with self.files.open_input_file(path) as file:
                     writer.write_table(_widened(pq.ParquetFile(file).read(), schema))
         inside = directory.removeprefix(self.root).strip("/")
-        name = f"{self.name}-{staged.rpartition('/')[2]}"
+        name = self._final_name(staged)
         manifest = {
             "query": self._query,
             "add": [[staged, "/".join(filter(None, [inside, name]))]],
@@ -531,6 +569,9 @@ class DeltaTable(LakeTable):
 
     def recover(self) -> None:
         """Do nothing: a commit is one file of Delta's log, which exists or does not."""
+
+    def exists(self) -> bool:
+        return self._open() is not None
 
     def evolve(self) -> None:
         from deltalake import write_deltalake
@@ -692,7 +733,7 @@ def _parquet_infos(files: fs.FileSystem, root: str) -> list[fs.FileInfo]:
         info
         for info in files.get_file_info(selector)
         if info.type == fs.FileType.File
-        and info.path.endswith(_SUFFIX)
+        and info.path.endswith(PARQUET)
         and _is_read(info.path.removeprefix(root))
     ]
 
