@@ -21,7 +21,7 @@ from mpbroker.spark.checkpoint import (
     has_commits,
     query_id,
 )
-from mpbroker.spark.pipeline.decode import bad_schema, row_schema
+from mpbroker.spark.pipeline.decode import UNTAKEN_MAX, bad_schema, row_schema
 from mpbroker.spark.pipeline.description import Description, ValueFormat
 from mpbroker.spark.pipeline.errors import PipelineError
 from mpbroker.spark.pipeline.progress import Progress
@@ -34,6 +34,7 @@ from mpbroker.spark.pipeline.staging import (
     LATE,
     ROWS,
     SEEN,
+    UNTAKEN,
     Stager,
     open_directory,
     store_errors,
@@ -139,7 +140,10 @@ class BatchSink:
             self.compact()
 
     def _note_fields(self, files: list[dict[str, Any]]) -> None:
-        """Note which fields have values; after the first rows, name those without."""
+        """Note the fields that have values, and those that no column takes.
+
+        After the first rows, name the fields without values and the untaken ones.
+        """
         if self._value is None:
             return
         is_first = not self._progress.fields and self._progress.rows
@@ -148,8 +152,12 @@ class BatchSink:
         for each in files:
             if each["kind"] == SEEN:
                 self._progress.seen.update(orjson.loads(each["partition"]))
+            if each["kind"] == UNTAKEN and len(self._progress.untaken) < UNTAKEN_MAX:
+                self._progress.untaken.update(orjson.loads(each["partition"]))
         if is_first and self._description.trigger_s:
-            self._progress.say_nulls()  # the last line may be far away
+            # The last line may be far away.
+            self._progress.say_nulls()
+            self._progress.say_untaken()
 
     def compact(self) -> None:
         """Merge the small files of each table that the pipeline writes.

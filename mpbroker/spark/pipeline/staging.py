@@ -49,6 +49,8 @@ LATE: Final = "late"
 DROPPED: Final = "dropped"  # late rows that are in no file
 # The fields that are not null in all rows of a task: as JSON in the column "partition".
 SEEN: Final = "seen"
+# The fields of a task's values that no column takes, likewise.
+UNTAKEN: Final = "untaken"
 # A column of staged changes to a table with a key: whether the key's row is deleted.
 DELETED: Final = "_deleted"
 # The end of a staged file's name. Staged files lie below their table, and many readers
@@ -190,6 +192,10 @@ class Stager:
         if seen:
             names = orjson.dumps(sorted(seen)).decode()
             files.append({**_NO_FILE, "kind": SEEN, "partition": names})
+        if decoder is not None and decoder.untaken:
+            # MessagePack has names that are bytes or numbers.
+            names = orjson.dumps(sorted(map(str, decoder.untaken))).decode()
+            files.append({**_NO_FILE, "kind": UNTAKEN, "partition": names})
         return files
 
     def _write_rows(self, tables: list[pa.Table]) -> list[dict[str, Any]]:
