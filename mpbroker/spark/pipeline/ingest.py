@@ -24,6 +24,7 @@ from mpbroker.spark.checkpoint import (
 from mpbroker.spark.pipeline.decode import UNTAKEN_MAX, bad_schema, row_schema
 from mpbroker.spark.pipeline.description import Description, ValueFormat
 from mpbroker.spark.pipeline.errors import PipelineError
+from mpbroker.spark.pipeline.event_time import EventTimes
 from mpbroker.spark.pipeline.progress import Progress
 from mpbroker.spark.pipeline.query import read_stream, run_query, start
 from mpbroker.spark.pipeline.registered import Columns, columns_of
@@ -32,6 +33,7 @@ from mpbroker.spark.pipeline.staging import (
     BAD,
     FILES_DDL,
     LATE,
+    REACHED,
     ROWS,
     SEEN,
     UNTAKEN,
@@ -90,6 +92,7 @@ class BatchSink:
         if description.table.late != "keep":
             fate = "dropped" if self.late is None else "set aside"
             progress.late_label = f"late and {fate}"
+        self._event_times = EventTimes(description.checkpoint)
         known = checkpoint_query(description.checkpoint)
         for table in self._tables():
             table.check_claim(known)
@@ -116,6 +119,10 @@ class BatchSink:
             return
         self._grow()
         files = self._stage(frame, batch_id)
+        reached = [int(each["partition"]) for each in files if each["kind"] == REACHED]
+        if reached:
+            # Before the commits: a batch that is committed does not run again.
+            self._event_times.add(batch_id, max(reached))
         offsets = self._offsets(batch_id)
         for kind, table in (
             (BAD, self.bad),
@@ -230,10 +237,7 @@ class BatchSink:
         self._progress.say(f"the table has new columns: {names}")
 
     def _planned_s(self, batch_id: int) -> float:
-        """Return the time at which a batch was planned, in seconds since 1970.
-
-        The age of its rows counts from this time.
-        """
+        """Return the time at which a batch was planned, in seconds since 1970."""
         files, inside = open_directory(self._description.checkpoint)
         try:
             return batch_time_s(files, inside, batch_id)
@@ -253,15 +257,17 @@ class BatchSink:
             writers[BAD] = self.bad.file_writer()
         if self.late is not None:
             writers[LATE] = self.late.file_writer()
+        late_after_s = self.rows.table.late_after_s
         stager = Stager(
             value=self._value,
             table=self.rows.table,
             dead_letter=None if self.bad is None else self.bad.table,
             directories=directories,
             with_headers=self._with_headers,
-            now_s=self._planned_s(batch_id),
+            planned_s=self._planned_s(batch_id),
             late=None if self.late is None else self.late.table,
             writers={kind: each for kind, each in writers.items() if each is not None},
+            reached_us=self._event_times.before(batch_id) if late_after_s else None,
         )
 
         def stage(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
