@@ -142,6 +142,8 @@ class BatchSink:
             batch_id, counts[ROWS], seconds, bad=counts[BAD], late=late
         )
         self._note_fields(files)
+        # Batches count over all runs. A pipeline that runs from cron has a small batch
+        # each time: to compact at each run's end would write the table anew.
         every = int(self.rows.table.compact_every)
         if every and (batch_id + 1) % every == 0:
             self.compact()
@@ -310,8 +312,6 @@ def run(description: Description, spark: SparkSession, progress: Progress) -> No
     sink = open_sink(description, progress)
     stream = read_stream(description, spark)
     run_query(lambda: start(description, write_stream(stream, sink)), progress)
-    if sink.rows.table.compact_every:
-        sink.compact()
 
 
 def open_sink(description: Description, progress: Progress) -> BatchSink:
