@@ -41,3 +41,24 @@ def absolute(path: str) -> str:
         path: a local path, which may begin with "~"; or a URI, returned unchanged.
     """
     return path if _URI.match(path) else os.path.abspath(os.path.expanduser(path))
+
+
+def replace_file(files: fs.FileSystem, path: str, content: bytes) -> None:
+    """Replace a file as a whole: readers find the old content or the new one.
+
+    Args:
+        path: the file's path in the file system; its directory is created.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    files.create_dir(path.rpartition("/")[0], recursive=True)
+    if not isinstance(files, fs.LocalFileSystem):
+        with files.open_output_stream(path) as stream:
+            stream.write(content)
+        return
+    # Spark ignores this name. Each process has its own, in case two run by mistake.
+    temporary = f"{path}.{os.getpid()}"
+    with open(temporary, "wb") as file:
+        file.write(content)
+    os.replace(temporary, path)

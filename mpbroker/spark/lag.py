@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import orjson
 
-from mpbroker.spark.offsets import OffsetReader, Offsets, from_json
+from mpbroker.spark.offsets import OffsetReader, Offsets, OffsetsError, from_json
 
 _ANSWER_S: Final = 10.0
 
@@ -60,7 +60,7 @@ def _offsets(source: Mapping[str, Any], name: str) -> Offsets:
     found: Any = source.get(name)
     try:
         return from_json(orjson.loads(found) if isinstance(found, str) else found)
-    except (ValueError, AttributeError, TypeError):
+    except (ValueError, OffsetsError):
         return {}  # null, or of another kind of source
 
 

@@ -28,12 +28,23 @@ _NO_OFFSET: Final = -1
 _NO_TOPIC_ID: Final = bytes(16)
 # Between a topic's name and its id in a checkpoint: no topic's name has this character.
 _BEFORE_ID: Final = "@"
+# The version of offsets as JSON. A document of another one has a topic "@VERSION"
+# without partitions; all that were written so far have none.
+_VERSION: Final = "1"
 
 
 class DataLossError(MpbrokerError):
     """Records of the query's range no longer exist.
 
     The user restores them, or sets failOnDataLoss=false to go on without them.
+    """
+
+
+class OffsetsError(MpbrokerError):
+    """A checkpoint has offsets that this version cannot read.
+
+    The user runs the query with the mpbroker that wrote them, or with its own
+    checkpoint.
     """
 
 
@@ -305,18 +316,38 @@ def to_json(
 
 
 def from_json(offsets: Mapping[str, Any]) -> Offsets:
-    """Return the offsets of a document that `to_json` made."""
-    return {
-        TopicPartition(topic, int(number)): int(offset)
-        for topic, partitions in offsets.items()
-        for number, offset in partitions.items()
-    }
+    """Return the offsets of a document that `to_json` made.
+
+    Raises:
+        OffsetsError: the document is of another version, or has no offsets of topics.
+    """
+    try:
+        for topic in offsets:
+            name, mark, version = topic.partition(_BEFORE_ID)
+            if mark and not name and version != _VERSION:
+                raise OffsetsError(
+                    f"the checkpoint's offsets have version {version:.20}, and this"
+                    f" mpbroker reads version {_VERSION}: run the query with the"
+                    " mpbroker that wrote them"
+                )
+        return {
+            TopicPartition(topic, int(number)): int(offset)
+            for topic, partitions in offsets.items()
+            for number, offset in partitions.items()
+        }
+    except (AttributeError, TypeError, ValueError):
+        text = repr(offsets)
+        raise OffsetsError(
+            f"the checkpoint has {text if len(text) <= 100 else text[:100] + '...'} in"
+            " the place of topics' offsets: it is that of another source, or a later"
+            " mpbroker has written it; give the query its own checkpoint"
+        ) from None
 
 
 def topic_ids_from_json(offsets: Mapping[str, Any]) -> dict[str, str]:
     """Return the topics' ids in a document that `to_json` made; it may have none."""
     parts = [each.partition(_BEFORE_ID) for each in offsets]
-    return {topic: topic_id for topic, mark, topic_id in parts if mark}
+    return {topic: topic_id for topic, mark, topic_id in parts if mark and topic}
 
 
 def made_again(before: Mapping[str, str], now: Mapping[str, str]) -> set[str]:

@@ -34,6 +34,8 @@ LATEST: Final = -1
 EARLIEST: Final = -2
 
 _PREFIX: Final = "kafka."
+_GROUP_ID: Final = "kafka.group.id"
+_GROUP_PREFIX: Final = "groupIdPrefix"
 # Options that Spark's connector refuses because it sets them itself, and what to use.
 _REFUSED: Final = {
     "kafka.auto.offset.reset": "use startingOffsets, or a checkpoint",
@@ -65,7 +67,7 @@ SOURCE_OPTIONS: Final = (
     "maxTriggerDelay",
     "minPartitions",
     "maxRecordsPerPartition",
-    "groupIdPrefix",  # without effect: a query joins no group
+    _GROUP_PREFIX,
     "includeHeaders",
     "commitGroup",  # not in Spark's connector
 )
@@ -227,12 +229,37 @@ def _warn_of_unknown(given: Mapping[str, str]) -> None:
 
 
 def _commit_group(given: Mapping[str, str]) -> str | None:
-    group = given.get("commitgroup")
-    if group is not None and not group.strip():
+    """Return the id of the group whose offsets a stream stores; None: of none.
+
+    No other request has a group's id, so the connector's two options about groups have
+    an effect here only: a user whose rights are to groups of a prefix needs no other.
+
+    Raises:
+        OptionError: the id is empty, or two are given.
+    """
+    group, own = given.get("commitgroup"), given.get(_GROUP_ID)
+    prefix = given.get(_GROUP_PREFIX.lower(), "")
+    if group is None:
+        for name in (_GROUP_ID, _GROUP_PREFIX):
+            if name.lower() in given:
+                logger.warning(
+                    "option %s has no effect without commitGroup: a query joins no"
+                    " group, and needs no right to one",
+                    name,
+                )
+        return None
+    if not group.strip():
         raise OptionError(
             "commitGroup is empty; name a consumer group, or leave it out"
         )
-    return group
+    if own is not None and own != group:
+        raise OptionError(
+            f"commitGroup={group!r} and kafka.group.id={own!r} name two groups; give"
+            " one of them, or the same group"
+        )
+    if own is not None or not prefix:
+        return group  # as in Spark's connector, an id counts more than a prefix
+    return f"{prefix}-{group}"
 
 
 def parse_client_settings(given: Mapping[str, str]) -> ClientSettings:
@@ -274,6 +301,7 @@ _UNDERSTOOD: Final = {
     "kafka.bootstrap.servers",
     "kafka.isolation.level",
     "kafka.max.partition.fetch.bytes",
+    _GROUP_ID,
     *(f"kafka.{key.name}" for key in ADMIN_CONFIG),
 }
 

@@ -114,10 +114,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(  # noqa: N802
         self, start: dict[str, Any], limit: ReadLimit
     ) -> dict[str, Any]:
+        read = from_json(start)
         leaders, topic_ids = self._offsets.subscribed()
         known_ids = topic_ids_from_json(start)
         anew = self._made_again(known_ids, topic_ids)
-        before = _without(from_json(start), anew)
+        before = _without(read, anew)
         missing = sorted(set(before) - set(leaders))
         if missing and missing != self._missing:  # once, not at each trigger
             self._report_loss(
@@ -154,7 +155,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # look new when they come back, and be read again from their beginning. If their
         # topic was made again meanwhile, its id will tell.
         end = {**before, **latest}
-        if not anew and end == from_json(start):
+        if not anew and end == read:
             return start  # not an empty batch for an id that an older mpbroker left out
         return to_json(end, known_ids | topic_ids)
 
@@ -175,10 +176,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(
         self, start: dict[str, Any], end: dict[str, Any]
     ) -> Sequence[InputPartition]:
+        planned = from_json(end)
         leaders, topic_ids = self._offsets.subscribed()
         planned_ids = topic_ids_from_json(end)
         gone = self._made_again(planned_ids, topic_ids)
-        until = _without(from_json(end), gone)
+        until = _without(planned, gone)
         anew = made_again(topic_ids_from_json(start), planned_ids)
         begun = self._with_new_partitions(
             _without(from_json(start), anew),

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpbroker.spark.pipeline.decode import Decoder
+from mpbroker.spark.pipeline.decode import UNTAKEN_MAX, Decoder
 from mpbroker.spark.pipeline.description import Table, ValueFormat, parse
 from mpbroker.spark.pipeline.errors import PipelineError
 from mpbroker.spark.pipeline.schemas.avro import fields_of as avro_fields
 from mpbroker.spark.pipeline.schemas.columns import HEADERS, TYPES
-from mpbroker.spark.pipeline.staging import ROWS, SEEN, Stager
+from mpbroker.spark.pipeline.staging import BAD, ROWS, SEEN, UNTAKEN, Stager
 
 FIELDS = {
     "n": "bigint",
@@ -118,6 +118,31 @@ def test_a_task_tells_which_fields_have_values(tmp_path):
         ["n", "name"]
     ]
     assert seen(b"{}", None) == []
+
+
+@pytest.mark.parametrize("fields", [{"n": "bigint"}, {"n": "bigint", "x": "json"}])
+def test_a_task_tells_which_fields_no_column_takes(fields, tmp_path):
+    # "json" is a type that Arrow's parser does not read: the other way is taken.
+    table = Table(str(tmp_path / "lake"))
+
+    def untaken(*values, form="json", **settings):
+        value_format = ValueFormat(form, fields, **settings)
+        places = {kind: f"{tmp_path}/{kind}" for kind in (ROWS, BAD)}
+        stager = Stager(value_format, table, table, places, False, 0)
+        [report] = stager([batch_of(list(values))])
+        found = [each for each in report.to_pylist() if each["kind"] == UNTAKEN]
+        return [orjson.loads(each["partition"]) for each in found]
+
+    values = [b'{"n":1,"gate":{"deep":1}}', None, b'{"gate":2,"m":null}', b'{"n":1}']
+    assert untaken(*values) == [["gate", "m"]]
+    assert untaken(b'{"n":1}', b"{}", None) == []
+    # Such a value is a dead letter, and its error names the field.
+    assert untaken(b'{"n":1,"gate":1}', unknown_fields="dead_letter") == []
+    packed = msgpack.packb({"n": 1, "gate": 2, b"raw": 3})
+    assert untaken(packed, form="msgpack") == [["b'raw'", "gate"]]
+    many = [b'{"n":1,"id-%d":1}' % number for number in range(1_000)]
+    [names] = untaken(*many)
+    assert names == sorted(f"id-{number}" for number in range(UNTAKEN_MAX))
 
 
 def test_what_does_not_fit_is_set_aside_with_the_field_and_the_value():

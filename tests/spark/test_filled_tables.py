@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 
 import pytest
@@ -10,6 +11,9 @@ from mpbroker.spark.pipeline.description import parse
 from mpbroker.spark.pipeline.errors import PipelineError
 from mpbroker.spark.pipeline.ingest import open_sink
 from mpbroker.spark.pipeline.progress import Progress
+from mpbroker.spark.pipeline.staging import ROWS, Stager
+from mpbroker.spark.pipeline.tables.lake import ParquetTable
+from tests.spark.test_decode import batch_of
 
 KINDS = ["parquet", "delta", "iceberg"]
 
@@ -78,6 +82,80 @@ def test_a_table_that_was_removed_is_not_begun_again(sink, commit, tmp_path):
         shutil.rmtree(tmp_path / "lake")
     with pytest.raises(PipelineError, match="lake lacks the records that checkpoint"):
         sink()
+
+
+@pytest.fixture
+def commit_rows(checkpoint):
+    """Write a batch of rows, and note it in the checkpoint as Spark does."""
+
+    def write(opened, batch_id, value=b"v"):
+        opened._claim()
+        lake = opened.rows
+        writer = lake.file_writer()
+        stager = Stager(
+            *(opened._value, lake.table, None, {ROWS: lake.staging(batch_id)}),
+            *(False, 0),
+            writers={} if writer is None else {ROWS: writer},
+        )
+        [report] = stager([batch_of([value])])
+        lake.commit(batch_id, report.to_pylist())
+        (checkpoint / "commits" / str(batch_id)).write_text("v1\n{}")
+
+    return write
+
+
+def remove_files(opened):
+    for each in opened.rows.data_files():
+        os.unlink(each.removeprefix("file://"))
+
+
+def test_a_table_whose_files_were_removed_is_refused(sink, commit_rows):
+    for batch_id in range(2):
+        commit_rows(sink(), batch_id)
+    one, *_ = sink().rows.data_files()
+    assert one
+    remove_files(sink())
+    for name in ("p", "renamed"):
+        with pytest.raises(
+            PipelineError, match=r"files of .*lake were removed.*new dir"
+        ):
+            sink(name=name)
+
+
+def test_a_table_without_rows_is_not_taken_for_an_emptied_one(sink, commit):
+    commit(sink())
+    sink()
+
+
+@pytest.mark.parametrize("sink", ["parquet"], indirect=True)
+def test_a_directory_that_may_be_empty_is_not_refused(sink, commit_rows, tmp_path):
+    commit_rows(sink(), 0)
+    remove_files(sink())
+    with pytest.raises(PipelineError, match=r"by an empty file (\S+)$") as refused:
+        sink()
+    open(str(refused.value).rpartition(" ")[2], "wb").close()
+    sink()
+
+
+@pytest.mark.parametrize("sink", ["parquet"], indirect=True)
+def test_a_directory_whose_rows_were_too_old_is_not_refused(sink, commit_rows):
+    opened = sink()
+    commit_rows(opened, 0)
+    assert opened.rows.delete_files(lambda _: True) == 1
+    sink()
+
+
+@pytest.mark.parametrize("sink", ["parquet"], indirect=True)
+def test_files_that_a_killed_driver_left_staged_are_not_taken_for_removed(
+    sink, commit, commit_rows, monkeypatch
+):
+    commit(sink())
+    with monkeypatch.context() as patch:
+        patch.setattr(ParquetTable, "_apply", lambda *_, **__: None)
+        commit_rows(sink(), 1)
+    opened = sink()
+    opened._claim()
+    assert len(opened.rows.data_files()) == 1
 
 
 def test_a_table_of_dead_letters_may_come_later(sink, commit):

@@ -202,7 +202,10 @@ def test_another_partitioning_is_refused(kind, tmp_path):
 def test_rows_older_than_allowed_are_counted_and_kept(tmp_path):
     table = Table(str(tmp_path / "lake"), late_after="1d")
     lake = opened(table)
-    stager = Stager(None, table, None, {ROWS: lake.staging(0)}, False, 2 * 86_400)
+    stager = Stager(
+        *(None, table, None, {ROWS: lake.staging(0)}, False, 0),
+        reached_us=2 * 86_400 * 1_000_000,
+    )
     files = [each for found in stager([rows(0, 10)]) for each in found.to_pylist()]
     assert sum(each["late"] for each in files) == 4  # of the first of three days
     assert sum(each["rows"] for each in files) == 10

@@ -88,7 +88,7 @@ def test_a_parquet_directory_without_locks_is_kept_by_its_own_pipeline(store, tm
     bring(opened(table), 2)  # which is still known
     bring(opened(table), 3)
     assert numbers(table) == sorted(kept + list(range(30, 40)))
-    # As a pipeline does it at its end.
+    # As a pipeline does it after `compact_every` batches.
     (tmp_path / "metadata").write_text('{"id":"q"}')
     description = parse(
         {

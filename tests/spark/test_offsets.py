@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from mpbroker.client.cluster import TopicPartition
 from mpbroker.spark.offsets import (
     OffsetRange,
+    OffsetsError,
     from_json,
     limit_offsets,
     made_again,
@@ -16,6 +20,9 @@ from mpbroker.spark.offsets import (
     to_json,
     topic_ids_from_json,
 )
+from mpbroker.spark.options import parse_source_options
+from mpbroker.spark.pipeline.run import checkpoint_offsets
+from mpbroker.spark.readers import StreamReader
 
 PARTITIONS = st.builds(
     TopicPartition, st.sampled_from(["a", "b.c"]), st.integers(0, 40)
@@ -99,3 +106,46 @@ def test_a_checkpoint_brings_back_the_offsets(offsets, topic_ids):
 def test_a_topic_with_another_id_was_made_again():
     before = {"t": "1", "u": "2", "gone": "3"}
     assert made_again(before, {"t": "1", "u": "4", "new": "5"}) == {"u"}
+
+
+LATER = "have version 2, and this mpbroker reads version 1: run the query with the mpb"
+
+
+def test_offsets_that_a_later_version_has_written_are_refused(tmp_path):
+    document = {"@2": {}, "t": {"0": [5, "segment"]}, f"t@{'0' * 32}": {}}
+    options = parse_source_options(
+        {"kafka.bootstrap.servers": "h:9092", "subscribe": "t"}, streaming=True
+    )
+    reader = StreamReader(options)
+    # Before any broker is asked.
+    for ask in (
+        lambda: from_json(document),
+        lambda: reader.latestOffset(document, ReadAllAvailable()),
+        lambda: reader.partitions(to_json({}), document),
+    ):
+        with pytest.raises(OffsetsError, match=LATER):
+            ask()
+    assert from_json({"@1": {}, "t": {"0": 5}}) == {TopicPartition("t", 0): 5}
+    assert topic_ids_from_json({"@1": {}, "t": {"0": 5}}) == {}
+    planned = tmp_path / "offsets"
+    planned.mkdir()
+    (planned / "0").write_text(f"v1\n{{}}\n{json.dumps(document)}")
+    with pytest.raises(OffsetsError, match=LATER):
+        checkpoint_offsets(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "document", [5, None, {"t": 5}, {"t": {"x": 5}}, {"t": {"0": {}}}]
+)
+def test_offsets_of_another_source_are_refused(document):
+    with pytest.raises(OffsetsError, match="give the query its own checkpoint"):
+        from_json(document)
+
+
+def test_a_batch_that_spark_was_killed_in_planning_has_no_offsets(tmp_path):
+    planned = tmp_path / "offsets"
+    planned.mkdir()
+    (planned / "0").write_text('v1\n{"batchTimestampMs":1}\n{"t":{"0":5}}')
+    for written in ("", "v1", 'v1\n{"batchTimestampMs":2}', 'v1\n{}\n{"t":{"0"'):
+        (planned / "1").write_text(written)
+        assert checkpoint_offsets(str(tmp_path)) == {TopicPartition("t", 0): 5}

@@ -61,9 +61,16 @@ BATCH = {
     "kafka.security.protocol": "SSL",
 }
 STREAM = {
+    "groupIdPrefix": "team",
+    "kafka.group.id": "lag",
     "maxOffsetsPerTrigger": "7",
     "minOffsetsPerTrigger": "7",
     "maxTriggerDelay": "7s",
+}
+# What a group's options are about.
+OF_A_GROUP = {
+    "groupIdPrefix": {"commitGroup": "lag"},
+    "kafka.group.id": {"commitGroup": "lag", "groupIdPrefix": "team"},
 }
 WRITE = {
     "topic": "other",
@@ -100,8 +107,9 @@ def test_the_table_has_each_option_of_the_guide_and_of_the_source():
 def test_an_option_that_is_the_same_or_better_has_an_effect():
     for streaming, examples in ((False, BATCH), (True, STREAM)):
         for name, value in examples.items():
-            found = parse({name: value}, streaming)
-            assert found != parse({}, streaming), name
+            needed = OF_A_GROUP.get(name, {})
+            found = parse(needed | {name: value}, streaming)
+            assert found != parse(needed, streaming), name
     for name, value in WRITE.items():
         assert parse_sink_options({**SINK, name: value}) != parse_sink_options(SINK)
     known = {
@@ -125,8 +133,26 @@ def warnings_of(caplog):
 def test_an_option_without_effect_changes_nothing(warnings_of):
     for name, here in option_table().items():
         if here == "no effect" and not name.startswith("spark."):
-            warned = warnings_of({name: "x"})
-            assert bool(warned) == (name != "groupIdPrefix"), name
+            assert warnings_of({name: "x"}), name
+
+
+@pytest.mark.parametrize("name", ["groupIdPrefix", "kafka.group.id"])
+def test_an_option_about_groups_is_told_where_no_group_is_named(name, warnings_of):
+    [said] = warnings_of({name: "x"})
+    assert said.startswith(f"option {name} has no effect without commitGroup: ")
+
+
+def test_the_group_of_a_query_has_the_prefix_or_the_id_that_is_given():
+    def group(**options):
+        given = {name.replace("_", "."): value for name, value in options.items()}
+        return parse({"commitGroup": "lag", **given}, streaming=True).commit_group
+
+    assert group() == "lag"
+    assert group(groupIdPrefix="team") == "team-lag"
+    assert group(kafka_group_id="lag", groupIdPrefix="team") == "lag"
+    assert parse({"kafka.group.id": "x"}, streaming=True).commit_group is None
+    with pytest.raises(OptionError, match=r"kafka\.group\.id='x' name two groups"):
+        group(kafka_group_id="x")
 
 
 def test_a_name_that_is_nearly_right_is_told(warnings_of):

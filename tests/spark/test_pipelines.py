@@ -294,7 +294,7 @@ def test_replay_reads_a_table_as_ingest_has_written_it(
             "includeHeaders": True,
             "maxOffsetsPerTrigger": batch,
         },
-        table=lake_of(kind, tmp_path, partition_by=["date", "place"]),
+        table=lake_of(kind, tmp_path, partition_by=["date", "place"], compact_every=2),
         **sections,
     )
     # What the table says of itself need not be said again.

@@ -35,3 +35,29 @@ def test_fields_that_were_null_in_all_rows_are_named():
         "flights: null in all 5,000 rows: customer.name, name (do the values have"
         " fields of these names?)"
     )
+
+
+def test_fields_that_no_column_takes_are_named_and_no_more_than_some():
+    def said(*untaken):
+        progress = Progress("flights", io.StringIO(), fields={"n"}, seen={"n"})
+        progress.untaken.update(untaken)
+        progress.batch(0, 5, 0.1)
+        progress.report()
+        return progress.out.getvalue().splitlines()[2:]
+
+    assert said() == []
+    assert said("gate") == ["flights: 1 field of the values is in no column: gate"]
+    assert said("tail number", "gate", "n") == [
+        "flights: 2 fields of the values are in no column: gate, tail number"
+    ]
+    assert said("a\nb", " ", "c" * 100) == [
+        "flights: 3 fields of the values are in no column: ' ', 'a\\nb', "
+        + "c" * 60
+        + "..."
+    ]
+    many = [f"id-{number:03d}" for number in range(40)]
+    assert said(*many) == [
+        "flights: more than 20 fields of the values are in no column: "
+        + ", ".join(many[:20])
+        + " and others"
+    ]

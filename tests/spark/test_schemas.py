@@ -194,9 +194,11 @@ def test_an_inferred_file_runs_as_it_stands_and_late_rows_go_aside(
     }
     sections["late"] = {"path": str(tmp_path / "late"), "format": "delta"}
     sections["dead_letter"]["path"] += "-2"
+    sections["source"]["maxOffsetsPerTrigger"] = 4
     done = run(**sections)
     assert (done.rows, done.late) == (4, 6)
-    assert "4 rows, 6 late and set aside in" in done.out.getvalue()
+    assert "batch 0: 4 rows in" in done.out.getvalue()
+    assert "batch 1: 0 rows, 4 late and set aside in" in done.out.getvalue()
     for place, wanted in (("fresh", range(4)), ("late", range(4, 10))):
         table = DeltaTable(str(tmp_path / place)).to_pyarrow_table()
         assert sorted(table["number"].to_pylist()) == list(wanted)

@@ -61,8 +61,6 @@ def run(description: Description, spark: SparkSession, progress: Progress) -> No
             lambda: start(described, write_stream(windows, sink)), progress
         )
         _Seen(progress, to_topic=False).rest(query)
-        if sink.rows.table.compact_every:
-            sink.compact()
     else:
         seen = _Seen(progress, to_topic=True)
         query = run_query(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import orjson
 import pyarrow as pa
@@ -16,6 +16,13 @@ import pyarrow as pa
 from mpbroker.spark.pipeline.description import ValueFormat
 from mpbroker.spark.pipeline.schemas import avro, column_types, json_columns
 from mpbroker.spark.pipeline.schemas.columns import HEADERS, record_fields
+
+# The largest number of untaken fields to look for: some objects have ids for names.
+UNTAKEN_MAX: Final = 21
+# The names of so many values of a batch are looked at, then those of each eighth value:
+# with 20 names a look takes 0.8 us, and to parse the value 2.7 us.
+_LOOK_FIRST: Final = 256
+_STEP: Final = 8
 
 
 class Decoded(NamedTuple):
@@ -70,11 +77,18 @@ class Decoder:
     Attributes:
         schema: the columns of decoded rows.
         fields: those of them that come from the values; none for "raw".
+        untaken: names of the values' fields that no column takes, `UNTAKEN_MAX` at
+            most. A name that is in few values of a large batch may be missing.
     """
 
     def __init__(self, value: ValueFormat, *, with_headers: bool) -> None:
         self._value = value
         self.fields = tuple(value.fields)
+        self.untaken: set[Any] = set()
+        # The names that tell nothing new; None: do not look at names.
+        self._known_names: set[Any] | None = set(value.fields)
+        if value.unknown_fields == "dead_letter":
+            self._known_names = None  # such a value is bad, and its error says why
         self.schema = row_schema(value, with_headers=with_headers)
         self._record_fields = record_fields(with_headers=with_headers)
         self._struct = column_types.struct(
@@ -147,9 +161,23 @@ class Decoder:
                     document, is_gone = changed_row(document)
             except (*avro.AVRO_ERRORS, RecursionError) as error:
                 found.errors[index] = f"{type(error).__name__}: {error}"[:300]
+            if document is not None and not (index >= _LOOK_FIRST and index % _STEP):
+                self._look_at_names(document)
             found.documents.append(document if keep or document is None else True)
             found.gone.append(is_gone)
         return found
+
+    def _look_at_names(self, document: Mapping[Any, Any]) -> None:
+        """Note the names of a value's fields that no column takes."""
+        # Most values have the names of the one before: then this is all that is done.
+        if self._known_names is None or document.keys() <= self._known_names:
+            return
+        for name in document.keys() - self._known_names:
+            self.untaken.add(name)
+            self._known_names.add(name)
+            if len(self.untaken) >= UNTAKEN_MAX:
+                self._known_names = None
+                return
 
     def _document(self, value: bytes | None) -> Any:
         """Return a value's fields by name; None for a tombstone.

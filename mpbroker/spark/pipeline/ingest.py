@@ -21,9 +21,10 @@ from mpbroker.spark.checkpoint import (
     has_commits,
     query_id,
 )
-from mpbroker.spark.pipeline.decode import bad_schema, row_schema
+from mpbroker.spark.pipeline.decode import UNTAKEN_MAX, bad_schema, row_schema
 from mpbroker.spark.pipeline.description import Description, ValueFormat
 from mpbroker.spark.pipeline.errors import PipelineError
+from mpbroker.spark.pipeline.event_time import EventTimes
 from mpbroker.spark.pipeline.progress import Progress
 from mpbroker.spark.pipeline.query import read_stream, run_query, start
 from mpbroker.spark.pipeline.registered import Columns, columns_of
@@ -32,8 +33,10 @@ from mpbroker.spark.pipeline.staging import (
     BAD,
     FILES_DDL,
     LATE,
+    REACHED,
     ROWS,
     SEEN,
+    UNTAKEN,
     Stager,
     open_directory,
     store_errors,
@@ -89,6 +92,7 @@ class BatchSink:
         if description.table.late != "keep":
             fate = "dropped" if self.late is None else "set aside"
             progress.late_label = f"late and {fate}"
+        self._event_times = EventTimes(description.checkpoint)
         known = checkpoint_query(description.checkpoint)
         for table in self._tables():
             table.check_claim(known)
@@ -115,6 +119,10 @@ class BatchSink:
             return
         self._grow()
         files = self._stage(frame, batch_id)
+        reached = [int(each["partition"]) for each in files if each["kind"] == REACHED]
+        if reached:
+            # Before the commits: a batch that is committed does not run again.
+            self._event_times.add(batch_id, max(reached))
         offsets = self._offsets(batch_id)
         for kind, table in (
             (BAD, self.bad),
@@ -134,12 +142,17 @@ class BatchSink:
             batch_id, counts[ROWS], seconds, bad=counts[BAD], late=late
         )
         self._note_fields(files)
+        # Batches count over all runs. A pipeline that runs from cron has a small batch
+        # each time: to compact at each run's end would write the table anew.
         every = int(self.rows.table.compact_every)
         if every and (batch_id + 1) % every == 0:
             self.compact()
 
     def _note_fields(self, files: list[dict[str, Any]]) -> None:
-        """Note which fields have values; after the first rows, name those without."""
+        """Note the fields that have values, and those that no column takes.
+
+        After the first rows, name the fields without values and the untaken ones.
+        """
         if self._value is None:
             return
         is_first = not self._progress.fields and self._progress.rows
@@ -148,8 +161,12 @@ class BatchSink:
         for each in files:
             if each["kind"] == SEEN:
                 self._progress.seen.update(orjson.loads(each["partition"]))
+            if each["kind"] == UNTAKEN and len(self._progress.untaken) < UNTAKEN_MAX:
+                self._progress.untaken.update(orjson.loads(each["partition"]))
         if is_first and self._description.trigger_s:
-            self._progress.say_nulls()  # the last line may be far away
+            # The last line may be far away.
+            self._progress.say_nulls()
+            self._progress.say_untaken()
 
     def compact(self) -> None:
         """Merge the small files of each table that the pipeline writes.
@@ -222,10 +239,7 @@ class BatchSink:
         self._progress.say(f"the table has new columns: {names}")
 
     def _planned_s(self, batch_id: int) -> float:
-        """Return the time at which a batch was planned, in seconds since 1970.
-
-        The age of its rows counts from this time.
-        """
+        """Return the time at which a batch was planned, in seconds since 1970."""
         files, inside = open_directory(self._description.checkpoint)
         try:
             return batch_time_s(files, inside, batch_id)
@@ -245,15 +259,17 @@ class BatchSink:
             writers[BAD] = self.bad.file_writer()
         if self.late is not None:
             writers[LATE] = self.late.file_writer()
+        late_after_s = self.rows.table.late_after_s
         stager = Stager(
             value=self._value,
             table=self.rows.table,
             dead_letter=None if self.bad is None else self.bad.table,
             directories=directories,
             with_headers=self._with_headers,
-            now_s=self._planned_s(batch_id),
+            planned_s=self._planned_s(batch_id),
             late=None if self.late is None else self.late.table,
             writers={kind: each for kind, each in writers.items() if each is not None},
+            reached_us=self._event_times.before(batch_id) if late_after_s else None,
         )
 
         def stage(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -296,8 +312,6 @@ def run(description: Description, spark: SparkSession, progress: Progress) -> No
     sink = open_sink(description, progress)
     stream = read_stream(description, spark)
     run_query(lambda: start(description, write_stream(stream, sink)), progress)
-    if sink.rows.table.compact_every:
-        sink.compact()
 
 
 def open_sink(description: Description, progress: Progress) -> BatchSink:

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
 # Seconds between two lines about the lag.
 _SAY_S: Final = 10.0
+# The longest name of a field that is printed whole, in characters.
+_NAME_MAX: Final = 60
+# The largest number of untaken fields that are named.
+_NAMES_MAX: Final = 20
 
 
 @dataclass
@@ -30,6 +34,7 @@ class Progress:
         late_label: the words for late rows in a line: "late", "late and dropped".
         fields: the fields of values, if there are some.
         seen: those of them that were not null in each row.
+        untaken: fields of the values that no column takes, some of them at least.
         skipped: batches that an earlier run had already committed.
         last_batch: the id of the newest batch.
         committed_s: the time of that batch's commit, in seconds since 1970.
@@ -47,6 +52,7 @@ class Progress:
     batches: int = 0
     fields: set[str] = field(default_factory=set)
     seen: set[str] = field(default_factory=set)
+    untaken: set[str] = field(default_factory=set)
     skipped: int = 0
     last_batch: int | None = None
     committed_s: float | None = None
@@ -91,6 +97,23 @@ class Progress:
                 " have fields of these names?)"
             )
 
+    def say_untaken(self) -> None:
+        """Name fields of the values that no column takes: one may have been meant."""
+        # A registry's newer schema may have made a column of one since.
+        names = sorted(self.untaken - self.fields)
+        if not names:
+            return
+        shown = ", ".join(map(_spelt, names[:_NAMES_MAX]))
+        if len(names) > _NAMES_MAX:
+            self.say(
+                f"more than {_NAMES_MAX} fields of the values are in no column: {shown}"
+                " and others"
+            )
+            return
+        what = "1 field" if len(names) == 1 else f"{len(names)} fields"
+        are = "is" if len(names) == 1 else "are"
+        self.say(f"{what} of the values {are} in no column: {shown}")
+
     def skip(self, batch_id: int) -> None:
         """Count and print a batch that an earlier run has committed."""
         self.skipped += 1
@@ -116,9 +139,16 @@ class Progress:
             f" {self.bad:,} bad, {self.late:,} {self.late_label}"
         )
         self.say_nulls()
+        self.say_untaken()
         for note in self.notes:
             self.say(note)
         return found
+
+
+def _spelt(name: str) -> str:
+    """Return a name in the form that a line can have: short and printable."""
+    short = name if len(name) <= _NAME_MAX else f"{name[:_NAME_MAX]}..."
+    return short if short.isprintable() and short.strip() else repr(short)
 
 
 class LagWatch:

@@ -21,6 +21,7 @@ import msgspec
 from msgspec import Struct
 from pyarrow import fs
 
+from mpbroker.spark.file_systems import replace_file
 from mpbroker.spark.lag import offsets_behind
 from mpbroker.spark.pipeline.description import Description
 from mpbroker.spark.pipeline.errors import PipelineError
@@ -166,7 +167,7 @@ class Publisher:
             self._rates(now)
             content = msgspec.json.encode(status)
         try:
-            _replace(self._files, self._path, content)
+            replace_file(self._files, self._path, content)
         except OSError as error:
             if not self._said:
                 self._said = True
@@ -195,20 +196,6 @@ def _source(description: Description) -> str:
     names = ("subscribe", "subscribepattern", "assign")
     given = {name.lower(): text for name, text in description.source.items()}
     return next((given[name] for name in names if name in given), "")
-
-
-def _replace(files: fs.FileSystem, path: str, content: bytes) -> None:
-    """Replace a file as a whole: readers find the old content or the new one."""
-    files.create_dir(path.rpartition("/")[0], recursive=True)
-    if not isinstance(files, fs.LocalFileSystem):
-        with files.open_output_stream(path) as stream:
-            stream.write(content)
-        return
-    # Spark ignores this name. Each process has its own, in case two run by mistake.
-    temporary = f"{path}.{os.getpid()}"
-    with open(temporary, "wb") as file:
-        file.write(content)
-    os.replace(temporary, path)
 
 
 def process_began(pid: int) -> int | None:

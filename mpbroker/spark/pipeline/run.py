@@ -447,6 +447,7 @@ def checkpoint_offsets(checkpoint: str) -> Offsets:
 
     Raises:
         PipelineError: the directory cannot be used.
+        OffsetsError: a later mpbroker has written the offsets.
     """
     files, inside = open_directory(checkpoint)
     selector = fs.FileSelector(f"{inside}/offsets", allow_not_found=True)
@@ -457,11 +458,13 @@ def checkpoint_offsets(checkpoint: str) -> Offsets:
     ]
     for path in sorted(batches, key=lambda each: -int(each.rpartition("/")[2])):
         with files.open_input_stream(path) as stream:
-            last = stream.read().decode().strip().splitlines()[-1:]
+            # Its lines: a version, the batch's settings, the source's offsets.
+            lines = stream.read().decode().strip().splitlines()
         try:
-            return from_json(orjson.loads(last[0]))
-        except (ValueError, IndexError, AttributeError, TypeError):
+            document = orjson.loads(lines[2:][-1])
+        except (ValueError, IndexError):
             continue  # incomplete: Spark was killed while it planned the batch
+        return from_json(document)
     return {}
 
 

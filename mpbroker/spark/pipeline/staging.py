@@ -7,7 +7,6 @@ committed; the others are deleted later.
 
 from __future__ import annotations
 
-import datetime
 import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -42,6 +41,7 @@ _FILES_SCHEMA: Final = pa.schema(
         ("late", pa.int64()),
     ]
 )
+_DAY_US: Final = 86_400 * 1_000_000
 _NO_FILE: Final = {"path": "", "partition": "{}", "rows": 0, "bytes": 0, "late": 0}
 ROWS: Final = "rows"
 BAD: Final = "bad"
@@ -49,6 +49,10 @@ LATE: Final = "late"
 DROPPED: Final = "dropped"  # late rows that are in no file
 # The fields that are not null in all rows of a task: as JSON in the column "partition".
 SEEN: Final = "seen"
+# The fields of a task's values that no column takes, likewise.
+UNTAKEN: Final = "untaken"
+# The latest event time of a task's rows, in microseconds since 1970, likewise.
+REACHED: Final = "reached"
 # A column of staged changes to a table with a key: whether the key's row is deleted.
 DELETED: Final = "_deleted"
 # The end of a staged file's name. Staged files lie below their table, and many readers
@@ -127,12 +131,15 @@ class Stager:
         value: how values are decoded; None if the rows have the columns already.
         directories: the batch's directories in the tables' staging areas, by ROWS, BAD
             and LATE.
-        now_s: the time, in seconds since 1970, from which the age of rows counts. It is
-            the same in each run of a batch: otherwise a row could be late in one run
-            and not in another.
+        planned_s: the time, in seconds since 1970, at which the batch was planned.
+            Later event times are wrong, and do not count as progress.
         late: the table of late rows that are set aside.
         writers: by ROWS, BAD and LATE, the writers of tables that write their files
             themselves.
+        reached_us: the latest event time of earlier batches, in microseconds since
+            1970, from which the age of rows counts; None: there were none. It is the
+            same in each run of a batch: otherwise a row could be late in one run and
+            not in another.
     """
 
     value: ValueFormat | None
@@ -140,9 +147,10 @@ class Stager:
     dead_letter: Table | None
     directories: dict[str, str]
     with_headers: bool
-    now_s: float
+    planned_s: float
     late: Table | None = None
     writers: Mapping[str, FileWriter] = setting(default_factory=dict)
+    reached_us: int | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write all rows of a task to files, and yield a table that lists these files.
@@ -190,25 +198,33 @@ class Stager:
         if seen:
             names = orjson.dumps(sorted(seen)).decode()
             files.append({**_NO_FILE, "kind": SEEN, "partition": names})
+        if decoder is not None and decoder.untaken:
+            # MessagePack has names that are bytes or numbers.
+            names = orjson.dumps(sorted(map(str, decoder.untaken))).decode()
+            files.append({**_NO_FILE, "kind": UNTAKEN, "partition": names})
         return files
 
     def _write_rows(self, tables: list[pa.Table]) -> list[dict[str, Any]]:
         rows = pa.concat_tables(tables) if tables else None
         if rows is None or not rows.num_rows:
             return []
-        late = self._late(rows.column(self.table.event_time or "_timestamp"))
+        event_time = rows.column(self.table.event_time or "_timestamp")
+        reached = self._reached(event_time)
+        late = self._late(event_time)
         count = int(pc.sum(late).as_py() or 0) if late is not None else 0
         if not count or self.table.late == "keep":
             found = self._write_parts(ROWS, self.table, rows)
             found[0]["late"] = count
-            return found
+            return found + reached
         aside, rows = rows.filter(late), rows.filter(pc.invert(late))
         if self.late is not None:
             found = self._write_parts(LATE, self.late, aside)
             found[0]["late"] = count
         else:
             found = [{**_NO_FILE, "kind": DROPPED, "late": count}]
-        return found + (self._write_parts(ROWS, self.table, rows) if len(rows) else [])
+        if len(rows):
+            found += self._write_parts(ROWS, self.table, rows)
+        return found + reached
 
     def _write_parts(
         self, kind: str, table: Table, rows: pa.Table
@@ -230,18 +246,25 @@ class Stager:
     def _late(self, event_time: pa.ChunkedArray) -> pa.ChunkedArray | None:
         """Return for each row whether it is older than the table takes.
 
-        None: rows may have any age.
+        None: rows may have any age, or nothing is known to count it from.
         """
-        if not self.table.late_after_s:
+        if not self.table.late_after_s or self.reached_us is None:
             return None
-        earliest = datetime.datetime.fromtimestamp(
-            self.now_s - self.table.late_after_s, datetime.UTC
-        )
+        limit_us = self.reached_us - int(self.table.late_after_s * 1_000_000)
         if pa.types.is_date(event_time.type):
-            limit = pa.scalar(earliest.date(), event_time.type)
-        else:
-            limit = pa.scalar(earliest, event_time.type)
-        return pc.fill_null(pc.less(event_time, limit), False)
+            limit_us -= limit_us % _DAY_US
+        return pc.fill_null(pc.less(_microseconds(event_time), limit_us), False)
+
+    def _reached(self, event_time: pa.ChunkedArray) -> list[dict[str, Any]]:
+        """Return the report's entry with the latest event time, if there is any."""
+        if not self.table.late_after_s:
+            return []
+        times = _microseconds(event_time)
+        possible = pc.less_equal(times, int(self.planned_s * 1_000_000))
+        latest = pc.max(times.filter(possible)).as_py()
+        if latest is None:
+            return []
+        return [{**_NO_FILE, "kind": REACHED, "partition": str(latest)}]
 
     def _write_bad(self, bad: pa.Table) -> list[dict[str, Any]]:
         if self.dead_letter is None:
@@ -340,6 +363,17 @@ def _days(rows: pa.Table, event_time: str) -> pa.ChunkedArray:
         if name in rows.schema.names
     ]
     return pc.coalesce(*days)
+
+
+def _microseconds(event_time: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return times or days as microseconds since 1970; a time of no zone is UTC's.
+
+    Python's datetime does not have all years that a column may have.
+    """
+    if pa.types.is_date(event_time.type):
+        return pc.multiply(event_time.cast(pa.int32()).cast(pa.int64()), _DAY_US)
+    unit = pa.timestamp("us", event_time.type.tz)
+    return event_time.cast(unit).cast(pa.int64())
 
 
 def _date_field(fields: list[pa.Field]) -> pa.Field:

@@ -177,6 +177,26 @@ class IcebergTable(LakeTable):
     def exists(self) -> bool:
         return self._open() is not None
 
+    def _lost_files(self, own: Sequence[str]) -> bool:
+        stored = self._open()
+        snapshot = stored.current_snapshot() if stored is not None else None
+        if stored is None or snapshot is None:
+            return False
+        from pyiceberg.manifest import ManifestContent
+
+        missing = False
+        with self._explained():
+            for manifest in snapshot.manifests(stored.io):
+                if manifest.content != ManifestContent.DATA:
+                    continue
+                for entry in manifest.fetch_manifest_entry(
+                    stored.io, discard_deleted=True
+                ):
+                    if stored.io.new_input(entry.data_file.file_path).exists():
+                        return False
+                    missing = True
+        return missing
+
     def make_room(self) -> None:
         """Create the table's namespace in the catalog, unless the table exists already.
 

@@ -55,6 +55,9 @@ _OWN: Final = "_mpbroker"
 # The directory of compactions, which all pipelines that share a table use. No pipeline
 # has this name: a name cannot begin with "_".
 _COMPACT: Final = "_compact"
+# A file that says that a Parquet directory may lawfully have no data file: its old rows
+# were deleted, or the user moves files away.
+_MAY_BE_EMPTY: Final = "_may_be_empty"
 # How often a change by key is tried if other writers commit at the same time.
 COMMIT_TRIES: Final = 20
 _KEPT_MANIFESTS: Final = 20  # only the newest is used; the others help to find faults
@@ -143,15 +146,24 @@ class LakeTable(ABC):
             checkpoint: the checkpoint's path, for the error.
 
         Raises:
-            PipelineError: the table is new, or was removed. It would get the records
-                that come next only.
+            PipelineError: the table is new, was removed, or all its files were. It
+                would get the records that come next only.
         """
         selector = fs.FileSelector(f"{self.root}/{_OWN}", allow_not_found=True)
-        owners = [
-            self._read_json(f"{each.path}/query.json")
+        own = [
+            each.path
             for each in self.files.get_file_info(selector)
+            if (self._read_json(f"{each.path}/query.json") or {}).get("query") == query
         ]
-        if self.exists() and any(each and each["query"] == query for each in owners):
+        if self.exists() and own:
+            if self._lost_files(own):
+                raise PipelineError(
+                    f"the files of {self.table.path} were removed, and checkpoint"
+                    f" {checkpoint!r} has read their records already: the table would"
+                    " only get those that come next. Restore the files, or remove what"
+                    " is left of the table and set pipeline.checkpoint to a new"
+                    f" directory: all records are read again then{self._if_meant()}"
+                )
             return
         raise PipelineError(
             f"{self.table.path} lacks the records that checkpoint {checkpoint!r} has"
@@ -163,6 +175,18 @@ class LakeTable(ABC):
     def exists(self) -> bool:
         """Return whether the table is there; a directory always is."""
         return True
+
+    @abstractmethod
+    def _lost_files(self, own: Sequence[str]) -> bool:
+        """Return whether it is certain that somebody removed all files of the table.
+
+        Args:
+            own: the directories of the pipelines that wrote to it with this checkpoint.
+        """
+
+    def _if_meant(self) -> str:
+        """Return the end of the error's sentence: what to do if it was on purpose."""
+        return ""
 
     def staging(self, batch_id: int) -> str:
         """Return the directory where executors write a batch's files until the commit.
@@ -367,6 +391,26 @@ class ParquetTable(LakeTable):
     def evolve(self) -> None:
         """Do nothing: each file keeps the columns that it was written with."""
 
+    def _lost_files(self, own: Sequence[str]) -> bool:
+        mark = self.files.get_file_info(f"{self.root}/{_OWN}/{_MAY_BE_EMPTY}")
+        if mark.type == fs.FileType.File or self.data_files():
+            return False
+        # A kill may leave all files staged: those of the first rows, or those that a
+        # compaction has merged. The start will move them.
+        selector = fs.FileSelector(f"{self.root}/{_OWN}", recursive=True)
+        found = [each.path for each in self.files.get_file_info(selector)]
+        return not any(path.endswith(STAGED) for path in found) and any(
+            self._read_json(path)["add"]
+            for each in own
+            for path in self._manifests(each)
+        )
+
+    def _if_meant(self) -> str:
+        return (
+            ". If you moved them away on purpose, say so by an empty file"
+            f" {self.table.path}/{_OWN}/{_MAY_BE_EMPTY}"
+        )
+
     def recover(self) -> None:
         for path in self._manifests(self._own)[-1:]:
             self._apply(self._read_json(path), again=True)
@@ -527,6 +571,8 @@ class ParquetTable(LakeTable):
             if not alone:
                 return -1
             paths = [path for path in self.data_files() if is_old(path)]
+            if paths:
+                self._write_json(f"{self.root}/{_OWN}/{_MAY_BE_EMPTY}", {})
             for path in paths:
                 self.files.delete_file(path)
             return len(paths)
@@ -572,6 +618,16 @@ class DeltaTable(LakeTable):
 
     def exists(self) -> bool:
         return self._open() is not None
+
+    def _lost_files(self, own: Sequence[str]) -> bool:
+        named = self.data_files()
+        if not named:
+            return False  # somebody deleted the rows, not the files
+        files, path = open_directory(named[0])
+        if files.get_file_info(path).type == fs.FileType.File:
+            return False
+        # delta-rs may spell the name of a directory differently.
+        return not parquet_files(self.files, self.root)
 
     def evolve(self) -> None:
         from deltalake import write_deltalake

@@ -205,8 +205,8 @@ def _parquet(task: _Task, done: Done) -> Done:
     if not isinstance(files, fs.LocalFileSystem):
         raise PipelineError(
             f"{task.table.path}: a Parquet directory on an object store has no lock, so"
-            " its own pipeline does this after table.compact_every batches and at its"
-            ' end; or use format = "delta" or "iceberg"'
+            " its own pipeline does this after each table.compact_every batches; or use"
+            ' format = "delta" or "iceberg"'
         )
     there = newest_parquet_files(files, root)  # the newest has all columns
     if not there:
