@@ -157,8 +157,37 @@ def test_a_full_disk_is_told_once_and_so_is_its_room(small_disk: Path) -> None:
         assert "No space left" not in log
 
 
+def test_an_idle_handler_gives_a_deleted_topics_space_back(tmp_path: Path) -> None:
+    with Broker(tmp_path / "data", {"num.io.threads": 2}) as broker:
+        with wire.Connection(address_of(broker)) as connection:
+            connection.create_topic("gone")
+            batch = wire.record_batch([wire.RecordSpec(VALUE)])
+            for _ in range(20):
+                connection.ask(wire.produce("gone", 0, batch, acks=-1))
+            connection.read_all("gone", 0)
+            assert holders(broker, "gone-0")
+        run(broker, "topic", "delete", "gone")
+        wait_until("its files are closed", lambda: not holders(broker, "gone-0"))
+
+
+def holders(broker: Broker, name: str) -> set[int]:
+    """Return the processes that have a file of a directory open."""
+    found = set()
+    for pid in broker.processes():
+        with contextlib.suppress(OSError):  # the process or the file has gone
+            for fd in os.listdir(f"/proc/{pid}/fd"):
+                if f"/{name}" in os.readlink(f"/proc/{pid}/fd/{fd}"):
+                    found.add(pid)
+    return found
+
+
 def is_logged(broker: Broker, text: str) -> bool:
     return text in broker.log_path.read_text()
+
+
+def run(broker: Broker, *arguments: str) -> str:
+    command = [sys.executable, "-m", "mpbroker", *arguments, "-b", broker.bootstrap]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def status(broker: Broker) -> str:
