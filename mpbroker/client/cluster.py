@@ -365,6 +365,30 @@ class Cluster:
                 return Broker(self, number, address)
         raise BrokerUnavailableError("; ".join(map(str, reasons)))
 
+    def await_broker(self, timeout_s: float) -> None:
+        """Connect to any broker, and try again for a while if none can be reached.
+
+        Nothing is asked of the broker, so there is nothing that could be done twice.
+
+        Args:
+            timeout_s: how long to try, in seconds. An attempt that has begun may take
+                `Cluster.timeout_s` in addition.
+
+        Raises:
+            BrokerUnavailableError, AuthenticationError: see `any_broker`.
+        """
+        deadline = time.monotonic() + timeout_s
+        self.poll(0)  # a broker may have closed its connection since the last call
+        while True:
+            try:
+                self.any_broker()
+            except BrokerUnavailableError:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(_RETRY_INTERVAL_S)
+            else:
+                return
+
     def controller(self) -> Broker:
         """Return the controller, which changes topics; any broker if none is known."""
         if self._controller_id not in self._nodes:
