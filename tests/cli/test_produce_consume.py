@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -30,6 +31,7 @@ from mpbroker.protocol.records.record_batch import (
     parse_batch_header,
 )
 from tests.client.fake_broker import CLOSE, split_every
+from tests.support.children import wait_until
 
 ANY_BYTES = bytes(range(256))
 
@@ -268,6 +270,28 @@ def test_lines_go_out_while_the_input_stays_open(fake_broker):
     finally:
         process.kill()
         process.wait()
+    assert [value for _, value in pairs(fake_broker)] == [b"first", b"second"]
+
+
+def test_sigterm_ends_the_lines_that_were_read(fake_broker):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mpbroker", "produce", "-t", "one", "--format", "json"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(b"first\nsecond\nhal")
+        process.stdin.flush()
+        wait_until(lambda: fake_broker.logs["one", 0])
+        process.send_signal(signal.SIGTERM)
+        assert json.loads(process.stdout.read()) == {"topic": "one", "records": 2}
+        assert process.wait() == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()
     assert [value for _, value in pairs(fake_broker)] == [b"first", b"second"]
 
 

@@ -35,12 +35,25 @@ class MessageSplitter:
         return [rest] if rest else []
 
 
-def read_messages(fd: int, delimiter: bytes) -> Iterator[list[bytes]]:
-    """Yield the messages of a file: for each read(), a list of those that end in it."""
+def read_messages(fd: int, delimiter: bytes, told: int) -> Iterator[list[bytes]]:
+    """Yield the messages of a file: for each read(), a list of those that end in it.
+
+    Args:
+        fd: the file.
+        delimiter: stands between messages.
+        told: a descriptor; when it is readable, no more is read, and a message that
+            has not ended is left out.
+    """
     splitter = MessageSplitter(delimiter)
-    while chunk := os.read(fd, _READ_BYTES):
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    poll.register(told, select.POLLIN)
+    while not any(ready == told for ready, _ in poll.poll()):
+        chunk = os.read(fd, _READ_BYTES)
+        if not chunk:
+            yield splitter.finish()
+            return
         yield splitter.feed(chunk)
-    yield splitter.finish()
 
 
 def has_more(fd: int, wait_ms: int) -> bool:

@@ -24,6 +24,7 @@ from mpbroker.cli.options import (
 )
 from mpbroker.cli.output import print_json
 from mpbroker.cli.records.delimiter import parse_delimiter
+from mpbroker.cli.records.ending import told_to_end
 from mpbroker.cli.records.message_input import MessageRules, has_more, read_messages
 from mpbroker.cli.records.progress_line import ProgressLine
 from mpbroker.client.admin.config_admin import (
@@ -67,7 +68,7 @@ Write records to a topic: one for each line of standard input, or one for each F
 A key goes to the same partition as from Kafka's Java client. Records without a key fill
 a batch for one partition after another. The command exits with 0 when every record is
 acknowledged. Each record is written once, even if the connection breaks. Bytes are
-written as they are.
+written as they are. At SIGTERM the lines that were read are sent, and the command ends.
 
 \b
   echo hello | mpbroker produce -t greetings
@@ -223,7 +224,8 @@ def command(
             if files and not lines:
                 sender.send_whole(files, count)
             else:
-                sender.send_lines(files, delimiter, count)
+                with told_to_end() as told:
+                    sender.send_lines(files, delimiter, count, told)
         finally:
             progress.erase()
     if output_format == "json":
@@ -313,12 +315,15 @@ class _Sender:
         self._end()
 
     def send_lines(
-        self, files: Sequence[Path], delimiter: bytes, count: int | None
+        self, files: Sequence[Path], delimiter: bytes, count: int | None, told: int
     ) -> None:
-        """Send the messages of a file or standard input, cut at a delimiter."""
+        """Send the messages of a file or standard input, cut at a delimiter.
+
+        When the descriptor ``told`` is readable, only what was read is sent.
+        """
         fd = os.open(files[0], os.O_RDONLY) if files else sys.stdin.fileno()
         left = sys.maxsize if count is None else count
-        for messages in self._read(fd, delimiter):
+        for messages in self._read(fd, delimiter, told):
             taken = messages[:left]
             self._send(taken)
             left -= len(taken)
@@ -328,9 +333,9 @@ class _Sender:
                 self._flush()
         self._end()
 
-    def _read(self, fd: int, delimiter: bytes) -> Iterator[list[bytes]]:
+    def _read(self, fd: int, delimiter: bytes, told: int) -> Iterator[list[bytes]]:
         try:
-            yield from read_messages(fd, delimiter)
+            yield from read_messages(fd, delimiter, told)
         except OSError as error:
             self._end()
             raise CliError(f"cannot read input: {error.strerror}") from error
