@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import click
 import pytest
@@ -17,6 +18,7 @@ from mpbroker.cli.records.delimiter import unescape
 from mpbroker.cli.records.message_input import MessageSplitter
 from mpbroker.cli.records.start_offset import OffsetRange, parse_offsets
 from mpbroker.client.partitioner import partition_for_key
+from mpbroker.producer import Producer
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages.produce import (
@@ -554,3 +556,32 @@ def test_any_offset_text_is_understood_or_refused_with_a_reason(text):
         assert repr(text) in str(error) or "stored" in str(error)
     else:
         assert isinstance(wanted, OffsetRange)
+
+
+# -- the last records ------------------------------------------------------------------
+
+
+def test_the_last_records_are_counted_and_not_their_offsets(bootstrap, topic_name):
+    run = partial(subprocess.run, capture_output=True, text=True, check=True)
+    program = [sys.executable, "-m", "mpbroker"]
+    with Producer(
+        bootstrap_servers=bootstrap, transactional_id=f"id-{topic_name}"
+    ) as producer:
+        producer.init_transactions()
+        for number in range(40):
+            producer.begin_transaction()
+            producer.send(topic_name, str(number).encode(), partition=0)
+            producer.flush()
+            if number < 4:
+                producer.commit_transaction()
+            else:  # two offsets without a record
+                producer.abort_transaction()
+    consume = [*program, "consume", "-b", bootstrap, "-t", topic_name, "-e", "-q"]
+    for count, expected in ((1, "3"), (3, "1 2 3"), (9, "0 1 2 3")):
+        done = run([*consume, "-D", " ", "-o", f"-{count}"])
+        assert done.stdout.split() == expected.split()
+    reset = [*program, "group", "reset-offsets", f"g-{topic_name}", "-b", bootstrap]
+    reset += ["-t", topic_name, "-o", "-36", "--format", "json"]
+    (row,) = json.loads(run(reset).stdout)["partitions"]
+    # All are read: 36 records and their markers, up to offset 80.
+    assert row["after"] == 8
