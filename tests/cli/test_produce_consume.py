@@ -585,3 +585,51 @@ def test_the_last_records_are_counted_and_not_their_offsets(bootstrap, topic_nam
     (row,) = json.loads(run(reset).stdout)["partitions"]
     # All are read: 36 records and their markers, up to offset 80.
     assert row["after"] == 8
+
+
+# -- a pipe copies a topic -------------------------------------------------------------
+
+
+def test_a_pipe_of_json_copies_all_of_a_record(fake_broker, mpbroker):
+    fill(
+        fake_broker,
+        (1000, b"k", b"text"),
+        (1001, None, None),
+        (1002, b"", b""),
+        (1003, ANY_BYTES, ANY_BYTES),
+        (1004, b"k", b"line\nend", ("h", b"1"), ("h", None)),
+        (1005, b"k", b'{"base64": "AA=="}', ("\u00e9", ANY_BYTES)),
+    )
+    copied = mpbroker("consume", "-t", "one", "-e", "-J").out
+    assert mpbroker("produce", "-t", "t", "-p", "0", "-J", stdin=copied).code == 0
+
+    def parts(topic):
+        return [
+            (each.timestamp, each.key, each.value, list(each.headers))
+            for each in records(fake_broker, topic)
+        ]
+
+    assert parts("t") == parts("one")
+    assert len(parts("t")) == 6
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b"{", "no JSON"),
+        (b"[]", '"payload"'),
+        (b'{"key": "k"}', '"payload"'),
+        (b'{"payload": 1}', '"payload" is no text'),
+        (b'{"payload": {"base64": "?"}}', "line 2 is not sent"),
+        (b'{"payload": "x", "headers": ["h"]}', '"headers"'),
+        (b'{"payload": "x", "headers": [null, "v"]}', "no name"),
+        (b'{"payload": "x", "ts": "noon"}', '"ts"'),
+    ],
+)
+def test_a_line_that_is_no_record_is_named_and_those_before_are_sent(
+    fake_broker, mpbroker, line, words
+):
+    done = mpbroker("produce", "-t", "one", "-J", stdin=b'{"payload": "a"}\n' + line)
+    assert done.code == ExitCode.ERROR
+    assert "line 2 is not sent" in done.err and words in done.err
+    assert pairs(fake_broker) == [(None, b"a")]

@@ -74,6 +74,7 @@ written as they are. At SIGTERM the lines that were read are sent, and the comma
   echo hello | mpbroker produce -t greetings
   mpbroker produce -t events -K : -z lz4 -l events.txt
   tail -F app.log | mpbroker produce -t logs -H host=web1 -T
+  mpbroker consume -t a -e -J | mpbroker produce -t copy -J
 """
 
 
@@ -119,6 +120,13 @@ def _parse_header(text: str) -> Header:
     help="Stands between key and value; a message without it has no key.",
 )
 @click.option("-k", "--key", help="Key of all messages that have no key.")
+@click.option(
+    "-J",
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Read JSON lines as `consume -J` writes them: keys, values, headers, times.",
+)
 @click.option(
     "-H",
     "--header",
@@ -172,6 +180,7 @@ def command(
     delimiter: bytes,
     key_delimiter: bytes | None,
     key: str | None,
+    as_json: bool,
     headers: Sequence[str],
     codec: str,
     level: int | None,
@@ -186,6 +195,10 @@ def command(
 ) -> None:
     if lines and len(files) != 1:
         raise click.UsageError("-l takes exactly one FILE to cut into messages")
+    if as_json and (key_delimiter, key, empty_is_null) != (None, None, False):
+        raise click.UsageError("-J excludes -K, -k and -Z: its lines have the keys")
+    if as_json and files and not lines:
+        raise click.UsageError("-J reads lines: give -l with FILE")
     if tee and output_format == "json":
         raise click.UsageError(
             "-T and --format json exclude each other: both use stdout"
@@ -196,6 +209,7 @@ def command(
         key_delimiter,
         None if key is None else key.encode("utf-8", "surrogateescape"),
         empty_is_null,
+        as_json,
     )
     record_headers = tuple(_parse_header(text) for text in headers)
     with open_cluster(bootstrap, timeout_s, PRODUCER_CONFIG) as cluster:
@@ -341,20 +355,27 @@ class _Sender:
             raise CliError(f"cannot read input: {error.strerror}") from error
 
     def _send(self, messages: Sequence[bytes]) -> None:
-        timestamp_ms = int(time.time() * 1000)
-        split, send = self._rules.split, self._producer.send
-        topic, partition, headers = self._topic, self._partition, self._headers
-        futures = []
+        now_ms = int(time.time() * 1000)
+        record_of, send = self._rules.record, self._producer.send
+        topic, partition, fixed = self._topic, self._partition, self._headers
+        futures: list[RecordFuture] = []
         for message in messages:
-            key, value = split(message)
+            try:
+                key, value, headers, timestamp_ms = record_of(message)
+            except ValueError as error:
+                self._pending.append((self._sent + 1, futures))
+                self._sent += len(futures)
+                number = self._sent + 1
+                self._end()
+                raise CliError(f"line {number} is not sent: {error}") from None
             futures.append(
                 send(
                     topic,
                     value,
                     key,
-                    headers=headers,
+                    headers=(*headers, *fixed) if headers else fixed,
                     partition=partition,
-                    timestamp_ms=timestamp_ms,
+                    timestamp_ms=now_ms if timestamp_ms is None else timestamp_ms,
                 )
             )
         self._pending.append((self._sent + 1, futures))
