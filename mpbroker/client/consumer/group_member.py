@@ -35,6 +35,7 @@ from mpbroker.client.errors import (
     ClientError,
     RequestTimeoutError,
     check_error,
+    describe_error,
     error_code_of,
 )
 from mpbroker.client.group_metadata import GroupMetadata
@@ -252,7 +253,7 @@ class GroupMember:
         what = f"coordinator of group {self._settings.group_id!r}"
         code = error_code_of(found.error_code)
         if code in _FIND_AGAIN or code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
-            raise BrokerUnavailableError(f"{what}: {code.name}")
+            raise BrokerUnavailableError(f"{what}: {describe_error(code, None)}")
         check_error(found.error_code, what, found.error_message)
         self._coordinator = self._cluster.at(Address(found.host, found.port))
         return self._coordinator
