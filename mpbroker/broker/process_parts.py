@@ -32,6 +32,7 @@ from mpbroker.metadata.topic_names import (
 )
 from mpbroker.metadata.topics import NewTopic, RegistryHooks, Topic, TopicRegistry
 from mpbroker.server.quotas.client_quotas import ClientQuotas
+from mpbroker.storage.full_directories import FullDirectories
 from mpbroker.storage.log_directory import LogDirectory, know_of_each_other
 from mpbroker.storage.log_manager import LogManager, Syncer
 from mpbroker.supervisor.listen_sockets import Listener
@@ -178,6 +179,7 @@ class ProcessParts:
             step=step,
             syncer=Syncer(process, self._notify),
         )
+        manager.note_full = self.full_directories().note
         paths = [directory.path for directory in self.directories]
         manager.lacks_directory = len(paths) < len(self.config.log_dirs)
         if know_of_each_other(paths):
@@ -187,6 +189,12 @@ class ProcessParts:
         if self.config.cluster_database_url:
             manager.node_id = self.config.node_id
         return manager
+
+    def full_directories(self) -> FullDirectories:
+        """Make the object that notes and tells which log directories are full."""
+        return FullDirectories(
+            self.memory.control.words, [each.path for each in self.directories]
+        )
 
     def _notify(self, row: int, handlers: int) -> None:
         for handler, notices in enumerate(self.memory.notices):

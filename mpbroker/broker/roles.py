@@ -418,6 +418,7 @@ class Roles:
         Compaction is not among them.
         """
         from mpbroker.storage.cleaning.log_upkeep import LOAD_INTERVAL_MS
+        from mpbroker.storage.full_directories import LOOK_INTERVAL_MS
 
         config = self.parts.config
         return [
@@ -430,6 +431,7 @@ class Roles:
             ),
             (_SNAPSHOT_INTERVAL_MS, lambda _: upkeep.take_snapshots()),
             (_REMOVAL_INTERVAL_MS, upkeep.remove_deleted),
+            (LOOK_INTERVAL_MS, self.parts.full_directories().look),
             *self._moving_tasks(logs, registry),
         ]
 

@@ -11,6 +11,7 @@ from mpbroker.cli.command_group import CommandGroup
 from mpbroker.cli.exit_codes import CliError, ExitCode
 from mpbroker.cli.options import (
     bootstrap_option,
+    client_settings,
     complete_group,
     complete_topic,
     format_option,
@@ -304,7 +305,7 @@ def delete(
     " s@MS (from that time on).",
 )
 @click.option(
-    "--shift-by", type=int, metavar="N", help="Forward by N records; back if negative."
+    "--shift-by", type=int, metavar="N", help="Forward by N offsets; back if negative."
 )
 @click.option("--execute", is_flag=True, help="Store the new positions.")
 @bootstrap_option
@@ -344,7 +345,7 @@ def reset_offsets(
             names = sorted({where.topic for where in before})
             found = group_admin.partitions_of(cluster, names)
             leaders = {where: found[where] for where in before if where in found}
-        after = _targets(cluster, leaders, before, to, shift_by)
+        after = _targets(cluster, leaders, before, to, shift_by, bootstrap)
         if execute:
             _check_is_empty(cluster, group_id)
             if share is None:
@@ -434,6 +435,7 @@ def _targets(
     before: dict[TopicPartition, int],
     to: str | None,
     shift_by: int | None,
+    bootstrap: str,
 ) -> dict[TopicPartition, int]:
     """Return the offsets to reset a group to, limited to those that the logs have.
 
@@ -442,7 +444,8 @@ def _targets(
         leaders: the leader's node id, by partition.
         before: the group's offset now, by partition.
         to: a place as for `-o` of `mpbroker consume`; used if ``shift_by`` is None.
-        shift_by: by how many records to move each offset; back if negative.
+        shift_by: how far to move each offset; back if negative.
+        bootstrap: the addresses to connect to first.
 
     Raises:
         CliError: a partition has no offset to shift.
@@ -450,7 +453,11 @@ def _targets(
     if shift_by is None:
         wanted = parse_offsets([to or ""])
         starts = resolve_bounds(
-            cluster, leaders, wanted, stop_at_end=False, read_committed=False
+            cluster,
+            leaders,
+            wanted,
+            stop_at_end=False,
+            settings=client_settings(bootstrap),
         ).starts
     else:
         missing = sorted(leaders.keys() - before.keys())

@@ -218,6 +218,7 @@ class Broker:
         now_ms = monotonic_ms()
         deadline_ms = now_ms + limit_s * 1000
         while (answer := pending.answer) is None:
+            deadline_ms = min(deadline_ms, self._cluster.end_by_ms)
             if now_ms >= deadline_ms:
                 raise self.give_up()
             client.poll(deadline_ms - now_ms, now_ms)
@@ -239,6 +240,8 @@ class Cluster:
             the cluster has given to the broker's address.
         addresses: the addresses of these numbers.
         timeout_s: the limit for every connection and response, in seconds.
+        end_by_ms: no call waits beyond this time of the monotonic clock, in ms; see
+            `end_by`.
     """
 
     def __init__(
@@ -255,6 +258,7 @@ class Cluster:
             settings: all other settings, such as those of TLS and SASL.
         """
         self.timeout_s = timeout_s
+        self.end_by_ms = float("inf")
         timeout_ms = max(1, int(timeout_s * 1000))
         settings = settings or ClientSettings((), _SOFTWARE_NAME)
         settings = settings._replace(
@@ -304,12 +308,15 @@ class Cluster:
         client.poll(0, now_ms)  # the broker may have closed it long ago
         failures = client.failures(number)
         while not client.ready(number, now_ms):
+            deadline_ms = min(deadline_ms, self.end_by_ms)
             if client.failures(number) > failures and client.delay_ms(number, now_ms):
                 raise self.failure(number)
             if now_ms >= deadline_ms:
+                after = f"after {self.timeout_s:g} s"
+                if now_ms >= self.end_by_ms:
+                    after = "when the client was to end"
                 raise RequestTimeoutError(
-                    f"cannot reach {self._address(number)}: not ready after"
-                    f" {self.timeout_s:g} s"
+                    f"cannot reach {self._address(number)}: not ready {after}"
                 )
             wait_ms = min(client.delay_ms(number, now_ms), deadline_ms - now_ms)
             client.poll(wait_ms, now_ms)
@@ -357,6 +364,30 @@ class Cluster:
             else:
                 return Broker(self, number, address)
         raise BrokerUnavailableError("; ".join(map(str, reasons)))
+
+    def await_broker(self, timeout_s: float) -> None:
+        """Connect to any broker, and try again for a while if none can be reached.
+
+        Nothing is asked of the broker, so there is nothing that could be done twice.
+
+        Args:
+            timeout_s: how long to try, in seconds. An attempt that has begun may take
+                `Cluster.timeout_s` in addition.
+
+        Raises:
+            BrokerUnavailableError, AuthenticationError: see `any_broker`.
+        """
+        deadline = time.monotonic() + timeout_s
+        self.poll(0)  # a broker may have closed its connection since the last call
+        while True:
+            try:
+                self.any_broker()
+            except BrokerUnavailableError:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(_RETRY_INTERVAL_S)
+            else:
+                return
 
     def controller(self) -> Broker:
         """Return the controller, which changes topics; any broker if none is known."""
@@ -477,6 +508,17 @@ class Cluster:
             if not retriable or time.monotonic() > deadline:
                 check_error(code, f"topic {name!r}")
             time.sleep(_RETRY_INTERVAL_S)
+
+    def end_by(self, end_s: float) -> None:
+        """Let no call wait beyond a time, not even one that waits now.
+
+        Any thread may call this.
+
+        Args:
+            end_s: the time of the monotonic clock, in seconds.
+        """
+        self.end_by_ms = end_s * 1000
+        self.client.wakeup()
 
     def close(self) -> None:
         """Close all connections; the cluster cannot be used any more."""

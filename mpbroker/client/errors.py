@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from mpbroker.base.config_def import ConfigError
 from mpbroker.base.errors import MpbrokerError
+from mpbroker.client.error_words import MEANINGS
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError, ProtocolError
 
@@ -58,18 +57,15 @@ def error_code_of(number: int) -> ErrorCode:
         return ErrorCode.UNKNOWN_SERVER_ERROR
 
 
-# Words for errors that users meet first; most of Kafka's responses have none.
-_MEANINGS: Final = {
-    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: "there is no such topic or partition",
-}
-
-
 def describe_error(number: int, message: str | None) -> str:
-    """Return `NAME: message` for the number of an error code."""
+    """Return `NAME: message` for the number of an error code.
+
+    Most of Kafka's responses have no message; then it is what the code means.
+    """
     code = error_code_of(number)
-    name = code.name if code == number else f"error code {number}"
-    message = message or _MEANINGS.get(code)
-    return f"{name}: {message}" if message else name
+    if code != number:
+        return f"error code {number}: {message or 'this client does not know it'}"
+    return f"{code.name}: {message or MEANINGS[code]}"
 
 
 def check_error(number: int, what: str, message: str | None = None) -> None:

@@ -54,7 +54,7 @@ _ADVICE: Final = {
     "sasl.login.": _LOGIN,
     "config.providers": "give the values themselves; leave it out",
     "transaction.two.phase.commit.enable": "leave it out; see prepare_transaction()",
-    "default.api.timeout.ms": "see request.timeout.ms, and the arguments of calls",
+    "default.api.timeout.ms": "it is for AdminClient; see request.timeout.ms",
     "check.crcs": "records are always checked; leave it out",
     "client.rack": "records are read from leaders; leave it out",
     "exclude.internal.topics": "no pattern matches an internal topic; leave it out",

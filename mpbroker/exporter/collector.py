@@ -68,6 +68,7 @@ from mpbroker.ipc.tables.client_software import software_of
 from mpbroker.ipc.tables.transaction_table import TransactionTable
 from mpbroker.network.connection_quotas import AcceptorCounter
 from mpbroker.network.security.encryption import encryption_names
+from mpbroker.storage.full_directories import full_directories
 from mpbroker.supervisor.child import Role
 
 if TYPE_CHECKING:
@@ -484,7 +485,14 @@ class Collector:
         unloaded.add(self._partitions.unloaded)
         hidden = gauge("mpbroker_partitions_not_shown", "Left out: there are too many.")
         hidden.add(self._partitions.not_shown)
-        return start, end, size, unflushed, offline, unloaded, hidden
+        full = gauge(
+            "mpbroker_log_directory_full", "1: appends are refused for lack of room."
+        )
+        paths = self._describe().get("log_dirs", ())
+        without_room = full_directories(self._words, paths)
+        for path in paths:
+            full.add(int(path in without_room), log_dir=path)
+        return start, end, size, unflushed, offline, full, unloaded, hidden
 
     def _groups(self, logs: Sequence[PartitionFigures]) -> Iterable[Family]:
         ends = {(each.topic, each.partition): each.log_end_offset for each in logs}

@@ -38,6 +38,7 @@ from mpbroker.ipc.layout import (
 )
 from mpbroker.ipc.named_segment import read_telemetry, start_time
 from mpbroker.ipc.tables.transaction_table import TransactionTable
+from mpbroker.storage.full_directories import full_directories
 
 if TYPE_CHECKING:
     from mpbroker.config import BrokerConfig
@@ -246,9 +247,12 @@ class Exporter:
             reason = why_not_ready(self._words) or str(
                 self._transactions.closed() or ""
             )
-            return Page(
-                503 if reason else 200, _TEXT, f"{reason or 'ready'}\n".encode()
+            full = full_directories(self._words, self._told().get("log_dirs", ()))
+            text = reason or "\n".join(
+                # Ready all the same: who reads is served.
+                ["ready", *(f"{path} is full: appends are refused" for path in full)]
             )
+            return Page(503 if reason else 200, _TEXT, f"{text}\n".encode())
         raise HttpError(404, "there are /, /metrics, /health, /ready and /api/status")
 
     def families(self) -> list[Family]:

@@ -89,6 +89,9 @@ MAX_SLOTS: Final = MAX_PROCESSORS * SLOTS_PER_PROCESSOR
 #   12    exporter         the exporter: likewise
 #   13    keeper guard     the keeper: its guard's process id; the guard, and the
 #                          supervisor before it ends the keeper: 0, nothing to wait for
+#   14    refused          any: a bit for each log directory that had no room for an
+#                          append; the housekeeper takes the notes (full_directories.py)
+#   15    full             the housekeeper: a bit for each log directory that is full
 HEADER_MAGIC: Final = 0
 HEADER_VERSION: Final = 1
 HEADER_BOOT_ID: Final = 2
@@ -103,6 +106,8 @@ HEADER_CONTROL_PLANE: Final = 10
 HEADER_HOUSEKEEPER_PASSED: Final = 11
 HEADER_EXPORTER_PASSED: Final = 12
 HEADER_KEEPER_GUARD: Final = 13
+HEADER_DIRECTORIES_REFUSED: Final = 14
+HEADER_DIRECTORIES_FULL: Final = 15
 
 
 class Phase(IntEnum):

@@ -16,7 +16,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from mpbroker.client.errors import AuthenticationError, ClientError, error_code_of
+from mpbroker.client.errors import (
+    AuthenticationError,
+    ClientError,
+    describe_error,
+    error_code_of,
+)
 from mpbroker.protocol.error_code import ErrorCode
 
 
@@ -152,11 +157,12 @@ def error_of(number: int, what: str, message: str | None = None) -> ProducerErro
         message: the broker's own words, if the response has any.
     """
     code = error_code_of(number)
-    name = code.name if code == number else f"error code {number}"
-    text = f"{what}: {name}"
-    if message:
-        text += f": {message}"
-    if advice := _ADVICE.get(code):
+    advice = _ADVICE.get(code)
+    if advice and not message:
+        text = f"{what}: {code.name}"
+    else:
+        text = f"{what}: {describe_error(number, message)}"
+    if advice:
         text += f"; {advice}"
     return _class_of(code)(text, code)
 

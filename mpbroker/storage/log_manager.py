@@ -137,6 +137,7 @@ class LogManager:
         self._step = step
         self._process, self._notify = syncer
         self._logs: dict[int, PartitionLog] = {}
+        self.note_full: Callable[[str], bool] | None = None
 
     def log(self, topic: TopicView | str, partition: int) -> PartitionLog:
         """Return a partition's log, and create the directory if it does not exist.
@@ -356,6 +357,7 @@ class LogManager:
         )
         log = PartitionLog(f"{parent.path}/{name}", row, topic.config, hints)
         log.view.release_descriptors = self.close_files
+        log.view.note_full = self.note_full
         if len(self.directories) > 1:
             log.view.locate = partial(self._locate, topic.topic_id)
         log.sync.process, log.sync.notify = self._process, self._notify

@@ -2,9 +2,11 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import click
 import pytest
@@ -16,6 +18,7 @@ from mpbroker.cli.records.delimiter import unescape
 from mpbroker.cli.records.message_input import MessageSplitter
 from mpbroker.cli.records.start_offset import OffsetRange, parse_offsets
 from mpbroker.client.partitioner import partition_for_key
+from mpbroker.producer import Producer
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages.produce import (
@@ -30,6 +33,7 @@ from mpbroker.protocol.records.record_batch import (
     parse_batch_header,
 )
 from tests.client.fake_broker import CLOSE, split_every
+from tests.support.children import wait_until
 
 ANY_BYTES = bytes(range(256))
 
@@ -268,6 +272,28 @@ def test_lines_go_out_while_the_input_stays_open(fake_broker):
     finally:
         process.kill()
         process.wait()
+    assert [value for _, value in pairs(fake_broker)] == [b"first", b"second"]
+
+
+def test_sigterm_ends_the_lines_that_were_read(fake_broker):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mpbroker", "produce", "-t", "one", "--format", "json"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(b"first\nsecond\nhal")
+        process.stdin.flush()
+        wait_until(lambda: fake_broker.logs["one", 0])
+        process.send_signal(signal.SIGTERM)
+        assert json.loads(process.stdout.read()) == {"topic": "one", "records": 2}
+        assert process.wait() == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()
     assert [value for _, value in pairs(fake_broker)] == [b"first", b"second"]
 
 
@@ -530,3 +556,80 @@ def test_any_offset_text_is_understood_or_refused_with_a_reason(text):
         assert repr(text) in str(error) or "stored" in str(error)
     else:
         assert isinstance(wanted, OffsetRange)
+
+
+# -- the last records ------------------------------------------------------------------
+
+
+def test_the_last_records_are_counted_and_not_their_offsets(bootstrap, topic_name):
+    run = partial(subprocess.run, capture_output=True, text=True, check=True)
+    program = [sys.executable, "-m", "mpbroker"]
+    with Producer(
+        bootstrap_servers=bootstrap, transactional_id=f"id-{topic_name}"
+    ) as producer:
+        producer.init_transactions()
+        for number in range(40):
+            producer.begin_transaction()
+            producer.send(topic_name, str(number).encode(), partition=0)
+            producer.flush()
+            if number < 4:
+                producer.commit_transaction()
+            else:  # two offsets without a record
+                producer.abort_transaction()
+    consume = [*program, "consume", "-b", bootstrap, "-t", topic_name, "-e", "-q"]
+    for count, expected in ((1, "3"), (3, "1 2 3"), (9, "0 1 2 3")):
+        done = run([*consume, "-D", " ", "-o", f"-{count}"])
+        assert done.stdout.split() == expected.split()
+    reset = [*program, "group", "reset-offsets", f"g-{topic_name}", "-b", bootstrap]
+    reset += ["-t", topic_name, "-o", "-36", "--format", "json"]
+    (row,) = json.loads(run(reset).stdout)["partitions"]
+    # All are read: 36 records and their markers, up to offset 80.
+    assert row["after"] == 8
+
+
+# -- a pipe copies a topic -------------------------------------------------------------
+
+
+def test_a_pipe_of_json_copies_all_of_a_record(fake_broker, mpbroker):
+    fill(
+        fake_broker,
+        (1000, b"k", b"text"),
+        (1001, None, None),
+        (1002, b"", b""),
+        (1003, ANY_BYTES, ANY_BYTES),
+        (1004, b"k", b"line\nend", ("h", b"1"), ("h", None)),
+        (1005, b"k", b'{"base64": "AA=="}', ("\u00e9", ANY_BYTES)),
+    )
+    copied = mpbroker("consume", "-t", "one", "-e", "-J").out
+    assert mpbroker("produce", "-t", "t", "-p", "0", "-J", stdin=copied).code == 0
+
+    def parts(topic):
+        return [
+            (each.timestamp, each.key, each.value, list(each.headers))
+            for each in records(fake_broker, topic)
+        ]
+
+    assert parts("t") == parts("one")
+    assert len(parts("t")) == 6
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b"{", "no JSON"),
+        (b"[]", '"payload"'),
+        (b'{"key": "k"}', '"payload"'),
+        (b'{"payload": 1}', '"payload" is no text'),
+        (b'{"payload": {"base64": "?"}}', "line 2 is not sent"),
+        (b'{"payload": "x", "headers": ["h"]}', '"headers"'),
+        (b'{"payload": "x", "headers": [null, "v"]}', "no name"),
+        (b'{"payload": "x", "ts": "noon"}', '"ts"'),
+    ],
+)
+def test_a_line_that_is_no_record_is_named_and_those_before_are_sent(
+    fake_broker, mpbroker, line, words
+):
+    done = mpbroker("produce", "-t", "one", "-J", stdin=b'{"payload": "a"}\n' + line)
+    assert done.code == ExitCode.ERROR
+    assert "line 2 is not sent" in done.err and words in done.err
+    assert pairs(fake_broker) == [(None, b"a")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -29,6 +30,9 @@ from mpbroker.client.errors import BrokerUnavailableError, ClientError
 from mpbroker.producer import Producer
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
+from tests.support.broker import Broker
+from tests.support.children import wait_until
+from tests.support.ports import reusable_port
 
 
 @pytest.fixture
@@ -237,10 +241,29 @@ def test_settings_are_checked_before_anything_is_asked():
 
 def test_a_broker_that_is_not_there_is_an_error_that_names_it():
     with (
-        AdminClient({"bootstrap.servers": "127.0.0.1:1"}) as admin,
+        AdminClient(
+            {"bootstrap.servers": "127.0.0.1:1", "default.api.timeout.ms": 300}
+        ) as admin,
         pytest.raises(BrokerUnavailableError, match=r"127\.0\.0\.1:1"),
     ):
         admin.list_topics()
+
+
+def test_a_broker_that_is_away_for_a_while_is_waited_for(tmp_path):
+    port = reusable_port()
+    settings = {"listeners": f"PLAINTEXT://127.0.0.1:{port}"}
+    with (
+        AdminClient(bootstrap_servers=f"127.0.0.1:{port}") as admin,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        with Broker(tmp_path / "data", settings):
+            admin.create_topic("kept")
+        listing = thread.submit(admin.list_topics)
+        # Several attempts have failed before it is there again.
+        wait_until(lambda: admin._brokers.client.failures(0) > 2)
+        assert not listing.done()
+        with Broker(tmp_path / "data", settings):
+            assert [topic.name for topic in listing.result()] == ["kept"]
 
 
 def test_a_closed_client_and_a_forked_one_say_what_they_are(bootstrap):

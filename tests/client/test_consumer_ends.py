@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 
 import pytest
@@ -10,8 +11,10 @@ from mpbroker.client.addresses import parse_addresses
 from mpbroker.client.admin.group_admin import describe_group
 from mpbroker.client.admin.topic_admin import delete_topic
 from mpbroker.client.cluster import Cluster
+from mpbroker.client.consumer.async_consumer import AsyncConsumer
 from mpbroker.client.consumer.consumer import Consumer, RebalanceListener
 from mpbroker.client.errors import ClientError
+from mpbroker.client.selector import monotonic_ms
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from tests.client.test_consumer import fill, values
@@ -23,12 +26,12 @@ def topic(bootstrap, topic_name):
     return topic_name
 
 
-def joined(bootstrap, topic, listener=None):
+def joined(bootstrap, topic, listener=None, **settings):
     consumer = Consumer(
         bootstrap_servers=bootstrap,
         group_id=f"group-{topic}",
         auto_offset_reset="earliest",
-        heartbeat_interval_ms=200,
+        **(settings or {"heartbeat_interval_ms": 200}),
     )
     consumer.subscribe([topic], listener)
     while not consumer.poll(1000):
@@ -131,3 +134,72 @@ def test_a_topic_that_is_gone_keeps_no_other_one_unread(bootstrap, topic):
         assert values(consumer, 5) == [0, 1, 2, 3, 4]
         fill(bootstrap, topic, range(3))
         assert values(consumer, 3) == [0, 1, 2]
+
+
+# -- a broker that does not answer -----------------------------------------------------
+
+
+def mute(consumer, monkeypatch):
+    """Let none of a consumer's requests be answered from now on."""
+    member = consumer._member
+    for cluster in (consumer._cluster, member._cluster):
+        client = cluster.client
+        monkeypatch.setattr(client, "send", lambda *arguments, **options: None)
+    return member
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_silent_broker_is_waited_for_no_longer_than_close_was_told(
+    bootstrap, topic, monkeypatch, protocol
+):
+    consumer = joined(bootstrap, topic, group_protocol=protocol)
+    member = mute(consumer, monkeypatch)
+    waits = waits_of(member, monkeypatch)
+    consumer.close(timeout=0.5)
+    # For all requests together, not for each of them, and not for request.timeout.ms.
+    assert waits
+    assert max(waits) <= member._cluster.end_by_ms + 1
+    assert f"group-{topic}" not in " ".join(t.name for t in threading.enumerate())
+
+
+def waits_of(member, monkeypatch):
+    """Note until when each wait of a member that ends would last, in ms."""
+    client = member._cluster.client
+    waits = []
+    poll = client.poll
+
+    def noting(wait_ms, now_ms):
+        if wait_ms > 0 and member._is_ending:
+            waits.append(now_ms + wait_ms)
+        return poll(wait_ms, now_ms)
+
+    monkeypatch.setattr(client, "poll", noting)
+    return waits
+
+
+def test_an_interrupted_close_waits_for_nothing_more(bootstrap, topic, monkeypatch):
+    consumer = joined(bootstrap, topic)
+    member = mute(consumer, monkeypatch)
+
+    def interrupted(*, now=False):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(consumer, "_auto_commit", interrupted)
+    waits = waits_of(member, monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        consumer.close()
+    # No wait began after the one that was interrupted.
+    assert [limit_ms for limit_ms in waits if limit_ms > monotonic_ms()] == []
+    assert f"group-{topic}" not in " ".join(t.name for t in threading.enumerate())
+
+
+def test_an_async_consumer_hands_its_timeout_on(bootstrap, topic, monkeypatch):
+    given = []
+    monkeypatch.setattr(Consumer, "close", lambda self, timeout: given.append(timeout))
+
+    async def use():
+        await AsyncConsumer(bootstrap_servers=bootstrap).close()
+        await AsyncConsumer(bootstrap_servers=bootstrap).close(timeout=2)
+
+    asyncio.run(use())
+    assert given == [30, 2]

@@ -9,8 +9,11 @@ from mpbroker.client.admin import config_admin, topic_admin
 from mpbroker.client.admin.config_admin import ConfigResource, ConfigResourceType
 from mpbroker.client.cluster import TopicPartition
 from mpbroker.client.consumer.group_member import GroupMember, GroupSettings
+from mpbroker.client.error_words import MEANINGS
+from mpbroker.client.errors import describe_error
 from mpbroker.client.settings import ClientSettings
 from mpbroker.protocol.api_key import ApiKey
+from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ProtocolError
 from mpbroker.protocol.messages.create_partitions import CreatePartitionsResponse
 from mpbroker.protocol.messages.create_topics import CreateTopicsResponse
@@ -108,3 +111,10 @@ def test_an_assignor_that_nobody_offered_is_told():
     with pytest.raises(ProtocolError, match="'made-up', which this client"):
         member._sync(joined)
     member.close()
+
+
+@pytest.mark.parametrize("code", ErrorCode)
+def test_no_error_code_stands_without_words(code):
+    assert describe_error(code, None) == f"{code.name}: {MEANINGS[code]}"
+    assert describe_error(code, "the broker's own") == f"{code.name}: the broker's own"
+    assert "does not know" in describe_error(9999, None)

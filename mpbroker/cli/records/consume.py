@@ -372,7 +372,7 @@ def _read_partitions(
             reader.leaders,
             reading.wanted,
             stop_at_end=reading.exit_at_end,
-            read_committed=reading.read_committed,
+            settings=settings,
         )
         try:
             with reading.output(reader.leaders.__getitem__) as output:

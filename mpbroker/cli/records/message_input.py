@@ -7,6 +7,8 @@ import select
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from mpbroker.cli.records.json_input import JsonRecord, parse_record
+
 _READ_BYTES: Final = 1 << 20
 
 
@@ -35,12 +37,25 @@ class MessageSplitter:
         return [rest] if rest else []
 
 
-def read_messages(fd: int, delimiter: bytes) -> Iterator[list[bytes]]:
-    """Yield the messages of a file: for each read(), a list of those that end in it."""
+def read_messages(fd: int, delimiter: bytes, told: int) -> Iterator[list[bytes]]:
+    """Yield the messages of a file: for each read(), a list of those that end in it.
+
+    Args:
+        fd: the file.
+        delimiter: stands between messages.
+        told: a descriptor; when it is readable, no more is read, and a message that
+            has not ended is left out.
+    """
     splitter = MessageSplitter(delimiter)
-    while chunk := os.read(fd, _READ_BYTES):
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    poll.register(told, select.POLLIN)
+    while not any(ready == told for ready, _ in poll.poll()):
+        chunk = os.read(fd, _READ_BYTES)
+        if not chunk:
+            yield splitter.finish()
+            return
         yield splitter.feed(chunk)
-    yield splitter.finish()
 
 
 def has_more(fd: int, wait_ms: int) -> bool:
@@ -51,11 +66,29 @@ def has_more(fd: int, wait_ms: int) -> bool:
 
 
 class MessageRules(NamedTuple):
-    """The rules by which a message becomes a key and a value."""
+    """The rules by which a message becomes a record.
+
+    Attributes:
+        key_delimiter: stands between key and value; None: messages have no key.
+        fixed_key: the key of a message that has none.
+        empty_is_null: whether empty keys and values are null.
+        is_json: whether a message is a JSON object with all parts of the record.
+    """
 
     key_delimiter: bytes | None
     fixed_key: bytes | None
     empty_is_null: bool
+    is_json: bool = False
+
+    def record(self, message: bytes) -> JsonRecord:
+        """Return the parts of a message's record.
+
+        Raises:
+            ValueError: the message is not the JSON that it has to be.
+        """
+        if self.is_json:
+            return parse_record(message)
+        return JsonRecord(*self.split(message), (), None)
 
     def split(self, message: bytes) -> tuple[bytes | None, bytes | None]:
         """Return the key and the value of a message."""

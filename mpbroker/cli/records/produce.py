@@ -24,6 +24,7 @@ from mpbroker.cli.options import (
 )
 from mpbroker.cli.output import print_json
 from mpbroker.cli.records.delimiter import parse_delimiter
+from mpbroker.cli.records.ending import told_to_end
 from mpbroker.cli.records.message_input import MessageRules, has_more, read_messages
 from mpbroker.cli.records.progress_line import ProgressLine
 from mpbroker.client.admin.config_admin import (
@@ -67,12 +68,13 @@ Write records to a topic: one for each line of standard input, or one for each F
 A key goes to the same partition as from Kafka's Java client. Records without a key fill
 a batch for one partition after another. The command exits with 0 when every record is
 acknowledged. Each record is written once, even if the connection breaks. Bytes are
-written as they are.
+written as they are. At SIGTERM the lines that were read are sent, and the command ends.
 
 \b
   echo hello | mpbroker produce -t greetings
   mpbroker produce -t events -K : -z lz4 -l events.txt
   tail -F app.log | mpbroker produce -t logs -H host=web1 -T
+  mpbroker consume -t a -e -J | mpbroker produce -t copy -J
 """
 
 
@@ -118,6 +120,13 @@ def _parse_header(text: str) -> Header:
     help="Stands between key and value; a message without it has no key.",
 )
 @click.option("-k", "--key", help="Key of all messages that have no key.")
+@click.option(
+    "-J",
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Read JSON lines as `consume -J` writes them: keys, values, headers, times.",
+)
 @click.option(
     "-H",
     "--header",
@@ -171,6 +180,7 @@ def command(
     delimiter: bytes,
     key_delimiter: bytes | None,
     key: str | None,
+    as_json: bool,
     headers: Sequence[str],
     codec: str,
     level: int | None,
@@ -185,6 +195,10 @@ def command(
 ) -> None:
     if lines and len(files) != 1:
         raise click.UsageError("-l takes exactly one FILE to cut into messages")
+    if as_json and (key_delimiter, key, empty_is_null) != (None, None, False):
+        raise click.UsageError("-J excludes -K, -k and -Z: its lines have the keys")
+    if as_json and files and not lines:
+        raise click.UsageError("-J reads lines: give -l with FILE")
     if tee and output_format == "json":
         raise click.UsageError(
             "-T and --format json exclude each other: both use stdout"
@@ -195,6 +209,7 @@ def command(
         key_delimiter,
         None if key is None else key.encode("utf-8", "surrogateescape"),
         empty_is_null,
+        as_json,
     )
     record_headers = tuple(_parse_header(text) for text in headers)
     with open_cluster(bootstrap, timeout_s, PRODUCER_CONFIG) as cluster:
@@ -223,7 +238,8 @@ def command(
             if files and not lines:
                 sender.send_whole(files, count)
             else:
-                sender.send_lines(files, delimiter, count)
+                with told_to_end() as told:
+                    sender.send_lines(files, delimiter, count, told)
         finally:
             progress.erase()
     if output_format == "json":
@@ -313,12 +329,15 @@ class _Sender:
         self._end()
 
     def send_lines(
-        self, files: Sequence[Path], delimiter: bytes, count: int | None
+        self, files: Sequence[Path], delimiter: bytes, count: int | None, told: int
     ) -> None:
-        """Send the messages of a file or standard input, cut at a delimiter."""
+        """Send the messages of a file or standard input, cut at a delimiter.
+
+        When the descriptor ``told`` is readable, only what was read is sent.
+        """
         fd = os.open(files[0], os.O_RDONLY) if files else sys.stdin.fileno()
         left = sys.maxsize if count is None else count
-        for messages in self._read(fd, delimiter):
+        for messages in self._read(fd, delimiter, told):
             taken = messages[:left]
             self._send(taken)
             left -= len(taken)
@@ -328,28 +347,35 @@ class _Sender:
                 self._flush()
         self._end()
 
-    def _read(self, fd: int, delimiter: bytes) -> Iterator[list[bytes]]:
+    def _read(self, fd: int, delimiter: bytes, told: int) -> Iterator[list[bytes]]:
         try:
-            yield from read_messages(fd, delimiter)
+            yield from read_messages(fd, delimiter, told)
         except OSError as error:
             self._end()
             raise CliError(f"cannot read input: {error.strerror}") from error
 
     def _send(self, messages: Sequence[bytes]) -> None:
-        timestamp_ms = int(time.time() * 1000)
-        split, send = self._rules.split, self._producer.send
-        topic, partition, headers = self._topic, self._partition, self._headers
-        futures = []
+        now_ms = int(time.time() * 1000)
+        record_of, send = self._rules.record, self._producer.send
+        topic, partition, fixed = self._topic, self._partition, self._headers
+        futures: list[RecordFuture] = []
         for message in messages:
-            key, value = split(message)
+            try:
+                key, value, headers, timestamp_ms = record_of(message)
+            except ValueError as error:
+                self._pending.append((self._sent + 1, futures))
+                self._sent += len(futures)
+                number = self._sent + 1
+                self._end()
+                raise CliError(f"line {number} is not sent: {error}") from None
             futures.append(
                 send(
                     topic,
                     value,
                     key,
-                    headers=headers,
+                    headers=(*headers, *fixed) if headers else fixed,
                     partition=partition,
-                    timestamp_ms=timestamp_ms,
+                    timestamp_ms=now_ms if timestamp_ms is None else timestamp_ms,
                 )
             )
         self._pending.append((self._sent + 1, futures))

@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 
 import click
 
+from mpbroker.cli.records.last_records import start_of_last
 from mpbroker.client.admin.topic_admin import EARLIEST, LATEST, list_offsets
 from mpbroker.client.cluster import Cluster, TopicPartition
 
@@ -128,16 +129,19 @@ def resolve_bounds(
     wanted: OffsetRange,
     *,
     stop_at_end: bool,
-    read_committed: bool,
+    settings: Mapping[str, object],
 ) -> Bounds:
     """Ask the brokers for the offsets that the `-o` options mean now.
 
     Args:
+        cluster: the brokers.
         leaders: the leader's node id, by partition.
+        wanted: the options.
         stop_at_end: whether to stop at the offsets that are the ends now.
-        read_committed: whether an end is the last stable offset; False: the high
-            watermark.
+        settings: those of a consumer. With isolation.level=read_committed an end is the
+            last stable offset, else the high watermark.
     """
+    read_committed = settings.get("isolation.level") == "read_committed"
 
     def ask(timestamp: int) -> dict[TopicPartition, int]:
         answers = list_offsets(
@@ -159,11 +163,10 @@ def resolve_bounds(
 
     if wanted.start_time_ms is not None:
         starts = ask_time(wanted.start_time_ms)
+    elif wanted.from_end == 0:
+        starts = latest
     elif wanted.from_end is not None:
-        starts = {
-            partition: max(latest[partition] - wanted.from_end, earliest[partition])
-            for partition in leaders
-        }
+        starts = start_of_last(settings, earliest, latest, wanted.from_end)
     elif wanted.offset is not None:
         starts = dict.fromkeys(leaders, wanted.offset)
     else:

@@ -6,8 +6,9 @@
         admin.alter_configs(events, {"retention.ms": "3600000"})
 
 A method returns when the brokers have answered. It waits for each connection and each
-answer for up to request.timeout.ms. One thread uses an AdminClient, in the process that
-made it.
+answer for up to request.timeout.ms. If no broker can be reached, as during a restart,
+it tries again to connect for up to default.api.timeout.ms, a minute. One thread uses an
+AdminClient, in the process that made it.
 
 Every method may raise:
 
@@ -26,8 +27,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
+from mpbroker.base.config_def import ConfigDef, ConfigKey, ConfigType, at_least
 from mpbroker.client.addresses import Address
 from mpbroker.client.admin import (
     acl_admin,
@@ -52,8 +54,9 @@ from mpbroker.client.admin.topic_admin import (
 from mpbroker.client.cluster import Cluster, TopicPartition
 from mpbroker.client.ownership import Ownership
 from mpbroker.client.settings import (
-    ADMIN_CONFIG,
+    COMMON_KEYS,
     ClientSettings,
+    integer,
     parse_settings,
     settings_together,
 )
@@ -71,6 +74,20 @@ from mpbroker.protocol.messages.metadata import (
     MetadataResponseTopic,
 )
 from mpbroker.protocol.primitives import Buffer
+
+_CONFIG: Final = ConfigDef(
+    "client setting",
+    (
+        *COMMON_KEYS,
+        ConfigKey(
+            "default.api.timeout.ms",
+            ConfigType.INT,
+            60_000,
+            "How long a call tries to connect while no broker can be reached.",
+            validator=at_least(0),
+        ),
+    ),
+)
 
 
 class ClusterDescription(NamedTuple):
@@ -177,14 +194,16 @@ class AdminClient:
             ConfigError: a setting is wrong or missing; the text says which.
             AddressError: bootstrap.servers cannot be read.
         """
-        values = parse_settings(ADMIN_CONFIG, settings_together(config, settings))
+        values = parse_settings(_CONFIG, settings_together(config, settings))
         client = ClientSettings.of(values, max_in_flight=1)
         timeout_s = client.request_timeout_ms / 1000
         self._brokers = Cluster(client.bootstrap, timeout_s, client)
         self._ownership = Ownership("admin client")
+        self._api_timeout_s = integer(values, "default.api.timeout.ms") / 1000
 
     def _cluster(self) -> Cluster:
         self._ownership.check()
+        self._brokers.await_broker(self._api_timeout_s)
         return self._brokers
 
     def close(self) -> None:

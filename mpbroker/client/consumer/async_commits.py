@@ -71,9 +71,14 @@ class AsyncCommits:
         self.deliver()
 
     def close(self) -> None:
-        """Wait for all commits, and end the thread."""
+        """Wait for all commits, and end the thread.
+
+        If the wait is interrupted, commits that have not begun are given up.
+        """
+        is_done = False
         try:
             self.wait()
+            is_done = True
         finally:
             if self._thread is not None:
-                self._thread.shutdown()
+                self._thread.shutdown(wait=is_done, cancel_futures=True)

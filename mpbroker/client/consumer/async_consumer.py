@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from mpbroker.client.cluster import TopicPartition
-from mpbroker.client.consumer.consumer import Consumer
+from mpbroker.client.consumer.consumer import CLOSE_S, Consumer
 from mpbroker.client.consumer.consumer_record import ConsumerRecord
 from mpbroker.client.consumer.fetcher import FetchedBatch
 from mpbroker.client.group_metadata import GroupMetadata
@@ -155,9 +155,9 @@ class AsyncConsumer:
     commit = awaitable(Consumer.commit)
     committed = awaitable(Consumer.committed)
 
-    async def close(self) -> None:
+    async def close(self, timeout: float = CLOSE_S) -> None:
         """End the other tasks' polls, and close the consumer; see `Consumer.close`."""
-        await self._close(self._client.close)
+        await self._close(partial(self._client.close, timeout))
 
     async def _close(self, close: Callable[[], None]) -> None:
         # End a poll of another task, for which this call would wait.

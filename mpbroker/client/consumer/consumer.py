@@ -73,6 +73,8 @@ _PLACE: Final = itemgetter(0, 1)  # a record's topic and partition
 _RETRY_INTERVAL_S: Final = 0.1  # Kafka's retry.backoff.ms
 _MISSING_S: Final = 1.0  # before looking again for a topic that does not exist
 
+CLOSE_S: Final = 30.0  # of Java's KafkaConsumer.close()
+
 _Partitions = list[TopicPartition]
 _Offsets = dict[TopicPartition, int]
 
@@ -742,25 +744,49 @@ class Consumer:
         groups["consumer-metrics"]["connection-count"] = float(connections)
         return groups
 
-    def close(self) -> None:
+    def close(self, timeout: float = CLOSE_S) -> None:
         """Commit if enable.auto.commit is true; leave the group; close all connections.
 
-        A second call does nothing, and neither does a call in a forked child.
+        A second call does nothing, and neither does a call in a forked child. After a
+        KeyboardInterrupt meanwhile nothing is waited for any more.
+
+        Args:
+            timeout: the longest wait for brokers, in seconds, for all of this together.
+                A commit waits for some seconds only if no broker can be reached.
         """
         if not self._ownership.close():
             return
+        self._end_by(time.monotonic() + timeout)
         with ExitStack() as stack:
             # Leave the group whatever fails before. The heartbeats of a member that has
             # not left would keep its partitions from others for ever.
             stack.callback(self._cluster.close)
-            if self._telemetry is not None:
+            if self._telemetry is not None and timeout > 0:
                 stack.callback(self._telemetry.push_last, self._cluster.poll)
             if self._member is not None:
+                stack.push(self._hurry)
                 stack.callback(self._member.close)
+            stack.push(self._hurry)
             stack.callback(self._async_commits.close)
+            stack.push(self._hurry)
             self._auto_commit(now=True)
             if self._topics:
                 self._revoke(self._assigned)
+
+    def _end_by(self, end_s: float) -> None:
+        self._cluster.end_by(end_s)
+        if self._member is not None:
+            self._member.end_by(end_s)
+
+    def _hurry(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Let the rest of `close` wait for nothing if the user has interrupted it."""
+        if exc_type is not None and not issubclass(exc_type, Exception):
+            self._end_by(time.monotonic())
 
     def __enter__(self) -> Self:
         return self

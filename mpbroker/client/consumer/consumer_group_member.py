@@ -213,11 +213,13 @@ class ConsumerGroupMember(GroupMember):
             member_epoch=_LEAVE_FOR_A_WHILE if static else _LEAVE,
             instance_id=self._settings.group_instance_id,
         )
-        try:
-            with self._lock:
+        if self._take_lock():
+            try:
                 self._find().request(request, ConsumerGroupHeartbeatResponse)
-        except MpbrokerError:
-            pass  # the coordinator drops it when its session ends
+            except MpbrokerError:
+                pass  # the coordinator drops it when its session ends
+            finally:
+                self._lock.release()
         self.generation, self._target, self._told = -1, [], None
 
     def send_commit(self, request: OffsetCommitRequest) -> None:
@@ -225,7 +227,7 @@ class ConsumerGroupMember(GroupMember):
 
         See `GroupMember.send_commit`.
         """
-        deadline = time.monotonic() + self._timeout_s
+        deadline = min(time.monotonic() + self._timeout_s, self._end_s)
         while True:
             try:
                 super().send_commit(request)

@@ -12,6 +12,7 @@ from mpbroker.client.cluster import Broker, Cluster
 from mpbroker.client.errors import (
     BrokerUnavailableError,
     check_error,
+    describe_error,
     error_code_of,
 )
 from mpbroker.client.settings import ClientSettings
@@ -117,7 +118,7 @@ class CoordinatorConnection:
         what = f"coordinator of group {self._group_id!r}"
         code = error_code_of(found.error_code)
         if code in _FIND_AGAIN or code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
-            raise BrokerUnavailableError(f"{what}: {code.name}")
+            raise BrokerUnavailableError(f"{what}: {describe_error(code, None)}")
         check_error(found.error_code, what, found.error_message)
         self._found = self._cluster.at(Address(found.host, found.port))
         return self._found

@@ -14,6 +14,7 @@ from mpbroker.client.errors import (
     ClientError,
     RequestTimeoutError,
     check_error,
+    describe_error,
     error_code_of,
 )
 from mpbroker.client.selector import monotonic_ms
@@ -472,7 +473,7 @@ def _raise_partition_error(
     if code == ErrorCode.OFFSET_OUT_OF_RANGE:
         raise OffsetOutOfRangeError(partition, position)
     if code in _LEADER_LOST:
-        raise LeaderLostError(f"{partition}: {code.name}")
+        raise LeaderLostError(f"{partition}: {describe_error(code, None)}")
     check_error(number, str(partition))
 
 

@@ -35,6 +35,7 @@ from mpbroker.client.errors import (
     ClientError,
     RequestTimeoutError,
     check_error,
+    describe_error,
     error_code_of,
 )
 from mpbroker.client.group_metadata import GroupMetadata
@@ -78,6 +79,10 @@ ResponseT = TypeVar("ResponseT", bound=Message)
 
 _RETRY_INTERVAL_S: Final = 0.1  # Kafka's retry.backoff.ms
 _MISSING_S: Final = 1.0  # before looking again for a topic that does not exist
+# How long a member that ends tries to reach a broker, and how long it waits for a
+# thread of its own that was told to end.
+_AWAY_S: Final = 5.0
+_GRACE_S: Final = 1.0
 # Later versions ask for several groups, or name topics by id.
 _ONE_GROUP_MAX_VERSION: Final = 7  # of OffsetFetch
 _NAMED_TOPICS_MAX_VERSION: Final = 9  # of OffsetCommit
@@ -167,6 +172,7 @@ class GroupMember:
         self.member_id = ""
         self.generation = -1
         self._timeout_s = client.request_timeout_ms / 1000
+        self._end_s = float("inf")  # no call waits longer; see `end_by`
         self._cluster = Cluster(client.bootstrap, self._timeout_s, client)
         self._settings = settings
         self._coordinator: Broker | None = None
@@ -208,7 +214,8 @@ class GroupMember:
         Raises:
             BrokerUnavailableError: no coordinator answers within request.timeout.ms.
         """
-        deadline = time.monotonic() + self._timeout_s
+        began = time.monotonic()
+        deadline = began + self._timeout_s
         while True:
             try:
                 with self._lock:
@@ -224,13 +231,17 @@ class GroupMember:
                     code != ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
                 ):
                     return response
-                if time.monotonic() > deadline:
+                if time.monotonic() > min(deadline, self._end_s):
                     return response
                 if code in _FIND_AGAIN:
                     self._find_again()
             except BrokerUnavailableError:
                 self._find_again()
-                if time.monotonic() > deadline:
+                if self._is_ending:
+                    # A broker that restarts comes back within this; for one that is
+                    # away nobody waits who wants to end.
+                    deadline = min(deadline, began + _AWAY_S)
+                if time.monotonic() > min(deadline, self._end_s):
                     raise
             time.sleep(_RETRY_INTERVAL_S)
 
@@ -242,7 +253,7 @@ class GroupMember:
         what = f"coordinator of group {self._settings.group_id!r}"
         code = error_code_of(found.error_code)
         if code in _FIND_AGAIN or code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
-            raise BrokerUnavailableError(f"{what}: {code.name}")
+            raise BrokerUnavailableError(f"{what}: {describe_error(code, None)}")
         check_error(found.error_code, what, found.error_message)
         self._coordinator = self._cluster.at(Address(found.host, found.port))
         return self._coordinator
@@ -522,26 +533,54 @@ class GroupMember:
             return  # a static member comes back under its name
         identity = MemberIdentity(member_id=self.member_id)
         request = LeaveGroupRequest(group_id=self._settings.group_id)
-        try:
-            with self._lock:
+        if self._take_lock():
+            try:
                 broker = self._find()
                 if broker.version_for(LeaveGroupRequest) >= 3:
                     request.members = [identity]
                 else:
                     request.member_id = self.member_id
                 broker.request(request, LeaveGroupResponse)
-        except MpbrokerError:
-            pass  # the coordinator drops it at session.timeout.ms
+            except MpbrokerError:
+                pass  # the coordinator drops it at session.timeout.ms
+            finally:
+                self._lock.release()
         self.member_id, self.generation = "", -1
+
+    def _take_lock(self) -> bool:
+        """Wait for the lock until the time of `end_by`; return whether it was taken.
+
+        A thread that has it waits no longer than that for a broker, either.
+        """
+        return self._lock.acquire(timeout=self._left_s())
+
+    def _left_s(self) -> float:
+        left = max(self._end_s - time.monotonic(), 0)
+        return min(left + _GRACE_S, threading.TIMEOUT_MAX)
+
+    @property
+    def _is_ending(self) -> bool:
+        return self._end_s < float("inf")
+
+    def end_by(self, end_s: float) -> None:
+        """Let no call wait beyond a time, not even one that waits in another thread.
+
+        Args:
+            end_s: the time of the monotonic clock, in seconds.
+        """
+        self._end_s = end_s
+        self._cluster.end_by(end_s)
 
     def close(self) -> None:
         """Leave the group, end the thread, and close the connection."""
         self._stop.set()
-        if self._heart is not None:
-            self._heart.join()
-        self.leave()
-        self._find_again()
-        self._cluster.close()
+        try:
+            if self._heart is not None:
+                self._heart.join(self._left_s())
+            self.leave()
+            self._coordinator = None
+        finally:
+            self._cluster.close()
 
     @property
     def metadata(self) -> GroupMetadata:
@@ -651,7 +690,7 @@ class GroupMember:
                 for name, indexes in topics.items()
             ],
         )
-        deadline = time.monotonic() + self._timeout_s
+        deadline = min(time.monotonic() + self._timeout_s, self._end_s)
         while True:
             response = self._ask(
                 request,

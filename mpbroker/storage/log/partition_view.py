@@ -44,6 +44,7 @@ from mpbroker.storage.files.log_files import (
 )
 from mpbroker.storage.files.log_segment import LogSegment
 from mpbroker.storage.files.segment_list import SegmentList
+from mpbroker.storage.full_directories import NO_ROOM
 from mpbroker.storage.log.core_plans import AppendPlan, Positions
 from mpbroker.storage.log.log_loader import LoadHints, finish_swap, load_log
 from mpbroker.storage.producers.producer_state import ProducerState
@@ -116,6 +117,8 @@ class PartitionView:
             one log directory.
         release_descriptors: called when this process has no free file descriptor;
             closes the files of all logs.
+        note_full: called with ``directory`` when its file system has no room; returns
+            whether the housekeeper will say so in the log. None: nobody will.
     """
 
     def __init__(
@@ -151,6 +154,7 @@ class PartitionView:
         self.append_plan: AppendPlan | None = None
         self.release_descriptors: Callable[[], None] | None = None
         self.locate: Callable[[str, bool], str] | None = None
+        self.note_full: Callable[[str], bool] | None = None
         self._epochs: LeaderEpochs | None = None
         self._remote: RemoteLog | None = None
 
@@ -319,11 +323,24 @@ class PartitionView:
                 self.row.status = RowStatus.OFFLINE
             logger.error("%s %s and is now offline: %s", self.directory, what, error)
             self.mark_offline(error)
-        else:
+        elif not self._is_noted_as_full(error):
             logger.error("%s %s: %s", self.directory, what, error)
         raise ApiError(
             ErrorCode.KAFKA_STORAGE_ERROR, f"{self.directory} {what}: {error}"
         ) from error
+
+    def _is_noted_as_full(self, error: Exception) -> bool:
+        """Note a full file system; return whether the housekeeper tells of it, once.
+
+        Producers try again many times a second: a line for each attempt would fill the
+        log, and perhaps the same disk.
+        """
+        return (
+            isinstance(error, OSError)
+            and error.errno in NO_ROOM
+            and self.note_full is not None
+            and self.note_full(self.directory)
+        )
 
     def mark_offline(self, why: object) -> None:
         """Note in the directory, for the next start, that the disk has failed.

@@ -166,6 +166,7 @@ class ControlCommands:
     def _status(self, arguments: dict[str, Any]) -> dict[str, Any]:
         from mpbroker.inspect.cluster_figures import cluster_figures
         from mpbroker.inspect.remote_figures import remote_figures  # no start needs it
+        from mpbroker.storage.full_directories import full_directories
 
         rows = self._sources.rows()
         since = {row: at for row, (_, at) in self._unsynced_since.items()}
@@ -192,6 +193,9 @@ class ControlCommands:
                 },
                 "offline": [list(name) for name in named if name is not None],
                 "offline_partitions": len(offline),
+                "full": full_directories(
+                    self._sources.view.control, self._sources.identity["log_dirs"]
+                ),
                 "remote": remote_figures(self._sources.identity),
                 "cluster": cluster_figures(self._sources.identity),
                 "closed": None if closed is None else closed._asdict(),

@@ -283,6 +283,10 @@ class SaslServerAuthenticator:
         return b""
 
     def _fail(self, error: SaslError) -> None:
+        claimed = self._mechanism.claimed if self._mechanism is not None else ""
+        if claimed:
+            # As Python writes it: a client may send line ends, or a name without end.
+            error.detail = f"{claimed!r:.100} by {self._name}: {error.detail}"
         self.error = error
         self.state = S.FAILED
 

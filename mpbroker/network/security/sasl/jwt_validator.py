@@ -99,7 +99,8 @@ class JwtValidator:
             )
         except (jwt.PyJWTError, RecursionError) as error:
             # RecursionError: JSON in JSON without end, which PyJWT 2.10 lets through.
-            raise _invalid(f"{type(error).__name__}: {error}") from None
+            who = self._claimed(text)
+            raise _invalid(f"{type(error).__name__}: {error}{who}") from None
         user = claims.get(settings.user_claim)
         if not isinstance(user, str) or not user.strip():
             raise _invalid(f"the claim {settings.user_claim} is no name")
@@ -113,6 +114,14 @@ class JwtValidator:
     def close(self) -> None:
         """Stop fetching keys from a URL, if there is one."""
         self._keys.close()
+
+    def _claimed(self, text: str) -> str:
+        """Return words about the user that a refused token names, for the log."""
+        try:
+            claims = self._jwt.decode(text, options={"verify_signature": False})
+        except (self._jwt.PyJWTError, RecursionError):
+            return ""
+        return f" (the token is for {claims.get(self._settings.user_claim)!r:.100})"
 
     def _key_for(self, header: dict[str, Any], keys: dict[str, Any]) -> Any:
         if header.get("alg") not in _ALGORITHMS:

@@ -36,12 +36,15 @@ class SaslMechanism(Protocol):
 
     Attributes:
         user: the client's user; empty until ``is_complete``.
+        claimed: the user or token that the client says it is, which nothing has proved;
+            for the log. Empty if it has not said so.
         is_complete: whether the client has authenticated.
         expires_ms: when the credential expires, wall clock; None: never.
         by_token: whether the credential is a delegation token.
     """
 
     user: str
+    claimed: str
     is_complete: bool
     expires_ms: int | None
     by_token: bool

@@ -44,7 +44,7 @@ class OAuthBearerServer:
     def __init__(self, validate: Validate) -> None:
         self._validate = validate
         self._error: SaslError | None = None
-        self.user = ""
+        self.user = self.claimed = ""
         self.is_complete = False
         self.expires_ms: int | None = None
         self.by_token = False
@@ -59,6 +59,7 @@ class OAuthBearerServer:
                 AuthenticationResult.NOT_SASL,
             )
         authorization_id, text = _parse(token)
+        self.claimed = authorization_id
         try:
             found = self._validate(text)
             if authorization_id not in ("", found.user):

@@ -29,7 +29,7 @@ class PlainServer:
 
     def __init__(self, password_of: PasswordOf) -> None:
         self._password_of = password_of
-        self.user = ""
+        self.user = self.claimed = ""
         self.is_complete = False
         self.expires_ms: int | None = None
         self.by_token = False
@@ -49,6 +49,7 @@ class PlainServer:
                 f"Invalid SASL/PLAIN response: expected 3 tokens, got {len(parts)}"
             )
         authorization_id, user, password = parts
+        self.claimed = user
         if not user:
             raise SaslError("Authentication failed: username not specified")
         if not password:

@@ -84,7 +84,7 @@ class ScramServer:
         self._messages = ""  # client-first-bare, server-first
         self._credential: ScramCredential | None = None
         self._is_known = False
-        self.user = ""
+        self.user = self.claimed = ""
         self.is_complete = False
         self.expires_ms: int | None = None
         self.by_token = False
@@ -114,7 +114,7 @@ class ScramServer:
             if self._token_of is None:
                 raise _malformed("delegation tokens are not served")
             self.by_token = True
-        self._name = self._proved = _saslname(match["user"])
+        self._name = self._proved = self.claimed = _saslname(match["user"])
         if match["authzid"] and _saslname(match["authzid"]) != self._name:
             raise SaslError(
                 "Authentication failed: Client requested an authorization id that is"

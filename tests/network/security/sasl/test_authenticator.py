@@ -38,6 +38,7 @@ class Expiring:
 
     def __init__(self) -> None:
         self.user, self.is_complete = "", False
+        self.claimed = ""
         self.expires_ms: int | None = NOW_MS + 500
         self.by_token = False
         self.asked = 0
@@ -108,6 +109,17 @@ def test_a_wrong_password_is_told_in_kafkas_words():
     assert answer.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
     assert answer.error_message == "Authentication failed: Invalid username or password"
     assert sasl.state is S.FAILED
+
+
+def test_the_log_names_the_user_of_a_refused_login_and_no_password():
+    for user, told in ((b"alice", "'alice'"), (b"al\nice", r"'al\nice'")):
+        sasl = made()
+        say(sasl, handshake("PLAIN"))
+        say(sasl, authenticate(b"\0" + user + b"\0secret"))
+        assert sasl.error is not None
+        assert sasl.error.detail.startswith(f"{told} by PLAIN: Authentication failed")
+        assert "secret" not in sasl.error.detail
+        assert "alice" not in str(sasl.error)  # the client gets Kafka's words
 
 
 def test_a_mechanism_that_is_not_offered_is_answered_with_those_that_are():

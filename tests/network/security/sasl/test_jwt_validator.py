@@ -98,6 +98,14 @@ def test_a_token_that_is_not_good_is_refused_and_the_client_not_told_why(
     assert detail in caught.value.detail
 
 
+def test_the_log_names_the_user_of_a_refused_token_and_not_the_token(path):
+    text = token(exp=int(time.time()) - 3600)
+    with pytest.raises(SaslError) as caught:
+        validator(path)(text)
+    assert "the token is for 'alice'" in caught.value.detail
+    assert text.rpartition(".")[2] not in caught.value.detail
+
+
 def test_audience_and_issuer_are_checked_where_they_are_set(path):
     ours = validator(path, expected_audience=("us", "ours"), expected_issuer="them")
     assert ours(token(aud="us", iss="them")).user == "alice"
