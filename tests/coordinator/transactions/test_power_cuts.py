@@ -81,7 +81,7 @@ STATE_ROW: Final = PARTITIONS
 NAME: Final = "x"
 ONE_SEGMENT: Final = LogConfig({"segment.ms": 1 << 60})
 # MPBROKER_POWER_CUTS=5000 looks harder.
-SEEDS: Final = int(os.environ.get("MPBROKER_POWER_CUTS", "100"))
+SEEDS: Final = int(os.environ.get("MPBROKER_POWER_CUTS", "50"))
 TRY_AGAIN: Final = {
     ErrorCode.CONCURRENT_TRANSACTIONS,
     ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
