@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from mpbroker.cli.exit_codes import CliError, ExitCode
+from mpbroker.cli.records.ending import finished_first
 from mpbroker.client.admin.topic_admin import LATEST
 from mpbroker.client.cluster import Cluster, TopicPartition
 from mpbroker.client.consumer.consumer import Consumer, ConsumerRecord
@@ -59,11 +60,12 @@ def read_as_member(
                 if not quiet:
                     print(f"mpbroker: {error}; trying again", file=sys.stderr)
                 continue
-            for where, records in found.items():
-                write(where, records)
-                left -= len(records)
-            if found:
-                _commit(consumer)
+            with finished_first():
+                for where, records in found.items():
+                    write(where, records)
+                    left -= len(records)
+                if found:
+                    _commit(consumer)
             if exit_at_end and _is_at_end(consumer, ends, is_idle=not found):
                 return
 

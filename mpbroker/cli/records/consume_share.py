@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from mpbroker.cli.exit_codes import CliError, ExitCode
+from mpbroker.cli.records.ending import finished_first
 from mpbroker.client.admin.config_admin import (
     ConfigResource,
     ConfigResourceType,
@@ -88,16 +89,21 @@ def read_as_share_member(
             except BrokerUnavailableError as error:
                 warn(f"{error}; trying again")
                 continue
-            for where, records in found.items():
-                wanted = records[:left]  # close() releases the others
-                if wanted:
-                    write(where, wanted)
-                    left -= len(wanted)
-                    for record in wanted:
-                        consumer.acknowledge(record, kind)
-            if found:
-                _commit(consumer, warn)
-            elif exit_at_end and _is_done(cluster, str(settings["group.id"]), topics):
+            with finished_first():
+                for where, records in found.items():
+                    wanted = records[:left]  # close() releases the others
+                    if wanted:
+                        write(where, wanted)
+                        left -= len(wanted)
+                        for record in wanted:
+                            consumer.acknowledge(record, kind)
+                if found:
+                    _commit(consumer, warn)
+            if (
+                not found
+                and exit_at_end
+                and _is_done(cluster, str(settings["group.id"]), topics)
+            ):
                 return
 
 

@@ -33,6 +33,39 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 @contextmanager
+def finished_first() -> Iterator[None]:
+    """Let the block end first if SIGINT or SIGTERM comes meanwhile.
+
+    So records that were written are committed, too. A second signal does not wait: the
+    block itself may wait, for example for the reader of a pipe.
+
+    Raises:
+        KeyboardInterrupt: a signal came meanwhile.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    told: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if told:
+            raise KeyboardInterrupt
+        told.append(number)
+
+    before = {
+        number: signal.signal(number, note)
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if told:
+        raise KeyboardInterrupt
+
+
+@contextmanager
 def told_to_end() -> Iterator[int]:
     """Let SIGTERM make a file descriptor readable, and interrupt nothing.
 
