@@ -252,11 +252,18 @@ def test_a_version_that_is_not_served_closes_the_connection(pair, key, version):
 
 @pytest.mark.parametrize(
     "tail",
+    [b"\xff\xfe\0 a length of -2", b"\0\2\xc3\x28\0 no UTF-8"],
+)
+def test_a_client_id_that_kafka_can_read_closes_nothing(pair, tail):
+    lane, _, _, refused, _, _ = by_both(pair, frame()[:8] + tail)
+    assert (lane, refused) == ([3], [])
+
+
+@pytest.mark.parametrize(
+    "tail",
     [
-        b"\xff\xfe\0 a length of -2",
         b"\0\4tes",
         b"\x7f\xff\0",
-        b"\0\2\xc3\x28\0 no UTF-8",
         b"\0\4test",  # without its tagged fields
         b"\0\4test\1\0\7short",
         b"\0",
