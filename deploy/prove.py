@@ -3,7 +3,9 @@
 What `scripts/prove` runs, as root. debootstrap makes a root for each suite, once, below
 .downloads/roots. Two wheels are made of the commit, the second with a later version,
 with the core that zig compiles; deploy/first_use.py walks with them in the root, in a
-namespace of its own for processes, mounts and shared memory.
+namespace of its own for processes, mounts and shared memory. With --tests an ordinary
+user sets a clean checkout up there instead, in a folder with a space in its name, and
+runs its tests without a network.
 """
 
 from __future__ import annotations
@@ -44,13 +46,24 @@ for name in %s; do
 done
 exec chroot "$root" "$@"
 """
+# A user that Debian gives to nobody.
+_USER: Final = "4000"
 
 
-def enter(root: Path, *command: str) -> list[str]:
-    """Return what runs a command in a root; all its processes end with it."""
+def enter(root: Path, *command: str, network: bool = True) -> list[str]:
+    """Return what runs a command in a root; all its processes end with it.
+
+    Args:
+        root: where the command runs.
+        command: the program and its arguments.
+        network: this machine's; without it there is only loopback.
+    """
     script = _ENTER % " ".join(_SHARED)
+    alone = () if network else ("--net",)
+    if not network:
+        script = f"ip link set lo up\n{script}"
     return [
-        *("unshare", "--mount", "--pid", "--fork", "--kill-child"),
+        *("unshare", "--mount", "--pid", "--fork", "--kill-child", *alone),
         *("sh", "-c", script, "sh", str(root), *command),
     ]
 
@@ -150,14 +163,54 @@ def prove(suite: str) -> None:
         raise release.ReleaseError(f"{suite}: the walk ended with {done.returncode}")
 
 
+def prove_tests(suite: str, arguments: Sequence[str]) -> None:
+    """Run the commit's tests in the root of a suite, as an ordinary user.
+
+    Args:
+        suite: of Debian.
+        arguments: of pytest; without any, `scripts/test` runs all its checks.
+
+    Raises:
+        ReleaseError: the set-up or a test fails.
+    """
+    root = make_root(suite)
+    inside = Path(tempfile.mkdtemp(dir=root / "tmp"))
+    try:
+        checkout = inside / "a check out"
+        release._run(["git", "clone", "--quiet", str(ROOT), str(checkout)])
+        release._run(["chown", "-R", f"{_USER}:{_USER}", str(inside)])
+        user = ["setpriv", f"--reuid={_USER}", f"--regid={_USER}", "--clear-groups"]
+        home = f"/{inside.relative_to(root)}"
+        user += ["env", f"HOME={home}", f"--chdir={home}/{checkout.name}"]
+        set_up = ["bash", "-ec", "source scripts/setup.sh; prepare test"]
+        for network, command in (
+            (True, set_up),
+            (False, ["scripts/test", *arguments]),
+        ):
+            done = subprocess.run(enter(root, *user, *command, network=network))
+            if done.returncode:
+                raise release.ReleaseError(f"{suite}: {command} failed")
+    finally:
+        shutil.rmtree(inside)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prove on the suites that the command line names; return the exit code."""
     parser = argparse.ArgumentParser(prog="scripts/prove")
     parser.add_argument("suites", nargs="*", default=SUITES)
+    parser.add_argument(
+        "--tests",
+        nargs=argparse.REMAINDER,
+        metavar="PYTEST-ARGUMENT",
+        help="run the checkout's tests there, all or these",
+    )
     options = parser.parse_args(arguments)
     try:
         for suite in options.suites:
-            prove(suite)
+            if options.tests is None:
+                prove(suite)
+            else:
+                prove_tests(suite, options.tests)
     except release.ReleaseError as error:
         print(f"prove: {error}", file=sys.stderr)
         return 1

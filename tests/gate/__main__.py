@@ -181,13 +181,16 @@ def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:
 def report(verdict: Verdict, seed: int, load: str) -> str:
     """Return the gate's last lines: times, then failures, then the counts."""
     first = verdict.first
-    lines = ["", f"== the gate: seed {seed}, {load}", "minutes of tests by folder:"]
+    lines = ["", f"== the gate: seed {seed}, {load}"]
+    lines.append("minutes of tests by folder, and of CPU:")
+    computed = dict(minutes_by_folder(first.cpu_seconds))
     for folder, minutes in minutes_by_folder(first.seconds):
         if minutes >= 0.05:
-            lines.append(f"{minutes:8.1f}  {folder}")
-    lines.append(f"the {_SLOWEST} slowest tests, in seconds:")
+            lines.append(f"{minutes:8.1f}{computed.get(folder, 0):8.1f}  {folder}")
+    lines.append(f"the {_SLOWEST} slowest tests, in seconds, and of CPU:")
     for name, seconds in slowest(first.seconds, _SLOWEST):
-        lines.append(f"{seconds:8.1f}  {name}")
+        cpu_s = first.cpu_seconds.get(name, 0)
+        lines.append(f"{seconds:8.1f}{cpu_s:8.1f}  {name}")
     share = _REPORT_LINES // max(1, len(verdict.failed))
     for failure, _ in verdict.failed:
         lines += _last_words(failure, max(8, share))

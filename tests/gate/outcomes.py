@@ -39,6 +39,7 @@ class Outcomes:
         is_whole: the session has come to its end.
         counts: how many tests "passed", "failed" and "skipped".
         seconds: how long each test took, with its fixtures.
+        cpu_seconds: the CPU time of each test, and of its processes that have ended.
         failures: by name, a test once.
     """
 
@@ -46,6 +47,7 @@ class Outcomes:
     is_whole: bool = False
     counts: Mapping[str, int] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
+    cpu_seconds: Mapping[str, float] = field(default_factory=dict)
     failures: dict[str, Failure] = field(default_factory=dict)
 
     @classmethod
@@ -62,6 +64,7 @@ class Outcomes:
                 outcomes.is_whole = True
                 outcomes.counts = row["counts"]
                 outcomes.seconds = row["seconds"]
+                outcomes.cpu_seconds = row["cpu_seconds"]
             else:
                 outcomes._add(Failure(**row))
         return outcomes

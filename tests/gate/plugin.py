@@ -6,6 +6,7 @@ when the session ends. A session that was cut off has no summary.
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -31,6 +32,7 @@ _CRASHES: Final = re.compile(
 _TRACEBACK_LINES: Final = 400
 _LOG_LINES: Final = 2000
 _started = pytest.StashKey[Reading]()
+_computed = pytest.StashKey[float]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -51,6 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     item.stash[_started] = Reading.now()
+    item.stash[_computed] = _cpu_s()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # outermost: all sections are there
@@ -58,12 +61,19 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Iterator[None]:
     report: Any = yield
+    # What is set here travels to the controller with the report.
+    if report.when == "teardown":
+        report.cpu_s = _cpu_s() - item.stash.get(_computed, _cpu_s())
     if report.failed:
-        # These travel to the controller with the report.
         report.never_forgiven = _never_forgiven(call, report)
         began = item.stash.get(_started, None) or Reading.now()
         report.pressure = str(Reading.now().since(began))
     return report
+
+
+def _cpu_s() -> float:
+    """Return the CPU seconds of this process and of its children that have ended."""
+    return sum(os.times()[:4])
 
 
 def _never_forgiven(call: pytest.CallInfo[None], report: pytest.TestReport) -> str:
@@ -96,11 +106,14 @@ class OutcomeWriter:
         self._path = path
         self._counts: Counter[str] = Counter()
         self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._cpu_seconds: dict[str, float] = {}
         self._failed: set[str] = set()
         path.write_bytes(b"")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._seconds[report.nodeid] += report.duration
+        if report.when == "teardown":
+            self._cpu_seconds[report.nodeid] = getattr(report, "cpu_s", 0.0)
         if report.failed:
             crashed = report.when == _CRASHED
             never = getattr(report, "never_forgiven", "")
@@ -129,6 +142,7 @@ class OutcomeWriter:
                 "exit_code": int(exitstatus),
                 "counts": self._counts,
                 "seconds": self._seconds,
+                "cpu_seconds": self._cpu_seconds,
             }
         )
 

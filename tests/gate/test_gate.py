@@ -55,6 +55,11 @@ CRASHES_ONCE = """
         import os, signal
         os.kill(os.getpid(), signal.SIGKILL)
 """
+MEETS_ANOTHER = """
+    import time
+    while len(list(pathlib.Path(RUNS).iterdir())) < 2:
+        time.sleep(0.05)
+"""
 HANGS = """
 import pytest, time
 @pytest.mark.timeout(1)
@@ -69,6 +74,12 @@ import os, pytest
 @pytest.mark.parametrize("number", range(11))
 def test_needs_the_machine(number):
     assert "PYTEST_XDIST_WORKER" not in os.environ
+"""
+COMPUTES_IN_A_CHILD = """
+import subprocess, sys
+def test_computes():
+    program = "import time\\nwhile time.process_time() < 0.5: pass"
+    subprocess.run([sys.executable, "-c", program], check=True)
 """
 PASSES = """
 def test_passes():
@@ -219,6 +230,19 @@ def test_an_interrupted_gate_is_closed_and_leaves_no_process(
     assert not session_processes(process.pid)
 
 
+def test_two_gates_at_once_in_one_checkout_do_not_disturb_each_other(
+    planted: Planted,
+) -> None:
+    # Each waits until the other's test has begun.
+    planted.plant("test_it.py", COUNTS_RUNS, MEETS_ANOTHER)
+    with planted.popen() as one, planted.popen() as other:
+        texts = [each.communicate(timeout=_LIMIT_S)[0] for each in (one, other)]
+    assert [one.returncode, other.returncode] == [0, 0], texts
+    for text in texts:
+        assert text.splitlines()[-1] == "2 passed, 0 failed, 0 skipped"
+    assert not session_processes(one.pid) | session_processes(other.pid)
+
+
 def test_what_no_signal_of_pytest_ends_is_ended_with_its_stack(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -240,6 +264,13 @@ def test_an_outcome_file_that_was_cut_off_is_no_result(tmp_path: Path) -> None:
     assert list(outcomes.failures) == ["a"]
     assert "cut off" in outcomes.trouble
     assert "cut off" in Outcomes.read(tmp_path / "missing", exit_code=0).trouble
+
+
+def test_the_cpu_time_of_a_test_counts_its_processes_too(planted: Planted) -> None:
+    planted.plant("test_it.py", COMPUTES_IN_A_CHILD)
+    _, lines = planted.gate()
+    (line,) = [line for line in lines if line.endswith("test_it.py::test_computes")]
+    assert float(line.split()[1]) >= 0.5
 
 
 def test_minutes_are_added_up_by_folder() -> None:
