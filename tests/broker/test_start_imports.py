@@ -70,6 +70,7 @@ BEFORE_THE_FORK = """
     storage.log.disk_sync storage.log.log_loader storage.log.log_lookup
     storage.log.log_producers storage.log.log_reader storage.log.log_sync
     storage.log.partition_log storage.log.partition_view storage.log.sync_ring
+    storage.full_directories
     storage.log_directory storage.log_manager storage.partition_directory
     storage.producers.producer_replay storage.producers.producer_snapshot
     storage.producers.producer_state supervisor.become_child supervisor.child

@@ -23,7 +23,6 @@ from tests.faults.producers import Ledger
 from tests.faults.test_kill_one_process import has_progressed, wait_until
 from tests.faults.test_kill_the_whole_tree import address_of, producers_for
 from tests.support.broker import Broker
-from tests.support.patience import LONGEST_S
 
 TOPIC = "wedged"
 
@@ -59,9 +58,7 @@ def test_a_stopped_process_is_replaced_and_nothing_is_lost(
     wait_until("load", has_progressed(producers))
     victim = children(broker, role)[role, 0]
     os.kill(victim, signal.SIGSTOP)
-    wait_until(
-        f"{role} replaced", lambda: children(broker)[role, 0] != victim, LONGEST_S
-    )
+    wait_until(f"{role} replaced", lambda: children(broker)[role, 0] != victim)
     wait_until("load goes on", has_progressed(producers))
     for producer in producers:
         producer.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import trustme
 
 from tests.client import certificates
 from tests.support.broker import Broker
@@ -11,6 +12,7 @@ from tests.support.fetch_clients import have_spark_connector
 pytestmark = pytest.mark.timeout(900)
 
 USER, PASSWORD = "alice", "wonder,land="
+OTHER_AUTHORITY = trustme.CA().cert_pem.bytes().decode()
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +87,7 @@ def test_rows_go_in_through_a_stream_and_out_again_encrypted(
     ("change", "message"),
     [
         ({"kafka.sasl.password": "wrong"}, "SASL_AUTHENTICATION_FAILED|PLAIN"),
-        ({"kafka.ssl.truststore.certificates": certificates.BROKER}, "certificate"),
+        ({"kafka.ssl.truststore.certificates": OTHER_AUTHORITY}, "certificate"),
     ],
 )
 def test_a_wrong_password_or_authority_is_an_error_that_says_so(

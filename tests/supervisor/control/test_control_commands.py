@@ -21,7 +21,7 @@ def commands_of(
     parts: dict[str, Any] = {
         "view": view,
         "children": [],
-        "identity": {"pid": 1, "limits": {}, "started": time.time()},
+        "identity": {"pid": 1, "limits": {}, "started": time.time(), "log_dirs": []},
         "deaths": SimpleNamespace(total=0),
         "rows": lambda: MAX_PARTITIONS,
         "name_of_row": lambda row: (LONGEST_NAME, row),
@@ -35,6 +35,7 @@ def commands_of(
 
 def test_status_can_be_told_with_every_partition_offline() -> None:
     view = SimpleNamespace(
+        control=memoryview(bytearray(4096)).cast("Q"),
         figures=dict,
         power_cut=lambda rows, name, since: {},
         offline_rows=lambda rows: list(range(rows)),
@@ -47,6 +48,7 @@ def test_status_can_be_told_with_every_partition_offline() -> None:
 
 def test_that_partitions_are_closed_is_said_ever_less_often(caplog: Any) -> None:
     view = SimpleNamespace(
+        control=memoryview(bytearray(4096)).cast("Q"),
         figures=dict,
         power_cut=lambda rows, name, since: {},
         offline_rows=lambda rows: [],
