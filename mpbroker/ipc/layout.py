@@ -1,4 +1,4 @@
-"""Every offset in shared memory, layout version 9.
+"""Every offset in shared memory, layout version 10.
 
 Segments with a file of their own (session_layout, quota_layout, limits_page...) are the
 exception; no other file holds offsets.
@@ -43,7 +43,7 @@ from enum import IntEnum
 from typing import Final
 
 MAGIC: Final = 0x6D70_6272_6F6B_6572  # "mpbroker"
-LAYOUT_VERSION: Final = 9
+LAYOUT_VERSION: Final = 10
 
 FENCE: Final = 0x6D70_2066_656E_6365  # "mp fence"
 
