@@ -279,7 +279,7 @@ class TopicRegistry:
         self._deletions: deque[tuple[int, int]] = deque()
         self._ever_deleted = self._ever_reused = 0
         self._reuses: dict[int, int] = {}  # how often a row was used again
-        self._collisions: dict[str, str] = {}
+        self._collisions: dict[str, list[str]] = {}  # names, by collision_key()
         self._set_defaults(defaults_of_broker(self._static))
         self._producer_ids = iter(range(0))
         self._features: FeatureLevels | None = None
@@ -897,7 +897,7 @@ class TopicRegistry:
         topic_id = self._image.topics[name].topic_id
         topic = Topic(name, topic_id, self._resolve(name))
         self._topics[name] = self._by_id[topic_id] = topic
-        self._collisions[collision_key(name)] = name
+        self._collisions.setdefault(collision_key(name), []).append(name)
 
     def _replay_partition(self, topic: Topic | None, record: MetadataRecord) -> None:
         assert topic is not None, "the image refuses partitions of unknown topics"
@@ -934,7 +934,10 @@ class TopicRegistry:
     def _replay_removal(self, topic: Topic) -> None:
         del self._topics[topic.name]
         del self._by_id[topic.topic_id]
-        self._collisions.pop(collision_key(topic.name), None)
+        key = collision_key(topic.name)
+        self._collisions[key].remove(topic.name)
+        if not self._collisions[key]:
+            del self._collisions[key]
         self._deleted_rows.extend(topic.partitions)
         self._ever_deleted += len(topic.partitions)
         if self._on_removed is not None:
@@ -1070,7 +1073,7 @@ class _Draft:
 
     def __init__(self, registry: TopicRegistry, spare: int) -> None:
         self._registry = registry
-        self._names: dict[str, str] = {}
+        self._names: set[str] = set()
         self._rows = _NewRows(registry)
         self._spare = spare
         self.records: list[MetadataRecord] = []
@@ -1106,7 +1109,7 @@ class _Draft:
                 for index, (_, reused) in enumerate(rows)
             ),
         ]
-        self._names[collision_key(topic.name)] = topic.name
+        self._names.add(topic.name)
         topic.partitions.extend(row for row, _ in rows)
         return topic
 
@@ -1117,16 +1120,16 @@ class _Draft:
                 ErrorCode.INVALID_REQUEST,
                 f"Creation of internal topic {name} is prohibited.",
             )
-        key = collision_key(name)
-        other = self._names.get(key) or self._registry._collisions.get(key)
-        if other == name:
+        if name in self._names or name in self._registry._topics:
             raise ApiError(
                 ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists."
             )
-        if other is not None:
+        # As Kafka, of the topics that exist: two of one request are both created.
+        others = self._registry._collisions.get(collision_key(name))
+        if others:
             raise ApiError(
                 ErrorCode.INVALID_TOPIC_EXCEPTION,
-                f"Topic '{name}' collides with existing topic: {other}",
+                f"Topic '{name}' collides with existing topic: {others[0]}",
             )
 
     def _new_id(self) -> bytes:

@@ -133,12 +133,12 @@ def test_each_topic_of_a_request_is_judged_for_itself(tmp_path):
     ] == [
         [1],
         "TOPIC_ALREADY_EXISTS",
-        "INVALID_TOPIC_EXCEPTION",
+        [2],
         "INVALID_PARTITIONS",
         "INVALID_CONFIG",
         "INVALID_TOPIC_EXCEPTION",
         "INVALID_REQUEST",
-        [2, 3],
+        [3, 4],
     ]
     assert contents(start(tmp_path)) == contents(one)
 
@@ -280,6 +280,20 @@ def test_a_name_is_free_again_after_its_near_twin_is_deleted(tmp_path):
     assert collision is ErrorCode.INVALID_TOPIC_EXCEPTION
     one.delete_topic("a.b")
     one.create_topic("a_b", 1)
+
+
+def test_names_that_were_created_together_are_both_in_the_way_of_a_third(tmp_path):
+    """As with Kafka, which has made them both."""
+    one = start(tmp_path)
+    made = one.create_topics([NewTopic("a.b_c", 1), NewTopic("a_b.c", 1)])
+    assert not any(isinstance(topic, ApiError) for topic in made)
+    for deleted in ("a_b.c", "a.b_c"):
+        collision = refused(one.create_topic, "a_b_c", 1)
+        assert collision is ErrorCode.INVALID_TOPIC_EXCEPTION
+        again = refused(one.create_topic, deleted, 1)
+        assert again is ErrorCode.TOPIC_ALREADY_EXISTS
+        one.delete_topic(deleted)
+    one.create_topic("a_b_c", 1)
 
 
 # -- configs --------------------------------------------------------------------------
