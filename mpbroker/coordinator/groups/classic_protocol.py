@@ -62,6 +62,7 @@ class ClassicProtocol:
         self._config = config
         self._out = context.outbox
         self._timers = context.timers
+        self._sessions = context.sessions
         self._rebalance = rebalance
         self._new_id = new_id
 
@@ -124,6 +125,7 @@ class ClassicProtocol:
             # The client has to join again with this id, within its session timeout. So
             # a client that repeats its first request is not counted twice (KIP-394).
             group.pending_join_members.add(new_id)
+            self._sessions.heard(new_id, now_ms)
             self._timers.schedule(
                 ("pending", group.group_id, new_id),
                 now_ms + request.session_timeout_ms,
@@ -157,6 +159,7 @@ class ClassicProtocol:
         self, group: ClassicGroup, member_id: str, now_ms: int
     ) -> None:
         group.pending_join_members.discard(member_id)
+        self._sessions.forget(member_id)
         self._rebalance.maybe_complete_join(group, now_ms)
 
     def _add_member(
@@ -191,7 +194,7 @@ class ClassicProtocol:
     ) -> None:
         member_id = request.member_id
         is_known = member_id in group.members
-        if not is_known and may_have_been_parked(call, request):
+        if not is_known and self.may_know_its_id(call, request):
             group.pending_join_members.add(member_id)
         if member_id in group.pending_join_members:
             if request.group_instance_id is not None:
@@ -203,12 +206,27 @@ class ClassicProtocol:
         member = group.members[member_id]
         if group.is_in(S.EMPTY):
             raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
+        if (
+            call.is_older
+            and group.is_in(S.COMPLETING_REBALANCE)
+            and group.protocol_name is not None
+            and (group.protocol_name, member.metadata(group.protocol_name))
+            in membership.protocols
+        ):
+            # A predecessor was killed between the record and this answer. The record
+            # has only one of the protocols.
+            self._update_member(None, group, member, membership, now_ms)
         if member.matches(membership.protocols) and (
             group.is_in(S.COMPLETING_REBALANCE)
             or (group.is_in(S.STABLE) and member_id != group.leader_id)
         ):
             # The answer was lost, or the member joined without a reason: answer again.
-            self._rebalance.answer_join(call, group, member)
+            self._rebalance.answer_join(
+                call,
+                group,
+                member,
+                after=self._out.logged(self._rebalance.log_of(group)),
+            )
             return
         self._update_member(call, group, member, membership, now_ms)
         self._rebalance.maybe_prepare_rebalance(group, now_ms, call.waited_ms)
@@ -282,6 +300,18 @@ class ClassicProtocol:
             sync, member.awaiting_sync = member.awaiting_sync, None
             self._rebalance.refuse_sync(sync, ErrorCode.FENCED_INSTANCE_ID)
 
+    def may_know_its_id(self, call: Call, request: JoinGroupRequest) -> bool:
+        """Return whether the sender of a JoinGroup may have its id of a predecessor.
+
+        No log has the ids that are given out with MEMBER_ID_REQUIRED. Either the
+        JoinGroup was parked when the predecessor was killed, or it was not sent yet.
+        Static members join without an id.
+        """
+        member_id = request.member_id
+        if not member_id or request.group_instance_id:
+            return False
+        return call.is_older or self._sessions.had_heard(member_id)
+
     # -- SyncGroup -----------------------------------------------------------------
 
     def sync(
@@ -311,7 +341,7 @@ class ClassicProtocol:
         member = group.members[member_id]
         group.pending_sync_members.discard(member_id)
         if group.is_in(S.STABLE):
-            after = self._out.told(self._rebalance.log_of(group))
+            after = self._out.logged(self._rebalance.log_of(group))
             self._rebalance.answer_sync(call, group, member, after)
             self._rebalance.schedule_session(group, member, now_ms)
             self._rebalance.maybe_end_pending_sync(group)
@@ -414,6 +444,7 @@ class ClassicProtocol:
             if instance is not None:
                 raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
             group.pending_join_members.discard(member_id)
+            self._sessions.forget(member_id)
             self._timers.cancel(("pending", group.group_id, member_id))
             return False
         group.validate_member(member_id, instance)
@@ -427,12 +458,3 @@ def _member_id(prefix: str, random_part: str) -> str:
     if len(prefix) > longest // 4:  # a character has 4 bytes at most
         prefix = prefix.encode()[:longest].decode(errors="ignore")
     return f"{prefix}-{random_part}"
-
-
-def may_have_been_parked(call: Call, request: JoinGroupRequest) -> bool:
-    """Return whether an earlier coordinator, killed since, may have parked a JoinGroup.
-
-    That coordinator gave the client the member id with MEMBER_ID_REQUIRED, so the id is
-    valid although no log has it. Static members join without an id.
-    """
-    return call.is_older and bool(request.member_id) and not request.group_instance_id

@@ -21,7 +21,6 @@ from mpbroker.coordinator.context import CoordinatorContext
 from mpbroker.coordinator.groups.classic_group import ClassicGroup, ClassicGroupState
 from mpbroker.coordinator.groups.classic_protocol import (
     ClassicProtocol,
-    may_have_been_parked,
 )
 from mpbroker.coordinator.groups.classic_rebalance import ClassicRebalance, refused_join
 from mpbroker.coordinator.groups.consumer_group import ConsumerGroup
@@ -273,7 +272,9 @@ class GroupCoordinator:
                 self._remove_group(group, now_ms)
                 group = None
             if group is None:
-                if request.member_id and not may_have_been_parked(call, request):
+                if request.member_id and not self._classic.may_know_its_id(
+                    call, request
+                ):
                     raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
                 group = ClassicGroup(request.group_id, now_ms)
                 self._classic.join(call, group, request, now_ms)
