@@ -432,6 +432,7 @@ class Roles:
             (_SNAPSHOT_INTERVAL_MS, lambda _: upkeep.take_snapshots()),
             (_REMOVAL_INTERVAL_MS, upkeep.remove_deleted),
             (LOOK_INTERVAL_MS, self.parts.full_directories().look),
+            (LOOK_INTERVAL_MS, self.parts.offline_directories().look),
             *self._moving_tasks(logs, registry),
         ]
 

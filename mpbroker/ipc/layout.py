@@ -92,6 +92,8 @@ MAX_SLOTS: Final = MAX_PROCESSORS * SLOTS_PER_PROCESSOR
 #   14    refused          any: a bit for each log directory that had no room for an
 #                          append; the housekeeper takes the notes (full_directories.py)
 #   15    full             the housekeeper: a bit for each log directory that is full
+#   16    offline          the housekeeper: a bit for each log directory that it cannot
+#                          read any more (offline_directories.py)
 HEADER_MAGIC: Final = 0
 HEADER_VERSION: Final = 1
 HEADER_BOOT_ID: Final = 2
@@ -108,6 +110,7 @@ HEADER_EXPORTER_PASSED: Final = 12
 HEADER_KEEPER_GUARD: Final = 13
 HEADER_DIRECTORIES_REFUSED: Final = 14
 HEADER_DIRECTORIES_FULL: Final = 15
+HEADER_DIRECTORIES_OFFLINE: Final = 16
 
 
 class Phase(IntEnum):

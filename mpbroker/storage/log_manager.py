@@ -109,12 +109,12 @@ class LogManager:
     Attributes:
         node_id: the id of this node in a cluster: topics with another leader have no
             log here. None: all topics have their logs here.
-        lacks_directory: a directory of log.dirs could not be used at the start, or is
-            lost; it is not among ``directories``.
+        lacks_directory: returns whether a directory of log.dirs could not be used at
+            the start, or is lost; it is not among ``directories``.
     """
 
     node_id: int | None = None
-    lacks_directory = False
+    lacks_directory: Callable[[], bool] = staticmethod(lambda: False)
 
     def __init__(
         self,
@@ -415,7 +415,7 @@ class LogManager:
             # than the start has no records, then.
             if not self.directories[0].knew(topic.name, topic.topic_id):
                 return
-            if not (self.lacks_directory or any(self._unreadable(name))):
+            if not (self.lacks_directory() or any(self._unreadable(name))):
                 return
         raise ApiError(
             ErrorCode.KAFKA_STORAGE_ERROR,
