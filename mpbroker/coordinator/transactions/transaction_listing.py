@@ -5,8 +5,8 @@ Source: Kafka protocol guide; KIP-664, KIP-994, KIP-1152.
 
 from __future__ import annotations
 
+from mpbroker.base.linear_regex import InvalidRegexError, LinearRegex
 from mpbroker.coordinator.outbox import Call, Outbox
-from mpbroker.coordinator.topic_regex import InvalidRegexError, TopicRegex
 from mpbroker.coordinator.transactions.transaction_coordinator import (
     TransactionCoordinator,
 )
@@ -63,7 +63,7 @@ class TransactionListing:
         try:
             pattern = None
             if request.transactional_id_pattern:
-                pattern = TopicRegex(request.transactional_id_pattern)
+                pattern = LinearRegex(request.transactional_id_pattern)
         except InvalidRegexError:
             code = ErrorCode.INVALID_REGULAR_EXPRESSION
             self._out.answer(call, ListTransactionsResponse(error_code=code))
