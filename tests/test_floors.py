@@ -27,3 +27,20 @@ def layered() -> Iterator[str]:
 
 def test_each_package_is_in_a_layer() -> None:
     assert set(packages()) - set(layered()) == set()
+
+
+def test_no_two_files_of_the_core_call_each_other() -> None:
+    """A file that defines a type names the functions of its methods, in any file."""
+    native = ROOT / "mpbroker" / "native"
+    texts = {
+        str(path.relative_to(native).with_suffix(".h")): path.read_text()
+        for path in native.rglob("*.c")
+    }
+    found = [
+        (one, other)
+        for one, other in itertools.combinations(sorted(texts), 2)
+        if f'#include "{other}"' in texts[one]
+        and f'#include "{one}"' in texts[other]
+        and "\nPyTypeObject " not in texts[one] + texts[other]
+    ]
+    assert found == []
