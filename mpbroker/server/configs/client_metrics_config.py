@@ -20,11 +20,7 @@ from mpbroker.base.config_def import (
     ConfigType,
     between,
 )
-from mpbroker.metadata.metadata_image import (
-    MetadataImage,
-    MetadataRecord,
-    config_record,
-)
+from mpbroker.metadata.metadata_image import MetadataImage
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.records.crc32c import crc32c
@@ -118,17 +114,6 @@ def check_client_metrics_configs(overrides: Mapping[str, str]) -> None:
     except ConfigError as error:
         raise invalid_request(str(error)) from None
     _patterns(overrides.get(MATCH, ""))
-
-
-def subscription_records(
-    name: str, before: Mapping[str, str], after: Mapping[str, str]
-) -> list[MetadataRecord]:
-    """Return the metadata records that change a metrics subscription's configs."""
-    return [
-        config_record(CLIENT_METRICS_RESOURCE, name, key, after.get(key))
-        for key in sorted({*before, *after})
-        if before.get(key) != after.get(key)
-    ]
 
 
 def subscription_of(registry: Registry, client: Client, uuid: bytes) -> Subscription:

@@ -1,11 +1,14 @@
 """DescribeConfigs, AlterConfigs and IncrementalAlterConfigs, as clients see them."""
 
+import os
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mpbroker.config import BROKER_CONFIG_DEF
 from mpbroker.metadata.log_config_def import LOG_CONFIG_DEF
+from mpbroker.metadata.topics import Alteration
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages import alter_configs as alter
 from mpbroker.protocol.messages import describe_configs as describe
@@ -340,6 +343,44 @@ def test_a_resource_named_twice_is_refused_both_times(registry):
     assert overrides(registry) == {"segment.bytes": "1000"}
 
 
+def test_a_request_is_written_at_once_except_for_brokers(registry, monkeypatch):
+    registry.create_topic("u", 1)
+    syncs = []
+    monkeypatch.setattr(os, "fdatasync", syncs.append)
+    wanted = {
+        (TOPIC, "t"): ("retention.ms", "5"),
+        (BROKER, ""): ("log.retention.ms", "6"),
+        (TOPIC, "u"): ("retention.ms", "no number"),
+        (GROUP, "g"): ("consumer.session.timeout.ms", "45000"),
+        (BROKER, "1"): ("log.retention.ms", "7"),
+        (TOPIC, "none"): ("retention.ms", "5"),
+    }
+    resources = [
+        alter.AlterConfigsResource(
+            resource_type=kind,
+            resource_name=name,
+            configs=[alter.AlterableConfig(name=key, value=value)],
+        )
+        for (kind, name), (key, value) in wanted.items()
+    ]
+    response = handle_alter_configs(
+        alter.AlterConfigsRequest(resources=resources),
+        context(registry, static_configs=STATIC),
+    )
+    assert [each.error_code for each in response.responses] == [
+        ErrorCode.NONE,
+        ErrorCode.NONE,
+        ErrorCode.INVALID_CONFIG,
+        ErrorCode.NONE,
+        ErrorCode.NONE,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    ]
+    assert len(syncs) == 3
+    assert overrides(registry) == {"retention.ms": "5"}
+    assert registry.group_overrides("g") == {"consumer.session.timeout.ms": "45000"}
+    assert registry.broker_overrides("1") == {"log.retention.ms": "7"}
+
+
 # -- editing --------------------------------------------------------------------------
 
 
@@ -506,7 +547,8 @@ def test_a_group_resource_has_a_name(registry):
     ],
 )
 def test_resources_with_configs_are_listed_by_type(registry, version, kinds, expected):
-    registry.alter_group_config("g", lambda _: {"consumer.heartbeat.interval.ms": "6"})
+    texts = {"consumer.heartbeat.interval.ms": "6"}
+    registry.alter_configs([Alteration(GROUP, "g", lambda _: texts)])
     request = ListConfigResourcesRequest(resource_types=kinds)
     answer = handle_list_config_resources(request, context(registry, version=version))
     assert answer.error_code == 0
