@@ -51,6 +51,7 @@ from mpbroker.metadata.log_config import (
 )
 from mpbroker.metadata.log_config_def import broker_log_value
 from mpbroker.metadata.meta_properties import random_uuid, uuid_of_text
+from mpbroker.metadata.metadata_budget import MetadataBudget
 from mpbroker.metadata.metadata_image import (
     BROKER_RESOURCE,
     GROUP_RESOURCE,
@@ -296,6 +297,7 @@ class TopicRegistry:
         self._static = dict(broker_values or {})
         self.now_ms = now_ms
         self._image = MetadataImage()
+        self._budget = MetadataBudget()
         self._topics: dict[str, Topic] = {}
         self._by_id: dict[bytes, Topic] = {}
         self._rows: list[Partition] = []
@@ -672,6 +674,7 @@ class TopicRegistry:
                 except ApiError as error:
                     results.append(error)
                 _check_count(records)
+            self._budget.check(records, self._image)
             return self._committed(() if validate_only else records, results)
 
     def _altered(self, wanted: Alteration) -> list[MetadataRecord]:
@@ -715,6 +718,14 @@ class TopicRegistry:
     # -- changing the rest ------------------------------------------------------------
 
     @property
+    def metadata_bytes(self) -> int:
+        """About how many bytes of memory the metadata takes that is not about topics.
+
+        See metadata_budget.py.
+        """
+        return self._budget.used(self._image)
+
+    @property
     def image(self) -> MetadataImage:
         """The state that the metadata log gives, as of the last catch_up()."""
         return self._image
@@ -736,6 +747,7 @@ class TopicRegistry:
             self.catch_up()
             records = decide(self._image)
             _check_count(records)
+            self._budget.check(records, self._image)
             if records:
                 self._commit(records)
 
@@ -933,6 +945,7 @@ class TopicRegistry:
                 self._removed_before.append(topic)
         self._image.replay(record)
         kind = record["type"]
+        self._budget.add(record)
         if kind == "TopicRecord":
             self._replay_topic(record["name"])
         elif kind == "PartitionRecord":

@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 
 from mpbroker.base.storage_errors import CorruptLogError, LogDirectoryError
 from mpbroker.metadata.log_config import LogConfig
+from mpbroker.metadata.metadata_budget import MetadataBudget, weight
 from mpbroker.metadata.metadata_image import (
     BROKER_RESOURCE,
     GROUP_RESOURCE,
     TOPIC_RESOURCE,
+    MetadataImage,
     config_record,
 )
 from mpbroker.metadata.metadata_log import (
@@ -239,6 +241,39 @@ def test_each_part_of_a_large_change_is_a_step(tmp_path):
     change = [Alteration(GROUP_RESOURCE, str(n), lambda old: old) for n in range(5)]
     one.alter_configs(change)
     assert len(steps) == 10
+
+
+def test_names_that_clients_make_up_take_a_bounded_memory(tmp_path):
+    one = start(tmp_path)
+    record = config_record(GROUP_RESOURCE, "group-0", "x", "1")
+    one._budget = MetadataBudget(3 * weight(record))
+
+    def set_on(*groups, value="1"):
+        texts = {} if value is None else {"x": value}
+        return one.alter_configs(
+            [Alteration(GROUP_RESOURCE, group, lambda _: texts) for group in groups]
+        )
+
+    for number in range(3):
+        assert set_on(f"group-{number}") == [None]
+    assert refused(set_on, "group-3") is ErrorCode.POLICY_VIOLATION
+    assert one.configured_groups() == ["group-0", "group-1", "group-2"]
+    # What removes something, or is about a topic or the broker, is accepted.
+    one.create_topic("a", 1, {"segment.ms": "1"})
+    one.alter_broker_config("", lambda old: {"x": "1"})
+    assert set_on("group-1", value=None) == [None]
+    assert set_on("group-3") == [None]
+    assert refused(set_on, "group-4") is ErrorCode.POLICY_VIOLATION
+    assert one.metadata_bytes == 3 * weight(record)
+
+
+def test_the_memory_of_replaced_records_is_not_counted_twice():
+    record = config_record(GROUP_RESOURCE, "g", "x", "1")
+    image, budget = MetadataImage(), MetadataBudget(2 * weight(record))
+    for _ in range(10):
+        budget.check([record], image)
+        image.replay(record)
+        budget.add(record)
 
 
 def test_the_partition_table_can_be_full(tmp_path):
