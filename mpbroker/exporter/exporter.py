@@ -29,6 +29,7 @@ from mpbroker.exporter.requests.request_log_counts import RequestLogCounts
 from mpbroker.exporter.requests.request_times import RequestTimes
 from mpbroker.exporter.selector_names import SelectorNames
 from mpbroker.exporter.status import status_of
+from mpbroker.ipc import pulse
 from mpbroker.ipc.layout import (
     HEADER,
     HEADER_BOOT_ID,
@@ -175,6 +176,7 @@ class Exporter:
         """Serve metrics and write the request log until the broker stops."""
         while self._words[HEADER + HEADER_PHASE] < Phase.STOPPED:
             self.turn(_TURN_S)
+            pulse.step()
         if self._request_log is not None:
             self._request_log.drain(is_last=True)
         if self._otlp is not None:

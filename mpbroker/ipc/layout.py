@@ -124,6 +124,25 @@ class Phase(IntEnum):
 # MAX_PROCESSORS words, since each listener has a processor.
 HEADER_RETIRING: Final = 64
 
+# And it has a pulse (see pulse.py) for each process that has no row of its own:
+# the housekeeper, the keeper, the exporter, and from ACCEPTOR_PULSES on the acceptor of
+# each listener. Handlers and the coordinator have theirs in their rows, and a processor
+# shows its progress by other words.
+#   0     pid            the process, when its pulse begins
+#   1     steps          the process: +1 with each part of its work
+#   2     awaits         the process: the thread id of the owner of a lock that it
+#                        sleeps for; 0: none
+HEADER_PULSES: Final = 128
+PULSE_WORDS: Final = 4
+PULSE_PID: Final = 0
+PULSE_STEPS: Final = 1
+PULSE_AWAITS: Final = 2
+HOUSEKEEPER_PULSE: Final = 0
+KEEPER_PULSE: Final = 1
+EXPORTER_PULSE: Final = 2
+ACCEPTOR_PULSES: Final = 4
+assert HEADER_PULSES + (ACCEPTOR_PULSES + MAX_PROCESSORS) * PULSE_WORDS < PAGE
+
 
 # --- rings ------------------------------------------------------------------
 #   word    field     written by                       notes
@@ -668,6 +687,11 @@ def notification_ring(handler: int) -> int:
 
 def cell(number: int) -> int:
     return CELLS + number * CELL_WORDS
+
+
+def pulse_words(number: int) -> int:
+    """Return where the pulse of a process without a row of its own begins."""
+    return HEADER + HEADER_PULSES + number * PULSE_WORDS
 
 
 def processor_row(processor: int) -> int:
