@@ -24,6 +24,7 @@ from mpbroker.protocol.errors import ApiError
 MAX_METADATA_BYTES: Final = 128 * 1024 * 1024
 # What the objects of an entry take in memory beside their texts.
 _OBJECTS: Final = 256
+_FEW: Final = {"FeatureLevelRecord", "ProducerIdsRecord"}
 _OF_TOPICS: Final = {"TopicRecord", "PartitionRecord", "RemoveTopicRecord"}
 # A broker's configs have an end, and must be changeable when all room is taken.
 _BOUNDED: Final = (TOPIC_RESOURCE, BROKER_RESOURCE)
@@ -84,11 +85,13 @@ class MetadataBudget:
 def weight(record: MetadataRecord) -> int:
     """Return about how many bytes of memory a record adds.
 
-    It is 0 if the record is about a topic or a broker, or removes something.
+    It is 0 if the record removes something, is about a topic, or is of a kind of which
+    there are few.
     """
     kind: str = record["type"]
     if (
         kind in _OF_TOPICS
+        or kind in _FEW
         or kind.startswith(("Remove", "Unregister"))
         or record.get("remove")
         or ("resourceType" in record and record["value"] is None)

@@ -68,7 +68,9 @@ def altering(address: tuple[str, int], count: itertools.count[int]) -> Attack:
     return attack
 
 
-def test_configs_of_names_that_are_made_up_keep_no_other_change_waiting(address):
+def test_configs_of_names_that_are_made_up_keep_no_other_change_waiting(
+    address: tuple[str, int],
+) -> None:
     count = itertools.count()
     produce = wire.produce(TOPIC, 0, wire.batch_of_size(1000))
     with hostile(altering(address, count), altering(address, count)):
@@ -81,7 +83,9 @@ def test_configs_of_names_that_are_made_up_keep_no_other_change_waiting(address)
     assert next(count) > 2  # more than the first request of each attack came to its end
 
 
-def test_more_changes_than_one_request_may_make_are_refused(address):
+def test_more_changes_than_one_request_may_make_are_refused(
+    address: tuple[str, int],
+) -> None:
     with wire.Connection(address) as connection:
         body = connection.ask(alter([str(number) for number in range(10_001)]))
     # Behind the correlation id are no tagged fields.
