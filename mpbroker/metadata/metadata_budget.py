@@ -89,13 +89,13 @@ def weight(record: MetadataRecord) -> int:
     there are few.
     """
     kind: str = record["type"]
-    if (
-        kind in _OF_TOPICS
-        or kind in _FEW
-        or kind.startswith(("Remove", "Unregister"))
-        or record.get("remove")
-        or ("resourceType" in record and record["value"] is None)
-        or record.get("resourceType") in _BOUNDED
-    ):
-        return 0
-    return _OBJECTS + len(str(record))
+    if kind == "ConfigRecord":  # an ACL has a resourceType, too
+        is_few = record["resourceType"] in _BOUNDED or record["value"] is None
+    else:
+        is_few = (
+            kind in _FEW
+            or kind in _OF_TOPICS
+            or kind.startswith(("Remove", "Unregister"))
+            or bool(record.get("remove"))
+        )
+    return 0 if is_few else _OBJECTS + len(str(record))

@@ -267,6 +267,16 @@ def test_names_that_clients_make_up_take_a_bounded_memory(tmp_path):
     assert one.metadata_bytes == 3 * weight(record)
 
 
+def test_acls_and_quotas_count_and_what_removes_them_does_not():
+    acl = {"type": "AccessControlEntryRecord", "resourceType": 2, "principal": "User:a"}
+    quota = {"type": "ClientQuotaRecord", "entity": [], "key": "k", "value": 1.0}
+    for record in (acl, {**quota, "remove": False}):
+        assert weight(record) > 256
+    removal = {"type": "RemoveAccessControlEntryRecord", "id": "x"}
+    for record in (removal, {**quota, "remove": True}):
+        assert weight(record) == 0
+
+
 def test_the_memory_of_replaced_records_is_not_counted_twice():
     record = config_record(GROUP_RESOURCE, "g", "x", "1")
     image, budget = MetadataImage(), MetadataBudget(2 * weight(record))
