@@ -41,6 +41,7 @@ from mpbroker.coordinator.groups.group_records import (
 )
 from mpbroker.coordinator.groups.mixed_protocol import MixedProtocol
 from mpbroker.coordinator.groups.offset_answers import (
+    each_group_once,
     fetched_topics,
     refused_commit,
     single_group,
@@ -107,6 +108,7 @@ from mpbroker.protocol.messages.streams_group_heartbeat import (
     StreamsGroupHeartbeatResponse,
 )
 from mpbroker.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
+from mpbroker.server.answer_budget import AnswerBudget
 
 S = ClassicGroupState
 Group = ClassicGroup | ConsumerGroup | StreamsGroup
@@ -631,9 +633,10 @@ class GroupCoordinator:
         self, call: Call, request: OffsetFetchRequest, now_ms: int
     ) -> None:
         if call.version >= _OFFSET_FETCH_GROUPS_SINCE:
+            budget = AnswerBudget()
             groups = [
-                self._fetch_group(call, group, stable=request.require_stable)
-                for group in request.groups
+                self._fetch_group(call, group, budget, stable=request.require_stable)
+                for group in each_group_once(request.groups)
             ]
             answer = OffsetFetchResponse(groups=groups)
             self._out.answer(call, answer, self._shown(groups))
@@ -647,7 +650,9 @@ class GroupCoordinator:
                 for row in request.topics
             ]
         asked = OffsetFetchRequestGroup(group_id=request.group_id, topics=rows)
-        found = self._fetch_group(call, asked, stable=request.require_stable)
+        found = self._fetch_group(
+            call, asked, AnswerBudget(), stable=request.require_stable
+        )
         answer = single_group(call.version, request, found)
         self._out.answer(call, answer, self._shown([found]))
 
@@ -661,25 +666,33 @@ class GroupCoordinator:
         )
 
     def _fetch_group(
-        self, call: Call, asked: OffsetFetchRequestGroup, *, stable: bool
+        self,
+        call: Call,
+        asked: OffsetFetchRequestGroup,
+        budget: AnswerBudget,
+        *,
+        stable: bool,
     ) -> OffsetFetchResponseGroup:
         group_id = asked.group_id
         try:
+            budget.check()
             self.check_group(group_id, empty_id=True)
             if group_id in self._shares:
                 raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND)
             group = self._groups.get(group_id)
             if isinstance(group, (ConsumerGroup, StreamsGroup)):
                 group.validate_offset_fetch(asked.member_id, asked.member_epoch)
+            by_id = call.version >= _TOPIC_IDS_SINCE
+            answers = fetched_topics(
+                self.offsets, self._topics, asked, by_id=by_id, stable=stable
+            )
+            found = OffsetFetchResponseGroup(group_id=group_id, topics=answers)
+            budget.spend(found)
         except ApiError as error:
             return OffsetFetchResponseGroup(
                 group_id=group_id, error_code=error.error_code
             )
-        by_id = call.version >= _TOPIC_IDS_SINCE
-        answers = fetched_topics(
-            self.offsets, self._topics, asked, by_id=by_id, stable=stable
-        )
-        return OffsetFetchResponseGroup(group_id=group_id, topics=answers)
+        return found
 
     def offset_delete(
         self, call: Call, request: OffsetDeleteRequest, now_ms: int

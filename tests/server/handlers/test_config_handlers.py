@@ -13,6 +13,7 @@ from mpbroker.protocol.messages import incremental_alter_configs as incremental
 from mpbroker.protocol.messages.list_config_resources import (
     ListConfigResourcesRequest,
 )
+from mpbroker.server.answer_budget import AnswerBudget
 from mpbroker.server.handlers.alter_configs import handle_alter_configs
 from mpbroker.server.handlers.describe_configs import handle_describe_configs
 from mpbroker.server.handlers.incremental_alter_configs import (
@@ -224,18 +225,39 @@ def test_a_key_without_a_value_is_not_said_to_be_set(registry):
     ]
 
 
-@pytest.mark.parametrize("more", [0, 1])
-def test_a_resource_may_be_described_again_as_long_as_memory_lasts(registry, more):
-    """Each is 10 KB of an answer, and a few bytes of a request."""
-    resource = describe.DescribeConfigsResource(resource_type=BROKER, resource_name="1")
+def test_an_answer_has_a_budget_whatever_is_described(registry, monkeypatch):
+    """A resource is 10 KB of an answer, and a few bytes of a request."""
+    monkeypatch.setattr(AnswerBudget.__init__, "__defaults__", (100_000,))
+    resources = [
+        describe.DescribeConfigsResource(
+            resource_type=GROUP, resource_name=f"g{number}"
+        )
+        for number in range(200)
+    ]
+    request = describe.DescribeConfigsRequest(
+        resources=[*resources, resources[0]], include_documentation=True
+    )
     response = handle_describe_configs(
-        describe.DescribeConfigsRequest(resources=[resource] * (101 + more)),
-        context(registry, static_configs=STATIC),
+        request, context(registry, static_configs=STATIC)
     )
     codes = [each.error_code for each in response.results]
-    assert codes == [ErrorCode.NONE] * 101 + [ErrorCode.POLICY_VIOLATION] * more
-    first, last = response.results[0], response.results[100]
-    assert first.configs == last.configs
+    fit = codes.index(ErrorCode.POLICY_VIOLATION)
+    assert fit > 1 and set(codes[:fit]) == {ErrorCode.NONE}
+    assert set(codes[fit:]) == {ErrorCode.POLICY_VIOLATION}
+    refused = response.results[-1]
+    assert refused.configs == [] and "100000 bytes" in refused.error_message
+    size = len(response.encode(4))
+    assert 50_000 < size < 150_000
+
+
+def test_a_resource_may_be_described_again(registry):
+    resource = describe.DescribeConfigsResource(resource_type=BROKER, resource_name="1")
+    response = handle_describe_configs(
+        describe.DescribeConfigsRequest(resources=[resource] * 2),
+        context(registry, static_configs=STATIC),
+    )
+    first, last = response.results
+    assert first == last and first.configs
 
 
 def test_credentials_in_a_url_are_never_shown(registry):
