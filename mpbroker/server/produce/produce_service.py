@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from mpbroker.ipc.layout import RowStatus
 from mpbroker.protocol.acl import AclOperation
 from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import TooManyElementsError
 from mpbroker.protocol.fast_produce import parse_single_produce
 from mpbroker.protocol.messages.produce import ProduceRequest
 from mpbroker.server.group_commit import GroupCommit
@@ -132,7 +133,12 @@ class ProduceService:
             if done is not None:
                 self._parts.core_cache.allow(access, AclOperation.WRITE, single.topic)
                 return self._answer_single(request, single.acks, done)
-        message = ProduceRequest.decode(version, request.body)
+        try:
+            message = ProduceRequest.decode(version, request.body)
+        except TooManyElementsError as error:
+            if getattr(error.partial, "acks", 0) == 0:
+                return CLOSE  # it must not be answered
+            raise
         check_copy: CheckCopy | None = None
         if access is not None:
             check = access.write_check(message.transactional_id)
