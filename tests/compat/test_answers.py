@@ -496,6 +496,25 @@ def told(answer: PartitionProduceResponse) -> dict[str, Any]:
     }
 
 
+@pytest.mark.parametrize("is_split", [False, True])
+def test_the_last_batch_counts_of_a_partition_named_again(wire, topic_name, is_split):
+    topic_id = wire.create(topic_name)
+    rows = [
+        PartitionProduceData(index=0, records=batch(*[(now_ms(), b"k")] * count))
+        for count in (1, 2, 3)
+    ]
+    topics = [
+        TopicProduceData(topic_id=topic_id, partition_data=each)
+        for each in ([[row] for row in rows] if is_split else [rows])
+    ]
+    request = ProduceRequest(acks=1, timeout_ms=10_000, topic_data=topics)
+    answer = wire.ask(request, 13, ProduceResponse)
+    (found,) = (row for topic in answer.responses for row in topic.partition_responses)
+    assert (ErrorCode(found.error_code).name, found.base_offset) == ("NONE", 0)
+    after = wire.produce(topic_id, batch((now_ms(), b"k")))
+    assert (ErrorCode(after.error_code).name, after.base_offset) == ("NONE", 3)
+
+
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.GZIP])
 def test_a_refused_batch_names_each_record_without_a_key(wire, topic_name, codec):
     topic_id = wire.create(topic_name, cleanup_policy="compact")

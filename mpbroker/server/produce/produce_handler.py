@@ -17,7 +17,7 @@ Source: Kafka protocol guide, "Produce"; KafkaApis.handleProduceRequest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 from mpbroker.base.named_tuple import NamedTuple
@@ -239,10 +239,10 @@ class _Execution:
         "check_copy",
         "earlier",
         "inflation",
-        "named",
         "now_ms",
         "outcome",
         "progress",
+        "replaced",
         "request",
         "version",
     )
@@ -265,7 +265,7 @@ class _Execution:
         self.earlier = progress.earlier()
         self.capacity = progress.capacity()
         self.outcome = ProduceOutcome()
-        self.named: set[int] = set()  # rows of the partitions so far
+        self.replaced = _replaced(request, version)
         self.inflation = InflationBudget(
             sum(
                 len(partition.records)
@@ -274,6 +274,26 @@ class _Execution:
                 if partition.records is not None
             )
         )
+
+
+def _replaced(request: ProduceRequest, version: int) -> Collection[int]:
+    """Return the ordinals of partitions that the request names again behind them.
+
+    Kafka keeps the last batch of each partition and drops the others in silence. So a
+    request cannot have a thousand batches of one partition inflated.
+    """
+    last: dict[tuple[str | bytes, int], int] = {}
+    replaced = set()
+    ordinal = 0
+    for data in request.topic_data:
+        topic = data.topic_id if version >= _TOPIC_IDS_SINCE else data.name
+        for partition in data.partition_data:
+            key = topic, partition.index
+            if key in last:
+                replaced.add(last[key])
+            last[key] = ordinal
+            ordinal += 1
+    return replaced
 
 
 class ProduceHandler:
@@ -315,7 +335,8 @@ class ProduceHandler:
         """Append the batch of every partition of a request, if it is valid.
 
         A partition that is refused has an error in the response; the others are
-        appended.
+        appended. If the request names a partition again, its last batch counts, and the
+        partition has one answer, as in Kafka.
 
         Args:
             request: the request.
@@ -334,6 +355,9 @@ class ProduceHandler:
             topic = self._topic(data, version)
             answers = []
             for partition in data.partition_data:
+                if ordinal in execution.replaced:
+                    ordinal += 1
+                    continue
                 log = None
                 try:
                     self._judge(execution, data, topic, partition, ordinal)
@@ -356,13 +380,14 @@ class ProduceHandler:
                 answers.append(answer)
                 pulse.step()
                 ordinal += 1
-            outcome.response.responses.append(
-                TopicProduceResponse(
-                    name=data.name,
-                    topic_id=data.topic_id,
-                    partition_responses=answers,
+            if answers or not data.partition_data:
+                outcome.response.responses.append(
+                    TopicProduceResponse(
+                        name=data.name,
+                        topic_id=data.topic_id,
+                        partition_responses=answers,
+                    )
                 )
-            )
         return outcome
 
     def begins_elsewhere(
@@ -508,15 +533,6 @@ class ProduceHandler:
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
                 f"{topic.name} has {len(topic.partitions)} partitions",
             )
-        row = topic.partitions[index]
-        if row in execution.named:
-            # Kafka keeps the last of them and drops the others in silence.
-            raise ApiError(
-                ErrorCode.INVALID_REQUEST,
-                f"partition {index} of {topic.name} is named more than once: send one"
-                " batch a partition in a request",
-            )
-        execution.named.add(row)
 
     def _append(
         self,
