@@ -158,7 +158,7 @@ class GroupCoordinator:
         self._topics = context.topics
         self._classic_rebalance = ClassicRebalance(config, context, self.partition_for)
         self._classic = ClassicProtocol(
-            config, context, self._classic_rebalance, new_id
+            config, context, self._classic_rebalance, new_id, self._emptied
         )
         self._consumer_rebalance = ConsumerGroupRebalance(
             config,
@@ -789,6 +789,22 @@ class GroupCoordinator:
         self._classic_rebalance.forget(group, ErrorCode.UNKNOWN_MEMBER_ID)
         group.transition_to(S.DEAD, now_ms)
         self._write_all(group_id, [(group_metadata_key(group_id), None)])
+
+    def _emptied(self, group: ClassicGroup, now_ms: int) -> None:
+        """Forget a group that only clients had which never joined it.
+
+        No record has it. Groups that had members, or have offsets, stay until
+        `_expire_slice` deletes them.
+        """
+        group_id = group.group_id
+        if (
+            self._groups.get(group_id) is group
+            and is_empty(group)
+            and not group.generation_id
+            and self.offsets.offsets(group_id) is None
+        ):
+            del self._groups[group_id]
+            group.transition_to(S.DEAD, now_ms)
 
     def _write_all(self, group_id: str, records: Iterable[KeyValue]) -> None:
         partition = self.partition_for(group_id)

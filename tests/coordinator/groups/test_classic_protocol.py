@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from mpbroker.coordinator.groups import pending_members
 from mpbroker.coordinator.groups.classic_group import (
     PREVIOUS_STATES,
     ClassicGroup,
@@ -84,8 +85,57 @@ def test_a_member_that_never_comes_back_with_its_id_is_forgotten(rig):
     member_id = rig.new_id(session_ms=6000)
     assert rig.group().pending_join_members == {member_id}
     rig.advance(6000)
-    assert not rig.group().pending_join_members
+    assert rig.group() is None  # nobody else has ever known of it
     assert rig.answer(rig.join(member_id)).error_code == ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_a_group_of_members_stays_when_a_pending_one_is_forgotten(rig):
+    rig.stable(1, session_ms=30_000)
+    rig.new_id(session_ms=6000)
+    rig.advance(6000)
+    assert not rig.group().pending_join_members
+    assert rig.group().is_in(S.STABLE)
+    rig.commit({("t", 0): 1}, group="simple")
+    rig.new_id(group="simple", session_ms=6000)
+    rig.advance(6000)
+    assert rig.fetch("simple") == {("t", 0): 1}
+
+
+def test_pending_members_of_all_groups_are_limited(rig, monkeypatch):
+    """A client could have millions for half an hour, each with a group of its own."""
+    monkeypatch.setattr(pending_members, "MAX_PENDING_MEMBERS", 3)
+    ids = [rig.new_id(group=f"g{number}") for number in range(5)]
+    assert [rig.group(f"g{number}") is None for number in range(5)] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
+    assert len(rig.timers) == 3
+    late = rig.answer(rig.join(ids[0], group="g0"))
+    assert late.error_code == ErrorCode.UNKNOWN_MEMBER_ID
+    assert rig.answer(rig.join(ids[4], group="g4")).error_code == 0
+
+
+def test_the_bytes_of_pending_members_are_limited(rig, monkeypatch):
+    monkeypatch.setattr(pending_members, "_MAX_BYTES", 10_000)
+    for number in range(5):
+        rig.new_id(group=f"g{number}", client="c" * 4000)
+    left = [rig.group(f"g{number}") is not None for number in range(5)]
+    assert left == [False, False, False, True, True]
+
+
+def test_pending_members_count_for_group_max_size():
+    rig = Rig(group_max_size=2)
+    first, second = rig.new_id(), rig.new_id()
+    refused = rig.answer(rig.join())
+    assert refused.error_code == ErrorCode.GROUP_MAX_SIZE_REACHED
+    rig.join(first)
+    refused = rig.answer(rig.join())
+    assert refused.error_code == ErrorCode.GROUP_MAX_SIZE_REACHED
+    rig.leave(second)
+    rig.new_id()
 
 
 @pytest.mark.parametrize(
@@ -232,6 +282,28 @@ def test_followers_wait_for_the_leaders_assignment(rig):
     rig.sync(leader, 3, {follower: b"x"})
     assert bytes(rig.answer(waits).assignment) == b"x"
     assert rig.group().is_in(S.STABLE)
+
+
+def test_a_member_whose_sync_may_not_wait_expires_unless_it_comes_back(rig):
+    rig.stable(3)
+    leader, gone, back = rig.group().members
+    for member in (leader, gone, back):
+        rig.join(member)
+    assert rig.group().is_in(S.COMPLETING_REBALANCE)
+    generation = rig.group().generation_id
+    waits = [rig.sync(member, generation) for member in (gone, back)]
+    for call in waits:
+        call.end_wait()  # its client has hung up, or others need the slot
+    rig.advance(1)
+    for call in waits:
+        assert rig.answer(call).error_code == ErrorCode.REBALANCE_IN_PROGRESS
+    rig.advance(5_000)
+    again = rig.sync(back, generation)
+    rig.heartbeat(leader, generation)
+    assert not again.answered
+    rig.advance(5_000)
+    assert set(rig.group().members) == {leader, back}
+    assert rig.answer(again).error_code == ErrorCode.REBALANCE_IN_PROGRESS
 
 
 def test_a_rebalance_answers_the_members_that_wait_for_an_assignment(rig):
