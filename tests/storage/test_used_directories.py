@@ -14,6 +14,8 @@ from mpbroker.metadata.meta_properties import (
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.storage.cleaning.replica_moves import ReplicaMoves
+from mpbroker.storage.files import checkpoints
+from mpbroker.storage.files.checkpoints import checkpoints_locked
 from mpbroker.storage.files.log_files import LOG_DIRECTORIES_FILE
 from mpbroker.storage.log_manager import LogManager
 from mpbroker.storage.used_directories import (
@@ -22,6 +24,7 @@ from mpbroker.storage.used_directories import (
     may_lack_partitions,
     note_use,
     refresh,
+    use_noted,
 )
 from tests.storage.batches import read_all
 from tests.storage.broker_rig import Broker, Start, Topics
@@ -203,3 +206,15 @@ def test_a_writer_may_be_killed_at_any_line(paths: list[str]) -> None:
         assert lost_directories([home]) in (before, after)
         note_use(home, empty)
         assert lost_directories([home]) == after
+
+
+def test_a_lock_that_is_held_for_too_long_is_not_waited_for(paths, monkeypatch):
+    """A stopped housekeeper had it; a handler waited with the requests of all."""
+    monkeypatch.setattr(checkpoints, "LOCK_PATIENCE_S", 0.0)
+    with checkpoints_locked(paths[0]):
+        with pytest.raises(BlockingIOError), checkpoints_locked(paths[0]):
+            pytest.fail("two have the lock")
+        with use_noted(paths[0], paths[1]):
+            use(paths[1])  # the partition is made all the same
+    with checkpoints_locked(paths[0]):
+        pass
