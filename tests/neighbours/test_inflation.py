@@ -30,6 +30,7 @@ VERSION = 9
 INFLATED = 99_000_000
 BATCHES = 300
 LOOKED_UP = 60
+MANY = 150
 LOOKUP_VERSION = 7
 LONGEST_WAIT_S = 5.0
 
@@ -146,3 +147,31 @@ def test_bombs_in_one_request_share_a_budget(tmp_path: Path) -> None:
             assert codes == [0] + [ErrorCode.MESSAGE_TOO_LARGE] * (BATCHES - 1)
             sock.close()
         assert longest < LONGEST_WAIT_S
+
+
+def test_bombs_on_many_connections_have_but_their_turns(tmp_path: Path) -> None:
+    """In the order in which they came, the next request waited for all of them."""
+    with Broker(tmp_path / "data", {"num.io.threads": 2}) as broker:
+        create_topic(broker, "t")
+        host, port = broker.bootstrap.rsplit(":", 1)
+        row = PartitionProduceData(index=0, records=bomb())
+        topic = TopicProduceData(name="t", partition_data=[row])
+        request = ProduceRequest(acks=1, timeout_ms=30_000, topic_data=[topic])
+        framed = frame(
+            ApiKey.PRODUCE, VERSION, b"".join(map(bytes, request.encode_parts(VERSION)))
+        )
+        hostile = [socket.create_connection((host, int(port))) for _ in range(MANY)]
+        for sock in hostile:
+            sock.settimeout(90)
+            sock.sendall(framed)
+        assert longest_wait((host, int(port))) < LONGEST_WAIT_S
+        codes = []
+        for sock in hostile:
+            answer = memoryview(receive(sock))
+            _, start = parse_response_header(answer, ApiKey.PRODUCE, VERSION)
+            response = ProduceResponse.decode(VERSION, answer[start:])
+            codes.append(response.responses[0].partition_responses[0].error_code)
+            sock.close()
+        # Some may have waited for too long, on a busy machine.
+        assert set(codes) <= {0, ErrorCode.REQUEST_TIMED_OUT}
+        assert 0 in codes

@@ -40,6 +40,7 @@ from mpbroker.protocol.records.log_validator import (
     RecordsError,
     ValidatedBatch,
     ValidationPolicy,
+    is_compressed,
     validate_produce,
 )
 from mpbroker.protocol.transactional_produce import producer_of
@@ -255,6 +256,8 @@ class _Execution:
         now_ms: int,
         check: Check | None,
         check_copy: CheckCopy | None,
+        *,
+        has_turn: bool,
     ) -> None:
         self.request = request
         self.version = version
@@ -272,7 +275,8 @@ class _Execution:
                 for topic in request.topic_data
                 for partition in topic.partition_data
                 if partition.records is not None
-            )
+            ),
+            has_turn=has_turn,
         )
 
 
@@ -331,6 +335,8 @@ class ProduceHandler:
         now_ms: int,
         check: Check | None = None,
         check_copy: CheckCopy | None = None,
+        *,
+        has_turn: bool = True,
     ) -> ProduceOutcome:
         """Append the batch of every partition of a request, if it is valid.
 
@@ -347,8 +353,15 @@ class ProduceHandler:
             check: called with the name of each topic; None: every sender may write.
             check_copy: called for each batch that keeps its offsets; None: every
                 sender may copy.
+            has_turn: whether it may inflate batches to as much as one request may.
+
+        Raises:
+            HeavyRequestError: it must wait for its turn. The caller executes it again,
+                as after a death: what was appended until now stays.
         """
-        execution = _Execution(request, version, progress, now_ms, check, check_copy)
+        execution = _Execution(
+            request, version, progress, now_ms, check, check_copy, has_turn=has_turn
+        )
         outcome = execution.outcome
         ordinal = 0
         for data in request.topic_data:
@@ -388,6 +401,26 @@ class ProduceHandler:
                         partition_responses=answers,
                     )
                 )
+        return outcome
+
+    def refusal(
+        self, request: ProduceRequest, code: ErrorCode, message: str
+    ) -> ProduceOutcome:
+        """Return an outcome with the same error for all partitions of a request."""
+        outcome = ProduceOutcome()
+        outcome.failed = True
+        error = ApiError(code, message)
+        for data in request.topic_data:
+            answers = [
+                _refusal(each.index, error, None) for each in data.partition_data
+            ]
+            outcome.response.responses.append(
+                TopicProduceResponse(
+                    name=data.name,
+                    topic_id=data.topic_id,
+                    partition_responses=answers,
+                )
+            )
         return outcome
 
     def begins_elsewhere(
@@ -441,6 +474,9 @@ class ProduceHandler:
         Returns:
             The outcome. None if nothing was appended now: the request was refused,
             needs more checks, or was executed before. Then the caller calls ``handle``.
+
+        Raises:
+            HeavyRequestError: as ``handle`` without its turn.
         """
         topic = self._topics.topic(request.topic)
         if (
@@ -458,7 +494,10 @@ class ProduceHandler:
                 check(topic.name)
             log = self._log(topic, request.partition)
             policy = self._policy(topic, version)
-            batch = validate_produce(request.records, policy, now_ms)
+            budget = None
+            if is_compressed(request.records):
+                budget = InflationBudget(len(request.records), has_turn=False)
+            batch = validate_produce(request.records, policy, now_ms, budget)
             if batch.header.is_transactional:
                 return None  # the request names no transaction: `handle` refuses it
             result = log.append(batch, slot=progress.slot, now_ms=now_ms)
