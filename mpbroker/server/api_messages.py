@@ -9,7 +9,7 @@ encoded.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.errors import ProtocolError
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from mpbroker.protocol.fields import Struct
     from mpbroker.protocol.message import Message
     from mpbroker.server.request import Request
+
+
+# The names of a row's error code; AddPartitionsToTxn has the second one.
+_CODES: Final = ("error_code", "partition_error_code")
 
 
 def request_class(api_key: int) -> type[Message]:
@@ -85,13 +89,13 @@ def _add_row(message: Struct, version: int, code: ErrorCode) -> bool:
         if not (row.is_array and row.struct and row.present_in(version)):
             continue
         element: Any = row.struct()
-        names = {
-            each.name for each in row.struct.__fields__ if each.present_in(version)
-        }
-        if "error_code" in names:
-            element.error_code = code
-        elif not _add_row(element, version, code):
-            continue
+        for each in row.struct.__fields__:
+            if each.name in _CODES and each.present_in(version):
+                setattr(element, each.name, code)
+                break
+        else:
+            if not _add_row(element, version, code):
+                continue
         setattr(message, row.name, [element])
         return True
     return False
