@@ -432,6 +432,7 @@ def test_a_group_has_the_brokers_configs_until_it_has_its_own(registry):
     assert {name: entry.value for name, entry in before.items()} == {
         "consumer.session.timeout.ms": "45000",
         "consumer.heartbeat.interval.ms": "7000",
+        "consumer.assignment.interval.ms": "1000",
         "share.session.timeout.ms": "45000",
         "share.heartbeat.interval.ms": "5000",
         "share.record.lock.duration.ms": "30000",
@@ -446,6 +447,10 @@ def test_a_group_has_the_brokers_configs_until_it_has_its_own(registry):
         "streams.num.standby.replicas": "0",
         "streams.initial.rebalance.delay.ms": "3000",
         "streams.assignment.interval.ms": "1000",
+        "streams.assignor.name": "sticky",
+        "streams.rack.aware.assignment.tags": "",
+        "errors.deadletterqueue.copy.record.enable": "false",
+        "errors.deadletterqueue.topic.name": "",
     }
     session = "consumer.session.timeout.ms"
     assert edit(registry, GROUP, "g", (SET, session, "50000"))[0] == 0
