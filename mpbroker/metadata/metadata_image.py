@@ -425,6 +425,7 @@ _REPLAY: Final = {
     "UnfenceBrokerRecord": MetadataImage._ignore,
     "BrokerRegistrationChangeRecord": MetadataImage._ignore,
     "RegisterControllerRecord": MetadataImage._ignore,
+    "UnregisterControllerRecord": MetadataImage._ignore,
     "ZkMigrationStateRecord": MetadataImage._ignore,
     "ClearElrRecord": MetadataImage._ignore,
     "NoOpRecord": MetadataImage._ignore,
