@@ -141,11 +141,11 @@ class Wire:
         head = 4 + response_header_version(request.api_key, version)
         return response.decode(version, answer[head:])
 
-    def create(self, name: str, **configs: str) -> bytes:
-        """Create a topic of one partition; return its id when it has a leader."""
+    def create(self, name: str, partitions: int = 1, **configs: str) -> bytes:
+        """Create a topic; return its id when all its partitions have a leader."""
         topic = CreatableTopic(
             name=name,
-            num_partitions=1,
+            num_partitions=partitions,
             replication_factor=1,
             configs=[
                 CreatableTopicConfig(name=key.replace("_", "."), value=value)
@@ -158,7 +158,8 @@ class Wire:
 
         def leads() -> bool:
             (found,) = self.describe(MetadataRequestTopic(name=name))
-            return bool(found.partitions) and found.partitions[0].leader_id >= 0
+            leaders = [each.leader_id for each in found.partitions]
+            return len(leaders) == partitions and min(leaders) >= 0
 
         wait_until(leads)
         return created.topic_id

@@ -265,6 +265,11 @@ def test_a_string_is_not_longer_than_any_version_can_say() -> None:
     names[0].name = "x" * 32_768
     with pytest.raises(ProtocolError, match=r"topics.name at byte .* of 32768 bytes"):
         MetadataRequest.decode(9, MetadataRequest(topics=names).encode(9))
+    # Each byte that is not UTF-8 becomes three.
+    names[0].name = "x" * 10_923
+    data = MetadataRequest(topics=names).encode(9).replace(b"x", b"\xff")
+    with pytest.raises(ProtocolError, match=r"topics.name at byte"):
+        MetadataRequest.decode(9, data)
 
 
 @pytest.mark.parametrize(
