@@ -72,7 +72,12 @@ from mpbroker.protocol.messages.describe_transactions import (
     DescribeTransactionsResponse,
 )
 from mpbroker.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
-from mpbroker.protocol.messages.fetch import FetchRequest
+from mpbroker.protocol.messages.fetch import (
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    FetchTopic,
+)
 from mpbroker.protocol.messages.find_coordinator import (
     FindCoordinatorRequest,
     FindCoordinatorResponse,
@@ -737,13 +742,33 @@ def name_and_id(client: Client, topic: str) -> object:
     return found.name == topic, name_of(found.error_code)
 
 
-# -- 6 to 12: produce, security --------------------------------------------------------
+# -- 6 to 12: produce, sessions, security ----------------------------------------------
 
 
 def bad_records(client: Client, topic: str) -> object:
     topic_id = client.create(topic, cleanup_policy="compact")
     keys = [b"k", None, b"k", None]
     return told(client.produce(topic_id, batch(*((now_ms(), key) for key in keys))))
+
+
+def session_with_an_unknown_partition(client: Client, topic: str) -> object:
+    known = client.create(topic)
+    topics = [
+        FetchTopic(
+            topic_id=topic_id,
+            partitions=[FetchPartition(partition=number, partition_max_bytes=1000)],
+        )
+        for topic_id, number in ((known, 0), (known, 7), (b"?" * 16, 0))
+    ]
+    ask = {"max_wait_ms": 0, "min_bytes": 0}
+    request = FetchRequest(session_epoch=0, topics=topics, **ask)
+    full = client.ask(request, 13, FetchResponse)
+    codes = [
+        name_of(row.error_code) for each in full.responses for row in each.partitions
+    ]
+    request = FetchRequest(session_id=full.session_id, session_epoch=1, **ask)
+    later = client.ask(request, 13, FetchResponse)
+    return sorted(codes), full.session_id != 0, name_of(later.error_code)
 
 
 def pem_on_one_line(client: Client, topic: str) -> object:
@@ -1058,6 +1083,12 @@ ROWS: Final = [
             "log start": 0,
             "records": [1, 3],
         },
+    ),
+    Row(
+        7,
+        "a session with partitions that are unknown",
+        session_with_an_unknown_partition,
+        ([OK, "UNKNOWN_TOPIC_ID", "UNKNOWN_TOPIC_OR_PARTITION"], True, OK),
     ),
     Row(9, "PEM on one line", pem_on_one_line, (OK, True)),
     Row(
