@@ -85,7 +85,7 @@ def test_rows_go_in_through_a_stream_and_out_again_encrypted(
     ("change", "message"),
     [
         ({"kafka.sasl.password": "wrong"}, "SASL_AUTHENTICATION_FAILED|PLAIN"),
-        ({"kafka.ssl.truststore.certificates": certificates.BROKER}, "certificate"),
+        ({"kafka.ssl.truststore.certificates": certificates.CLIENT}, "certificate"),
     ],
 )
 def test_a_wrong_password_or_authority_is_an_error_that_says_so(
