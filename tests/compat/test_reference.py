@@ -20,6 +20,9 @@ TESTS: Final = (
     "tests/client/test_consumer.py",
     "tests/client/test_share_consumer.py",
     "tests/compat/test_answers.py",
+    # Its other test needs Spark.
+    "tests/spark/test_every_range.py::"
+    "test_every_range_has_the_rows_that_a_whole_read_has_there",
 )
 LEAST: Final = 50  # so many of them ask a broker
 
