@@ -96,9 +96,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with Spark's: one worker's JVM will do, and the longest of all come first.
 
     Each worker has a stretch of the list, and takes from the ends of others' stretches.
+    Those that need no JVM come where chance has put them.
     """
     spark = Path(__file__).with_name("spark")
-    items.sort(key=lambda item: spark not in item.path.parents)
+    items.sort(key=lambda item: spark not in item.path.parents or not is_heavy(item))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # before the time-out's clock starts

@@ -88,3 +88,10 @@ class RemotePendingError(StorageError):
     def __init__(self, wait: RemoteWait) -> None:
         super().__init__("the records are in the remote store")
         self.wait = wait
+
+
+class LookupLimitError(StorageError):
+    """A request has looked through as many records as one request may.
+
+    What it has not found can be asked for in another request.
+    """

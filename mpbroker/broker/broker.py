@@ -41,6 +41,7 @@ from mpbroker.storage.log_directory import (
     open_log_directories,
     recover_metadata,
 )
+from mpbroker.storage.offline_directories import not_there_at_start
 from mpbroker.supervisor import TAKEOVER_VARIABLE
 from mpbroker.supervisor.listen_sockets import Listener, close_listeners, open_listeners
 from mpbroker.supervisor.live_config import LiveConfig
@@ -360,6 +361,7 @@ class Broker:
             if before is None
             else {"upgrade": before.step, "upgrade_at": time.time()}
         )
+        paths = [directory.path for directory in self._directories]
         return upgrade | {
             "version": __version__,
             "pid": os.getpid(),
@@ -367,7 +369,12 @@ class Broker:
             "started": time.time() if before is None else before.started,
             "cluster_id": self._cluster_id,
             **Listener.state_of(self._listeners),
-            "log_dirs": [directory.path for directory in self._directories],
+            "log_dirs": paths,
+            **(
+                not_there_at_start(self._config.log_dirs, paths)
+                if len(paths) < len(self._config.log_dirs) or know_of_each_other(paths)
+                else {}
+            ),
             "remote_storage_url": self._config.remote_storage_url
             if self._config.remote_log_storage_system_enable
             else None,

@@ -10,6 +10,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from mpbroker.base.logger import get_logger
+from mpbroker.broker.coordinator_settings import (
+    group_config,
+    share_settings,
+    transaction_config,
+)
 from mpbroker.coordinator.context import CoordinatorContext
 from mpbroker.coordinator.coordinator_logs import ShareGroups, StateMachines
 from mpbroker.coordinator.coordinator_process import (
@@ -19,21 +24,17 @@ from mpbroker.coordinator.coordinator_process import (
 )
 from mpbroker.coordinator.coordinator_topic import CoordinatorTopic, RecordTopic
 from mpbroker.coordinator.durability import Durability
-from mpbroker.coordinator.groups.group_config import GroupConfig
 from mpbroker.coordinator.groups.group_coordinator import GroupCoordinator
 from mpbroker.coordinator.groups.group_records import KEYS
 from mpbroker.coordinator.outbox import Call, Outbox
 from mpbroker.coordinator.record_writer import Syncs
 from mpbroker.coordinator.share.share_offsets import ShareOffsets
-from mpbroker.coordinator.share.share_partition import Limits
 from mpbroker.coordinator.share.share_service import GroupSettings, ShareService
 from mpbroker.coordinator.share.share_state_apis import ShareStateApis
 from mpbroker.coordinator.share.share_states import ShareStates
 from mpbroker.coordinator.share_reader import ShareLogReader
-from mpbroker.coordinator.streams.streams_config import StreamsConfig
 from mpbroker.coordinator.timers import Timers
 from mpbroker.coordinator.transactions.open_transactions import SharedOpenTransactions
-from mpbroker.coordinator.transactions.transaction_coordinator import TransactionConfig
 from mpbroker.coordinator.transactions.transaction_markers import MarkerWriter
 from mpbroker.coordinator.transactions.transaction_records import (
     VALUE_VERSION,
@@ -76,7 +77,6 @@ from mpbroker.storage.log.own_appends import OwnAppends
 if TYPE_CHECKING:
     from mpbroker.broker.process_parts import ProcessParts
     from mpbroker.cluster.groups.group_store import GroupStore
-    from mpbroker.config import BrokerConfig
     from mpbroker.coordinator.shard_topic import ShardLog, ShardTopic
     from mpbroker.coordinator.shard_transactions import ShardTransactions
     from mpbroker.coordinator.written_log import WrittenLog
@@ -85,7 +85,6 @@ if TYPE_CHECKING:
     from mpbroker.storage.log_manager import LogManager
 
 _LOG = get_logger(__name__)
-_MS_PER_MINUTE: Final = 60_000
 # A disk with groups that could not be read may be back by then.
 _READ_AGAIN_MS: Final = 30_000
 # The requests that a successor is asked first; their modules are imported before.
@@ -187,83 +186,8 @@ class ConnectionRows:
         )
 
 
-def group_config(config: BrokerConfig) -> GroupConfig:
-    """Return the group coordinator's part of the broker's settings."""
-    return GroupConfig(
-        group_initial_rebalance_delay_ms=config.group_initial_rebalance_delay_ms,
-        group_min_session_timeout_ms=config.group_min_session_timeout_ms,
-        group_max_session_timeout_ms=config.group_max_session_timeout_ms,
-        group_max_size=config.group_max_size,
-        offset_metadata_max_bytes=config.offset_metadata_max_bytes,
-        message_max_bytes=min(
-            config.message_max_bytes, config.offsets_topic_segment_bytes
-        ),
-        offsets_retention_ms=config.offsets_retention_minutes * _MS_PER_MINUTE,
-        offsets_retention_check_interval_ms=(
-            config.offsets_retention_check_interval_ms
-        ),
-        rebalance_protocols=tuple(config.group_coordinator_rebalance_protocols),
-        group_consumer_session_timeout_ms=config.group_consumer_session_timeout_ms,
-        group_consumer_heartbeat_interval_ms=(
-            config.group_consumer_heartbeat_interval_ms
-        ),
-        group_consumer_max_size=config.group_consumer_max_size,
-        group_consumer_assignors=tuple(config.group_consumer_assignors),
-        group_consumer_migration_policy=config.group_consumer_migration_policy,
-        group_share_session_timeout_ms=config.group_share_session_timeout_ms,
-        group_share_heartbeat_interval_ms=config.group_share_heartbeat_interval_ms,
-        group_share_max_size=config.group_share_max_size,
-        streams=StreamsConfig(
-            session_timeout_ms=config.group_streams_session_timeout_ms,
-            heartbeat_interval_ms=config.group_streams_heartbeat_interval_ms,
-            max_size=config.group_streams_max_size,
-            num_standby_replicas=config.group_streams_num_standby_replicas,
-            initial_rebalance_delay_ms=(
-                config.group_streams_initial_rebalance_delay_ms
-            ),
-        ),
-    )
-
-
 # The settings of this many share groups are cached.
 _GROUPS_KNOWN: Final = 1000
-
-
-def share_settings(config: BrokerConfig, own: Mapping[str, str]) -> GroupSettings:
-    """Return a share group's settings: its own, or else those of the broker."""
-
-    def number(name: str, default: int) -> int:
-        return int(own.get(name, default))
-
-    return GroupSettings(
-        Limits(
-            number(
-                "share.delivery.count.limit", config.group_share_delivery_count_limit
-            ),
-            number(
-                "share.partition.max.record.locks",
-                config.group_share_partition_max_record_locks,
-            ),
-            number(
-                "share.record.lock.duration.ms",
-                config.group_share_record_lock_duration_ms,
-            ),
-            own.get("share.renew.acknowledge.enable", "true").lower() == "true",
-        ),
-        own.get("share.isolation.level") == "read_committed",
-        own.get("share.auto.offset.reset", "latest"),
-    )
-
-
-def transaction_config(config: BrokerConfig) -> TransactionConfig:
-    """Return the transaction coordinator's part of the broker's settings."""
-    return TransactionConfig(
-        config.transaction_max_timeout_ms,
-        config.transactional_id_expiration_ms,
-        config.transaction_abort_timed_out_transaction_cleanup_interval_ms,
-        config.transaction_remove_expired_transaction_cleanup_interval_ms,
-        config.transaction_partition_verification_enable,
-    )
 
 
 class CoordinatorRole:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, NoReturn
 
 from mpbroker.base.errors import MpbrokerError
 from mpbroker.base.logger import get_logger
+from mpbroker.ipc import pulse
 from mpbroker.supervisor.become_child import set_process_title
 
 if TYPE_CHECKING:
@@ -120,6 +121,7 @@ class HousekeeperChild(ABC):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             if os.getppid() != parent:
                 os._exit(0)  # the housekeeper died before prctl() took effect
+            pulse.hide()
             set_process_title(f"mpbroker: {self.TITLE}")
             self._let_go_of_files()
             self._serve()

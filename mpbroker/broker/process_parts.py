@@ -35,6 +35,7 @@ from mpbroker.server.quotas.client_quotas import ClientQuotas
 from mpbroker.storage.full_directories import FullDirectories
 from mpbroker.storage.log_directory import LogDirectory, know_of_each_other
 from mpbroker.storage.log_manager import LogManager, Syncer
+from mpbroker.storage.offline_directories import OfflineDirectories
 from mpbroker.supervisor.listen_sockets import Listener
 from mpbroker.supervisor.memory import BrokerMemory
 
@@ -181,11 +182,14 @@ class ProcessParts:
         )
         manager.note_full = self.full_directories().note
         paths = [directory.path for directory in self.directories]
-        manager.lacks_directory = len(paths) < len(self.config.log_dirs)
-        if know_of_each_other(paths):
-            from mpbroker.storage.used_directories import may_lack_partitions
+        if len(paths) < len(self.config.log_dirs):
+            manager.lacks_directory = lambda: True
+        elif know_of_each_other(paths):
+            from mpbroker.storage.used_directories import LostDirectories
 
-            manager.lacks_directory |= may_lack_partitions(paths)
+            are_lost = LostDirectories(paths)
+            if are_lost():  # no other is lost before the next start
+                manager.lacks_directory = are_lost
         if self.config.cluster_database_url:
             manager.node_id = self.config.node_id
         return manager
@@ -193,6 +197,12 @@ class ProcessParts:
     def full_directories(self) -> FullDirectories:
         """Make the object that notes and tells which log directories are full."""
         return FullDirectories(
+            self.memory.control.words, [each.path for each in self.directories]
+        )
+
+    def offline_directories(self) -> OfflineDirectories:
+        """Make the object that notes and tells which log directories have failed."""
+        return OfflineDirectories(
             self.memory.control.words, [each.path for each in self.directories]
         )
 

@@ -18,7 +18,15 @@ from mpbroker.base.logger import get_logger
 from mpbroker.broker.handler_role import HandlerRole
 from mpbroker.broker.process_parts import ProcessParts
 from mpbroker.config import BrokerConfig
-from mpbroker.ipc.layout import HOUSEKEEPER, Phase
+from mpbroker.ipc import pulse
+from mpbroker.ipc.layout import (
+    ACCEPTOR_PULSES,
+    EXPORTER_PULSE,
+    HOUSEKEEPER,
+    HOUSEKEEPER_PULSE,
+    KEEPER_PULSE,
+    Phase,
+)
 from mpbroker.ipc.limits_page import LimitsPage
 from mpbroker.ipc.ring import RequestRing
 from mpbroker.ipc.tables.row_users import EXPORTER
@@ -108,6 +116,7 @@ class Roles:
         memory, plane = self._memory, self._plane(index)
         place = f"{_listener_title(listener)}-{listener.port}"
         become_child(f"{plane}-kafka-socket-acceptor-{place}", memory)
+        pulse.show_in_header(memory.control, ACCEPTOR_PULSES + index)
         guard = f"mpbroker: {plane}-kafka-socket-acceptor-guard-{place}"
         Acceptor(
             index,
@@ -231,6 +240,7 @@ class Roles:
 
         memory = self._memory
         become_child("socket-keeper", memory)
+        pulse.show_in_header(memory.control, KEEPER_PULSE)
         entitle = partial(set_process_title, "mpbroker: socket-keeper-guard")
         Keeper(
             memory.control,
@@ -259,13 +269,14 @@ class Roles:
 
         memory = self._memory
         become_child("metrics-exporter", memory)
+        pulse.show_in_header(memory.control, EXPORTER_PULSE)
 
         def removed(topic: Topic) -> None:
             logs.forget(topic)
             rows.removed(topic)
 
-        registry = self.parts.registry(removed)
-        logs = self.parts.logs(registry)
+        registry = self.parts.registry(removed, step=pulse.step)
+        logs = self.parts.logs(registry, step=pulse.step)
         rows = RowRelease(
             memory.control.words, EXPORTER, lambda: registry, forget=logs.forget_rows
         )
@@ -329,13 +340,16 @@ class Roles:
 
         memory, config = self._memory, self.parts.config
         become_child("kafka-scheduler-log-housekeeper", memory)
+        pulse.show_in_header(memory.control, HOUSEKEEPER_PULSE)
 
         def removed(topic: Topic) -> None:
             upkeep.forget_topic(topic)
             rows.removed(topic)
 
         removed_before: list[TopicImage] = []
-        registry = self.parts.registry(removed, removed_before=removed_before)
+        registry = self.parts.registry(
+            removed, step=pulse.step, removed_before=removed_before
+        )
 
         def catch_up() -> None:
             if registry.catch_up():
@@ -353,7 +367,7 @@ class Roles:
             registry.replace_dead_records()
 
         restored = TransactionTable(memory.transactions).is_restored
-        logs = self.parts.logs(registry)
+        logs = self.parts.logs(registry, step=pulse.step)
         upkeep = LogUpkeep(logs, registry, is_restored=restored)
         node = self._cluster_node()
         cleaners = LogCleaners(self.parts, registry)
@@ -432,6 +446,7 @@ class Roles:
             (_SNAPSHOT_INTERVAL_MS, lambda _: upkeep.take_snapshots()),
             (_REMOVAL_INTERVAL_MS, upkeep.remove_deleted),
             (LOOK_INTERVAL_MS, self.parts.full_directories().look),
+            (LOOK_INTERVAL_MS, self.parts.offline_directories().look),
             *self._moving_tasks(logs, registry),
         ]
 

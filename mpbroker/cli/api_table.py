@@ -3,7 +3,7 @@
 Both brokers serve GetTelemetrySubscriptions and PushTelemetry only if they have a
 receiver for clients' metrics. Kafka's table was taken without one, so it lacks both.
 
-Source: the ApiVersions response of a broker of Apache Kafka 4.3.1.
+Source: the ApiVersions response of a broker of Apache Kafka 4.4.0.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mpbroker.server.apis import advertised_versions, served
 
 _K = ApiKey
 
-# The oldest and the newest version of each API that a broker of Apache Kafka 4.3.1 has.
+# The oldest and the newest version of each API that a broker of Apache Kafka 4.4.0 has.
 KAFKA_VERSIONS: Final[Mapping[ApiKey, tuple[int, int]]] = {
     _K.PRODUCE: (0, 13),
     _K.FETCH: (4, 18),
@@ -37,7 +37,7 @@ KAFKA_VERSIONS: Final[Mapping[ApiKey, tuple[int, int]]] = {
     _K.DESCRIBE_GROUPS: (0, 6),
     _K.LIST_GROUPS: (0, 5),
     _K.SASL_HANDSHAKE: (0, 1),
-    _K.API_VERSIONS: (0, 4),
+    _K.API_VERSIONS: (0, 5),
     _K.CREATE_TOPICS: (2, 7),
     _K.DELETE_TOPICS: (1, 6),
     _K.DELETE_RECORDS: (0, 2),
@@ -47,7 +47,7 @@ KAFKA_VERSIONS: Final[Mapping[ApiKey, tuple[int, int]]] = {
     _K.ADD_OFFSETS_TO_TXN: (0, 4),
     _K.END_TXN: (0, 5),
     _K.WRITE_TXN_MARKERS: (1, 2),
-    _K.TXN_OFFSET_COMMIT: (0, 5),
+    _K.TXN_OFFSET_COMMIT: (0, 6),
     _K.DESCRIBE_ACLS: (1, 3),
     _K.CREATE_ACLS: (1, 3),
     _K.DELETE_ACLS: (1, 3),
@@ -61,7 +61,7 @@ KAFKA_VERSIONS: Final[Mapping[ApiKey, tuple[int, int]]] = {
     _K.RENEW_DELEGATION_TOKEN: (1, 2),
     _K.EXPIRE_DELEGATION_TOKEN: (1, 2),
     _K.DESCRIBE_DELEGATION_TOKEN: (1, 3),
-    _K.DELETE_GROUPS: (0, 2),
+    _K.DELETE_GROUPS: (0, 3),
     _K.ELECT_LEADERS: (0, 2),
     _K.INCREMENTAL_ALTER_CONFIGS: (0, 1),
     _K.ALTER_PARTITION_REASSIGNMENTS: (0, 1),
@@ -93,11 +93,13 @@ KAFKA_VERSIONS: Final[Mapping[ApiKey, tuple[int, int]]] = {
     _K.WRITE_SHARE_GROUP_STATE: (0, 1),
     _K.DELETE_SHARE_GROUP_STATE: (0, 0),
     _K.READ_SHARE_GROUP_STATE_SUMMARY: (0, 1),
-    _K.STREAMS_GROUP_HEARTBEAT: (0, 0),
-    _K.STREAMS_GROUP_DESCRIBE: (0, 0),
+    _K.STREAMS_GROUP_HEARTBEAT: (0, 1),
+    _K.STREAMS_GROUP_DESCRIBE: (0, 1),
     _K.DESCRIBE_SHARE_GROUP_OFFSETS: (0, 1),
     _K.ALTER_SHARE_GROUP_OFFSETS: (0, 0),
     _K.DELETE_SHARE_GROUP_OFFSETS: (0, 0),
+    _K.STREAMS_GROUP_TOPOLOGY_DESCRIPTION_UPDATE: (0, 0),
+    _K.UNREGISTER_CONTROLLER: (0, 0),
 }
 
 
@@ -110,7 +112,7 @@ def our_versions() -> dict[int, tuple[int, int]]:
 @click.option("--different", is_flag=True, help="Only APIs that are not as in Kafka.")
 @format_option
 def command(different: bool, output_format: str) -> int:
-    """List the versions of each API: here, and in Apache Kafka 4.3.1."""
+    """List the versions of each API: here, and in Apache Kafka 4.4.0."""
     ours = our_versions()
     rows = []
     for number in sorted(ours.keys() | KAFKA_VERSIONS.keys()):
@@ -123,7 +125,7 @@ def command(different: bool, output_format: str) -> int:
         print_json([dict(zip(names, row, strict=True)) for row in rows])
     else:
         print_table(
-            ["API", "NAME", "MPBROKER", "KAFKA 4.3.1", ""],
+            ["API", "NAME", "MPBROKER", "KAFKA 4.4.0", ""],
             [
                 [number, name, _shown(here), _shown(kafkas), _told(here, kafkas)]
                 for number, name, here, kafkas in rows

@@ -39,6 +39,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "ctl": ("mpbroker.cli.ctl.ctl", "Watch and change a running broker."),
     "dump": ("mpbroker.cli.dump", "Show log segments and index files."),
     "group": ("mpbroker.cli.group", "List, describe, delete, reset groups."),
+    "log-dirs": ("mpbroker.cli.log_dirs", "List log directories; forget a lost one."),
     "mirror": ("mpbroker.cli.records.mirror", "Copy topics from another cluster."),
     "pipeline": (
         "mpbroker.cli.spark.pipeline",

@@ -165,4 +165,9 @@ MEANINGS: Final = {
     E.STREAMS_INVALID_TOPOLOGY_EPOCH: "the topology's epoch is not valid",
     E.STREAMS_TOPOLOGY_FENCED: "the topology's epoch is outdated",
     E.SHARE_SESSION_LIMIT_REACHED: "the broker has no room for another share session",
+    E.GROUP_DELETION_FAILED: "the group could not be deleted",
+    E.STREAMS_TOPOLOGY_DESCRIPTION_UPDATE_FAILED: (
+        "the broker could not take the description of the topology"
+    ),
+    E.CONTROLLER_ID_NOT_REGISTERED: "no such controller is registered",
 }

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import socket
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, cast
 
 from mpbroker.base.config_def import ConfigError, ConfigValue
-from mpbroker.base.pem import pem_of
+from mpbroker.base.pem import Identity, load_identity, load_trust
 from mpbroker.client.errors import SslAuthenticationError
 
 _RECEIVE_BYTES: Final = 256 * 1024
@@ -146,18 +146,23 @@ def make_context(values: Mapping[str, ConfigValue]) -> ssl.SSLContext:
         context.minimum_version, context.maximum_version = versions[0], versions[-1]
     ciphers = cast(tuple[str, ...], values["ssl.cipher.suites"])
     if ciphers:
-        _try("ssl.cipher.suites", context.set_ciphers, ":".join(ciphers))
+        try:
+            context.set_ciphers(":".join(ciphers))
+        except ssl.SSLError:
+            raise ConfigError(
+                f"ssl.cipher.suites={','.join(ciphers)}: OpenSSL knows none of them"
+            ) from None
     # As Java: an authority in the middle of a chain is enough, if it is trusted.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     location = values["ssl.truststore.location"]
     certificates = values["ssl.truststore.certificates"]
     if location is not None:
-        name = "ssl.truststore.location"
-        _try(name, context.load_verify_locations, str(location))
+        name = f"ssl.truststore.location={location}"
+        path = str(location)
+        load_trust(context, name, _read(name, path), is_text=False, path=path)
     elif certificates is not None:
         name = "ssl.truststore.certificates"
-        text = pem_of(str(certificates))
-        _try(name, context.load_verify_locations, None, None, text)
+        load_trust(context, name, str(certificates), is_text=True)
     else:
         context.load_default_certs()
     _load_identity(context, values)
@@ -165,36 +170,24 @@ def make_context(values: Mapping[str, ConfigValue]) -> ssl.SSLContext:
 
 
 def _load_identity(context: ssl.SSLContext, values: Mapping[str, ConfigValue]) -> None:
-    # "" keeps OpenSSL from asking for a password on the terminal.
-    password = str(values["ssl.key.password"] or "")
-    location = values["ssl.keystore.location"]
-    chain, key = (
-        values["ssl.keystore.certificate.chain"],
-        values["ssl.keystore.key"],
-    )
+    location, password = values["ssl.keystore.location"], values["ssl.key.password"]
+    key = str(values["ssl.keystore.key"] or "")
+    chain = str(values["ssl.keystore.certificate.chain"] or "")
     if location is not None:
-        name = "ssl.keystore.location"
-        _try(name, context.load_cert_chain, str(location), None, password)
-    elif chain is not None or key is not None:
-        # OpenSSL reads only files. No other process can open this one.
-        descriptor = os.memfd_create("mpbroker-key", os.MFD_CLOEXEC)
-        try:
-            with os.fdopen(os.dup(descriptor), "w") as file:
-                file.write(pem_of(str(key or "")) + pem_of(str(chain or "")))
-            path = f"/proc/self/fd/{descriptor}"
-            _try("ssl.keystore.key", context.load_cert_chain, path, None, password)
-        finally:
-            os.close(descriptor)
+        name = f"ssl.keystore.location={location}"
+        text = _read(name, str(location))
+        identity = Identity(name, text, name, text, is_text=False)
+    elif key or chain:
+        names = "ssl.keystore.key", "ssl.keystore.certificate.chain"
+        identity = Identity(names[0], key, names[1], chain, is_text=True)
+    else:
+        return
+    load_identity(context, identity, None if password is None else str(password))
 
 
-def _try(name: str, load: Callable[..., object], *arguments: object) -> None:
+def _read(name: str, path: str) -> str:
     try:
-        load(*arguments)
-    except ssl.SSLError as error:
-        reason = (error.reason or str(error)).replace("_", " ").lower()
-        raise ConfigError(
-            f"{name}: OpenSSL cannot read it ({reason}); it must be PEM text, and"
-            " ssl.key.password right"
-        ) from None
+        with open(path, encoding="ascii", errors="ignore") as file:
+            return file.read()
     except OSError as error:
         raise ConfigError(f"{name}: {error.strerror or error}") from None

@@ -1,4 +1,4 @@
-"""The settings of Apache Kafka 4.3.1 that have no meaning for this broker.
+"""The settings of Apache Kafka 4.4.0 that have no meaning for this broker.
 
 They concern other brokers, controllers, classes of Java and the like. A file made for
 Kafka may have them: each is accepted within Kafka's limits, changes nothing, and the
@@ -8,7 +8,7 @@ accepts a value where Kafka does.
 A setting that gets a meaning here moves to the table of BrokerConfig
 (broker_config.py).
 
-Source: "Broker Configs" of the Apache Kafka 4.3 documentation.
+Source: "Broker Configs" of the Apache Kafka 4.4 documentation.
 """
 
 from __future__ import annotations
@@ -270,6 +270,18 @@ KEYS_WITHOUT_EFFECT: Final = (
         ),
     ),
     *_rows(
+        "Share groups have no dead-letter queue.",
+        Reader.NONE,
+        ("errors.deadletterqueue.auto.create.topics.enable", _BOOLEAN, False),
+        ("errors.deadletterqueue.topic.name.prefix", _STRING, "dlq."),
+    ),
+    *_rows(
+        "Streams groups have one assignor, which does not look at racks.",
+        None,
+        ("group.streams.assignors", _LIST, ("sticky",), not_empty()),
+        ("group.streams.rack.aware.assignment.tags", _LIST, ()),
+    ),
+    *_rows(
         "A group is assigned anew as soon as its members change.",
         None,
         ("group.consumer.max.assignment.interval.ms", _INT, 15_000, at_least(0)),
@@ -332,6 +344,7 @@ KEYS_WITHOUT_EFFECT: Final = (
         ("alter.config.policy.class.name", _CLASS, None),
         ("client.quota.callback.class", _CLASS, None),
         ("create.topic.policy.class.name", _CLASS, None),
+        ("group.streams.topology.description.plugin.class", _CLASS, None),
         ("kafka.metrics.reporters", _LIST, ()),
         ("security.providers", _STRING, None),
     ),
@@ -371,6 +384,12 @@ KEYS_WITHOUT_EFFECT: Final = (
         ("ssl.provider", _STRING, None),
         ("ssl.secure.random.implementation", _STRING, None),
         ("ssl.trustmanager.algorithm", _STRING, "PKIX"),
+    ),
+    *_rows_of_listeners(
+        "Where no issuer, or no audience, is expected, a token may have any.",
+        None,
+        ("sasl.oauthbearer.allow.unverified.audience", _BOOLEAN, False),
+        ("sasl.oauthbearer.allow.unverified.issuer", _BOOLEAN, False),
     ),
     *_rows_of_listeners(
         "Kerberos (GSSAPI) is not served.",

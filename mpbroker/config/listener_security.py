@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from mpbroker.base.config_def import ConfigError
+from mpbroker.base.config_def import LISTENER_PREFIX, ConfigError
 from mpbroker.config.console_settings import console_address, console_endpoint
 from mpbroker.config.dynamic import DynamicConfig
 from mpbroker.config.listeners import EndPoint
@@ -30,6 +30,17 @@ if TYPE_CHECKING:
 _MS = 1_000_000
 _T = TypeVar("_T")
 _OPTIONAL: Any = (str, type(None))
+# The settings of TLS that messages name.
+_TLS_KEYS = (
+    "ssl.keystore.location",
+    "ssl.keystore.certificate.chain",
+    "ssl.keystore.key",
+    "ssl.truststore.location",
+    "ssl.truststore.certificates",
+    "ssl.client.auth",
+    "ssl.enabled.protocols",
+    "ssl.cipher.suites",
+)
 
 
 class SecuritySettings(NamedTuple):
@@ -96,7 +107,7 @@ def security_settings(
     get = partial(_get, now, name)
     return SecuritySettings(
         protocol,
-        _tls(get, name) if "SSL" in protocol else None,
+        _tls(now, name) if "SSL" in protocol else None,
         _sasl(now, name, get, secret) if "SASL" in protocol else None,
         get("connection.failed.authentication.delay.ms", int) * _MS,
         get("connections.setup.timeout.ms", int) * _MS,
@@ -116,8 +127,8 @@ def tls_of_console(config: BrokerConfig) -> TlsSettings | None:
     if address is None or not address.is_secure:
         return None
     name = console_endpoint(config).listener_name
-    get = partial(_get, DynamicConfig(config, lambda resource: {}), name)
-    return _tls(get, name)._replace(client_auth="none", prefix="console.listeners: ")
+    now = DynamicConfig(config, lambda resource: {})
+    return _tls(now, name)._replace(client_auth="none", where="console.listeners: ")
 
 
 def _get(now: DynamicConfig, listener: str, key: str, kind: type[_T]) -> _T:
@@ -135,7 +146,8 @@ def _get_of(
     return value
 
 
-def _tls(get: Any, name: str) -> TlsSettings:
+def _tls(now: DynamicConfig, name: str) -> TlsSettings:
+    get: Any = partial(_get, now, name)
     # Imported here, because SASL_PLAINTEXT does not need OpenSSL.
     from mpbroker.network.security.tls import TlsSettings
 
@@ -150,7 +162,10 @@ def _tls(get: Any, name: str) -> TlsSettings:
         enabled_protocols=get("ssl.enabled.protocols", tuple),
         cipher_suites=get("ssl.cipher.suites", tuple),
         principal_mapping_rules=get("ssl.principal.mapping.rules", str),
-        prefix=f"listener.name.{name.lower()}.",
+        prefix=f"{LISTENER_PREFIX}{name.lower()}.",
+        own=frozenset(
+            key for key in _TLS_KEYS if now.own_of_listener(name, key) is not None
+        ),
     )
 
 

@@ -18,7 +18,7 @@ from mpbroker.config.sources import Setting, Source, variable_of
 
 # The beginnings of settings of older releases of Kafka, of its plug-ins and of related
 # products. They cause a warning, not an error, so that a file with them works as it is.
-# The settings of Apache Kafka 4.3.1 are rows of the table (kafka_keys.py).
+# The settings of Apache Kafka 4.4.0 are rows of the table (kafka_keys.py).
 NOT_NEEDED: Final = (
     "alter.config.policy.",
     "auto.include.jmx.reporter",

@@ -63,6 +63,8 @@ class Sessions(Protocol):
 
     def forget(self, member_id: str) -> None: ...
 
+    def had_heard(self, member_id: str) -> bool: ...
+
 
 class CoordinatorContext(NamedTuple):
     """All objects that a state machine reads or changes, except its own state.

@@ -236,6 +236,15 @@ class Outbox:
         """
         return (log,) if log in self.records else self.told(log)
 
+    def logged(self, log: int) -> tuple[int, ...]:
+        """Return the logs that must have what was written before an answer is sent.
+
+        The append is enough: after a power cut the answer means nothing any more.
+        """
+        if log in self.records and not self.is_volatile:
+            return (appended_to(log),)
+        return self.told(log)
+
     def told(self, log: int) -> tuple[int, ...]:
         """Return the logs on which an answer rests that writes nothing by itself.
 

@@ -3,8 +3,9 @@
 The processor of the connection asks for it, because the client has hung up or because
 other requests need the slots (network/waits.py). JoinGroup and SyncGroup are answered
 with an error upon which clients try again. The member stays in the group, as if the
-answer had been lost on the way: it counts as joined, and its session begins when the
-group would have answered it. Only a new member of an old client (JoinGroup before
+answer had been lost on the way. After its JoinGroup it counts as joined, and its
+session begins when the group would have answered it; after its SyncGroup its session
+begins at once. Only a new member of an old client (JoinGroup before
 version 4) is removed: it would join a second time, since it does not know its id yet.
 A ShareFetch is answered with the records that were found by then. Other requests wait
 only for a short time, and are not ended.
@@ -17,15 +18,12 @@ group would wait for the end of the member's session.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Protocol
 
 from mpbroker.coordinator.groups.classic_rebalance import refused_join
 from mpbroker.coordinator.outbox import Call, Outbox
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.error_code import ErrorCode
-from mpbroker.protocol.message import Message
-from mpbroker.protocol.messages.sync_group import SyncGroupResponse
 
 
 class Slots(Protocol):
@@ -33,17 +31,6 @@ class Slots(Protocol):
 
     def has_claimed(self, slot: int) -> bool: ...
     def must_end(self, slot: int) -> bool: ...
-
-
-# A consumer tries to join again after a while; after its SyncGroup it joins at once.
-_REFUSALS: Final[dict[int, Callable[[Call], Message]]] = {
-    ApiKey.JOIN_GROUP: lambda call: refused_join(
-        call, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-    ),
-    ApiKey.SYNC_GROUP: lambda call: SyncGroupResponse(
-        error_code=ErrorCode.REBALANCE_IN_PROGRESS
-    ),
-}
 
 
 class WaitingCalls:
@@ -66,7 +53,7 @@ class WaitingCalls:
         self._calls.pop(slot, None)
         if call is None or call.answered:
             return
-        if call.end_wait is None and call.request.api_key not in _REFUSALS:
+        if call.end_wait is None and call.request.api_key != ApiKey.JOIN_GROUP:
             return
         self._calls[slot] = call
         self.end(slot)
@@ -86,4 +73,5 @@ class WaitingCalls:
         if call.end_wait is not None:
             call.end_wait()
         elif not call.answered:
-            self._out.answer(call, _REFUSALS[call.request.api_key](call))
+            code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS  # it tries again later
+            self._out.answer(call, refused_join(call, code))

@@ -69,6 +69,7 @@ from mpbroker.ipc.tables.transaction_table import TransactionTable
 from mpbroker.network.connection_quotas import AcceptorCounter
 from mpbroker.network.security.encryption import encryption_names
 from mpbroker.storage.full_directories import full_directories
+from mpbroker.storage.offline_directories import offline_directories
 from mpbroker.supervisor.child import Role
 
 if TYPE_CHECKING:
@@ -488,11 +489,18 @@ class Collector:
         full = gauge(
             "mpbroker_log_directory_full", "1: appends are refused for lack of room."
         )
-        paths = self._describe().get("log_dirs", ())
+        away = gauge(
+            "mpbroker_log_directory_offline", "1: it is not there, or cannot be read."
+        )
+        told = self._describe()
+        paths = told.get("log_dirs", ())
         without_room = full_directories(self._words, paths)
         for path in paths:
             full.add(int(path in without_room), log_dir=path)
-        return start, end, size, unflushed, offline, full, unloaded, hidden
+        not_there = offline_directories(self._words, told)
+        for path in dict.fromkeys([*paths, *not_there]):
+            away.add(int(path in not_there), log_dir=path)
+        return start, end, size, unflushed, offline, full, away, unloaded, hidden
 
     def _groups(self, logs: Sequence[PartitionFigures]) -> Iterable[Family]:
         ends = {(each.topic, each.partition): each.log_end_offset for each in logs}

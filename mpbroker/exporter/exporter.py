@@ -8,7 +8,7 @@ from __future__ import annotations
 import select
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,6 +29,7 @@ from mpbroker.exporter.requests.request_log_counts import RequestLogCounts
 from mpbroker.exporter.requests.request_times import RequestTimes
 from mpbroker.exporter.selector_names import SelectorNames
 from mpbroker.exporter.status import status_of
+from mpbroker.ipc import pulse
 from mpbroker.ipc.layout import (
     HEADER,
     HEADER_BOOT_ID,
@@ -39,6 +40,7 @@ from mpbroker.ipc.layout import (
 from mpbroker.ipc.named_segment import read_telemetry, start_time
 from mpbroker.ipc.tables.transaction_table import TransactionTable
 from mpbroker.storage.full_directories import full_directories
+from mpbroker.storage.offline_directories import offline_directories
 
 if TYPE_CHECKING:
     from mpbroker.config import BrokerConfig
@@ -175,6 +177,7 @@ class Exporter:
         """Serve metrics and write the request log until the broker stops."""
         while self._words[HEADER + HEADER_PHASE] < Phase.STOPPED:
             self.turn(_TURN_S)
+            pulse.step()
         if self._request_log is not None:
             self._request_log.drain(is_last=True)
         if self._otlp is not None:
@@ -247,13 +250,17 @@ class Exporter:
             reason = why_not_ready(self._words) or str(
                 self._transactions.closed() or ""
             )
-            full = full_directories(self._words, self._told().get("log_dirs", ()))
-            text = reason or "\n".join(
-                # Ready all the same: who reads is served.
-                ["ready", *(f"{path} is full: appends are refused" for path in full)]
-            )
+            # Ready all the same: clients of other partitions, and readers, are served.
+            text = reason or "\n".join(["ready", *self._troubles()])
             return Page(503 if reason else 200, _TEXT, f"{text}\n".encode())
         raise HttpError(404, "there are /, /metrics, /health, /ready and /api/status")
+
+    def _troubles(self) -> Iterator[str]:
+        told = self._told()
+        for path in offline_directories(self._words, told):
+            yield f"{path} is offline: its partitions are refused"
+        for path in full_directories(self._words, told.get("log_dirs", ())):
+            yield f"{path} is full: appends are refused"
 
     def families(self) -> list[Family]:
         """Return all metrics; collect them again if they are half a second old.

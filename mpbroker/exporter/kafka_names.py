@@ -72,6 +72,7 @@ _SIZES: Final = ("mpbroker_log_size_bytes",)
 _COMMITTED: Final = ("mpbroker_group_committed_offset",)
 _LAG: Final = ("mpbroker_group_lag",)
 _OFFLINE: Final = ("mpbroker_partitions_offline",)
+_OFFLINE_DIRECTORIES: Final = ("mpbroker_log_directory_offline",)
 _NOT_LISTED: Final = ("mpbroker_partitions_unloaded", "mpbroker_partitions_not_shown")
 _QUEUES: Final = ("mpbroker_queue_size",)
 _IDLE: Final = ("mpbroker_idle_ratio",)
@@ -230,6 +231,10 @@ ROWS: Final = (
     Row(_CONTROLLER + "activecontrollercount", _WHOLE, (), _BROKER, each=1),
     Row(_CONTROLLER + "offlinepartitionscount", _WHOLE, _OFFLINE, _BROKER),
     Row(_REPLICAS + "offlinereplicacount", _WHOLE, _OFFLINE, _BROKER),
+    Row("kafka_log_logmanager_offlinelogdirectorycount", _WHOLE,
+        _OFFLINE_DIRECTORIES, _BROKER),
+    Row("kafka_log_logmanager_logdirectoryoffline", "1: it is offline.",
+        _OFFLINE_DIRECTORIES, {"log_dir": "logdirectory"}),
     Row(_REPLICAS + "underreplicatedpartitions", _WHOLE,
         (), _BROKER, each=0),
     Row(_REPLICAS + "underminisrpartitioncount", _WHOLE,

@@ -39,6 +39,7 @@ from mpbroker.ipc.layout import (
 )
 from mpbroker.ipc.tables.principals import MAX_PRINCIPALS
 from mpbroker.ipc.tables.transaction_table import MAX_ENTRIES, TransactionTable
+from mpbroker.metadata.metadata_budget import MAX_METADATA_BYTES
 
 if TYPE_CHECKING:
     from mpbroker.metadata.topics import TopicRegistry
@@ -65,6 +66,7 @@ def limit_families(
     used = gauge(USED, "How much of it is used; of processors, by the fullest.")
     for name, most, now in (
         ("partitions", registry.capacity, registry.partition_count),
+        ("metadata_bytes", MAX_METADATA_BYTES, registry.metadata_bytes),
         ("principals", MAX_PRINCIPALS, len(memory.principals) - 1),
         (
             "partitions_in_transactions",

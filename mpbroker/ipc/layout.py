@@ -1,4 +1,4 @@
-"""Every offset in shared memory, layout version 9.
+"""Every offset in shared memory, layout version 10.
 
 Segments with a file of their own (session_layout, quota_layout, limits_page...) are the
 exception; no other file holds offsets.
@@ -43,7 +43,7 @@ from enum import IntEnum
 from typing import Final
 
 MAGIC: Final = 0x6D70_6272_6F6B_6572  # "mpbroker"
-LAYOUT_VERSION: Final = 9
+LAYOUT_VERSION: Final = 10
 
 FENCE: Final = 0x6D70_2066_656E_6365  # "mp fence"
 
@@ -92,6 +92,8 @@ MAX_SLOTS: Final = MAX_PROCESSORS * SLOTS_PER_PROCESSOR
 #   14    refused          any: a bit for each log directory that had no room for an
 #                          append; the housekeeper takes the notes (full_directories.py)
 #   15    full             the housekeeper: a bit for each log directory that is full
+#   16    offline          the housekeeper: a bit for each log directory that it cannot
+#                          read any more (offline_directories.py)
 HEADER_MAGIC: Final = 0
 HEADER_VERSION: Final = 1
 HEADER_BOOT_ID: Final = 2
@@ -108,6 +110,7 @@ HEADER_EXPORTER_PASSED: Final = 12
 HEADER_KEEPER_GUARD: Final = 13
 HEADER_DIRECTORIES_REFUSED: Final = 14
 HEADER_DIRECTORIES_FULL: Final = 15
+HEADER_DIRECTORIES_OFFLINE: Final = 16
 
 
 class Phase(IntEnum):
@@ -123,6 +126,25 @@ class Phase(IntEnum):
 # id of an acceptor that shall retire, because another acceptor has taken its place.
 # MAX_PROCESSORS words, since each listener has a processor.
 HEADER_RETIRING: Final = 64
+
+# And it has a pulse (see pulse.py) for each process that has no row of its own:
+# the housekeeper, the keeper, the exporter, and from ACCEPTOR_PULSES on the acceptor of
+# each listener. Handlers and the coordinator have theirs in their rows, and a processor
+# shows its progress by other words.
+#   0     pid            the process, when its pulse begins
+#   1     steps          the process: +1 with each part of its work
+#   2     awaits         the process: the thread id of the owner of a lock that it
+#                        sleeps for; 0: none
+HEADER_PULSES: Final = 128
+PULSE_WORDS: Final = 4
+PULSE_PID: Final = 0
+PULSE_STEPS: Final = 1
+PULSE_AWAITS: Final = 2
+HOUSEKEEPER_PULSE: Final = 0
+KEEPER_PULSE: Final = 1
+EXPORTER_PULSE: Final = 2
+ACCEPTOR_PULSES: Final = 4
+assert HEADER_PULSES + (ACCEPTOR_PULSES + MAX_PROCESSORS) * PULSE_WORDS < PAGE
 
 
 # --- rings ------------------------------------------------------------------
@@ -668,6 +690,11 @@ def notification_ring(handler: int) -> int:
 
 def cell(number: int) -> int:
     return CELLS + number * CELL_WORDS
+
+
+def pulse_words(number: int) -> int:
+    """Return where the pulse of a process without a row of its own begins."""
+    return HEADER + HEADER_PULSES + number * PULSE_WORDS
 
 
 def processor_row(processor: int) -> int:

@@ -53,9 +53,14 @@ class DelegationToken(NamedTuple):
         """The owner's name, without the prefix ``User:``."""
         return self.owner.removeprefix(_PREFIX)
 
+    @property
+    def principals(self) -> tuple[str, ...]:
+        """The principals that may describe, renew and expire the token."""
+        return self.owner, self.requester, *self.renewers
+
     def belongs_to(self, principal: str) -> bool:
         """Return whether a principal may describe, renew and expire the token."""
-        return principal in (self.owner, self.requester, *self.renewers)
+        return principal in self.principals
 
     @property
     def ends_ms(self) -> int:

@@ -38,9 +38,9 @@ NEW_FEATURES: Final[Mapping[str, int]] = {
 # features of share groups and streams groups, so new logs have no record of them.
 _WITHOUT_RECORD: Final[Mapping[str, int]] = {SHARE_VERSION: 1, STREAMS_VERSION: 1}
 
-# The newest levels that Apache Kafka 4.3.1 knows, those that are not stable included.
+# The newest levels that Apache Kafka 4.4.0 knows, those that are not stable included.
 KNOWN_FEATURES: Final[Mapping[str, int]] = {
-    METADATA_VERSION: 30,
+    METADATA_VERSION: 34,
     KRAFT_VERSION: 1,
     GROUP_VERSION: 1,
     TRANSACTION_VERSION: 2,
@@ -49,12 +49,14 @@ KNOWN_FEATURES: Final[Mapping[str, int]] = {
     STREAMS_VERSION: 1,
 }
 
-# The oldest and the newest level that can be set, as Apache Kafka 4.3.1 has them.
+# The oldest and the newest level that can be set, as Apache Kafka 4.4.0 has them. But a
+# share group has no dead-letter queue here (KIP-1191): level 2 of share.version is kept
+# where Kafka has set it, and cannot be set.
 SUPPORTED_FEATURES: Final[Mapping[str, tuple[int, int]]] = {
     ELR_VERSION: (0, 1),
     GROUP_VERSION: (0, 1),
     KRAFT_VERSION: (0, 1),
-    METADATA_VERSION: (7, 30),  # 3.3-IV3 to 4.3-IV0
+    METADATA_VERSION: (7, 33),  # 3.3-IV3 to 4.4-IV2
     SHARE_VERSION: (0, 1),
     STREAMS_VERSION: (0, 1),
     TRANSACTION_VERSION: (0, 2),
@@ -62,7 +64,7 @@ SUPPORTED_FEATURES: Final[Mapping[str, tuple[int, int]]] = {
 
 # The levels of metadata.version that have brought records or fields which the level
 # before does not know. A downgrade from or past one of them is refused.
-_METADATA_CHANGES: Final = frozenset((7, 8, 11, 13, 14, 15, 17, 23, 30))
+_METADATA_CHANGES: Final = frozenset((7, 8, 11, 13, 14, 15, 17, 23, 30, 32, 33))
 
 # The least metadata.version for level 1 of a feature.
 _LEAST_METADATA: Final[Mapping[str, int]] = {ELR_VERSION: 23}

@@ -4,7 +4,7 @@ A record's fields stand in the order in which they are written. A row is a field
 its type, the first version that has it, and for a tagged field its tag and its default.
 Tagged fields are written only if they differ from their default.
 
-Source: Apache Kafka 4.3.1, metadata/src/main/resources/common/metadata/*.json, and
+Source: Apache Kafka 4.4.0, metadata/src/main/resources/common/metadata/*.json, and
 LeaderChangeMessage, SnapshotHeaderRecord, SnapshotFooterRecord, KRaftVersionRecord and
 VotersRecord of clients/src/main/resources/common/message.
 """
@@ -286,6 +286,7 @@ _ROWS: Final = (
         ),
     ),
     RecordRow(28, "ClearElrRecord", 0, (_F("topicName", "string"),)),
+    RecordRow(29, "UnregisterControllerRecord", 0, (_F("controllerId", "int32"),)),
 )
 
 RECORD_ROWS: Final[Mapping[str, RecordRow]] = {row.name: row for row in _ROWS}

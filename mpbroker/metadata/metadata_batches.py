@@ -96,7 +96,7 @@ class MetadataBatches:
                 raise RecordBatchError(f"cut off after {end - position} bytes")
         except UnknownRecordError as error:
             raise LogDirectoryError(
-                f"log.dirs: {path} has a record of a newer Apache Kafka than 4.3.1, the"
+                f"log.dirs: {path} has a record of a newer Apache Kafka than 4.4.0, the"
                 f" newest that this release knows: {error}; use a newer mpbroker, or"
                 " that Kafka"
             ) from None

@@ -253,6 +253,27 @@ class MetadataImage:
 
     def records(self) -> Iterator[list[MetadataRecord]]:
         """Yield records that add up to this state; each group of them is one batch."""
+        yield from self.records_without_topics()
+        for topic in self.topics.values():
+            yield [
+                topic_record(topic.name, topic.topic_id),
+                *(
+                    config_record(TOPIC_RESOURCE, topic.name, name, value)
+                    for name, value in self.config(TOPIC_RESOURCE, topic.name).items()
+                ),
+                *(
+                    partition_record(
+                        topic.topic_id,
+                        partition,
+                        topic.leader,
+                        epochs=topic.epochs.get(partition, (0, 0)),
+                    )
+                    for partition in range(topic.partition_count)
+                ),
+            ]
+
+    def records_without_topics(self) -> Iterator[list[MetadataRecord]]:
+        """Yield those groups of records() that are about no topic."""
         yield [
             *starmap(feature_level_record, self.kafka_features().items()),
             *self.kept.values(),
@@ -271,23 +292,6 @@ class MetadataImage:
             yield self.acls.records()
         if self.scram:
             yield list(self.scram.records())
-        for topic in self.topics.values():
-            yield [
-                topic_record(topic.name, topic.topic_id),
-                *(
-                    config_record(TOPIC_RESOURCE, topic.name, name, value)
-                    for name, value in self.config(TOPIC_RESOURCE, topic.name).items()
-                ),
-                *(
-                    partition_record(
-                        topic.topic_id,
-                        partition,
-                        topic.leader,
-                        epochs=topic.epochs.get(partition, (0, 0)),
-                    )
-                    for partition in range(topic.partition_count)
-                ),
-            ]
 
     def live_record_count(self) -> int:
         """Return how many records it takes to give this state.
@@ -425,6 +429,7 @@ _REPLAY: Final = {
     "UnfenceBrokerRecord": MetadataImage._ignore,
     "BrokerRegistrationChangeRecord": MetadataImage._ignore,
     "RegisterControllerRecord": MetadataImage._ignore,
+    "UnregisterControllerRecord": MetadataImage._ignore,
     "ZkMigrationStateRecord": MetadataImage._ignore,
     "ClearElrRecord": MetadataImage._ignore,
     "NoOpRecord": MetadataImage._ignore,

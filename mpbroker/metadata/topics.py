@@ -51,6 +51,7 @@ from mpbroker.metadata.log_config import (
 )
 from mpbroker.metadata.log_config_def import broker_log_value
 from mpbroker.metadata.meta_properties import random_uuid, uuid_of_text
+from mpbroker.metadata.metadata_budget import MetadataBudget
 from mpbroker.metadata.metadata_image import (
     BROKER_RESOURCE,
     GROUP_RESOURCE,
@@ -87,6 +88,10 @@ if TYPE_CHECKING:
 # The most partitions that one request may add: each costs a record and a row, and other
 # requests wait meanwhile. Kafka's ReplicationControlManager has the same limit.
 MAX_PARTITIONS_PER_BATCH: Final = 10_000
+
+# The most records that one change of anything else may commit, as in Kafka's
+# QuorumController (MAX_RECORDS_PER_USER_OP).
+MAX_RECORDS_PER_CHANGE: Final = 10_000
 
 # If fewer records have no effect, reading them (some 5 us each) costs a new process
 # less than a snapshot costs the broker.
@@ -157,6 +162,28 @@ class NewTopic(NamedTuple):
     name: str
     num_partitions: int
     overrides: Mapping[str, str] = {}
+
+
+class MorePartitions(NamedTuple):
+    """A topic that is to have more partitions: its name, and their number then."""
+
+    name: str
+    total: int
+
+
+class Alteration(NamedTuple):
+    """A change of the configs that are set on one resource.
+
+    Attributes:
+        resource_type: such as TOPIC_RESOURCE.
+        resource_name: the topic, the broker's id ("": all brokers), the group, ...
+        change: returns the new configs, given the present ones. It checks keys and
+            values, except for those of a topic; it may raise ApiError.
+    """
+
+    resource_type: int
+    resource_name: str
+    change: ConfigChange
 
 
 def _decided_again(
@@ -270,6 +297,7 @@ class TopicRegistry:
         self._static = dict(broker_values or {})
         self.now_ms = now_ms
         self._image = MetadataImage()
+        self._budget = MetadataBudget()
         self._topics: dict[str, Topic] = {}
         self._by_id: dict[bytes, Topic] = {}
         self._rows: list[Partition] = []
@@ -279,7 +307,7 @@ class TopicRegistry:
         self._deletions: deque[tuple[int, int]] = deque()
         self._ever_deleted = self._ever_reused = 0
         self._reuses: dict[int, int] = {}  # how often a row was used again
-        self._collisions: dict[str, str] = {}
+        self._collisions: dict[str, list[str]] = {}  # names, by collision_key()
         self._set_defaults(defaults_of_broker(self._static))
         self._producer_ids = iter(range(0))
         self._features: FeatureLevels | None = None
@@ -450,7 +478,7 @@ class TopicRegistry:
                     each.removal()
                     for each in image.delegation_tokens()
                     if each.has_expired(now_ms)
-                ]
+                ][:MAX_RECORDS_PER_CHANGE]
             )
 
     @property
@@ -537,12 +565,7 @@ class TopicRegistry:
                 results.append(None if known else _unknown(topic.name))
                 if known:
                     records[topic.topic_id] = remove_topic_record(topic.topic_id)
-            if records:
-                try:
-                    self._commit(list(records.values()))
-                except ApiError as error:
-                    return [result or error for result in results]
-            return results
+            return self._committed(list(records.values()), results)
 
     def delete_topic(self, name: str) -> Topic:
         """Delete a topic by name, and return the deleted topic.
@@ -561,104 +584,146 @@ class TopicRegistry:
 
     @_decided_again
     def create_partitions(
-        self, name: str, count: int, *, validate_only: bool = False
-    ) -> None:
-        """Raise a topic's number of partitions to ``count``.
+        self,
+        wanted: Sequence[MorePartitions],
+        *,
+        validate_only: bool = False,
+        about_to: Callable[[list[ApiError | None]], None] = lambda _: None,
+    ) -> list[ApiError | None]:
+        """Raise topics' numbers of partitions with one write to disk.
 
-        Raises:
-            ApiError: UNKNOWN_TOPIC_OR_PARTITION, INVALID_PARTITIONS (``count`` is not
-                above the present number, or there is no room in the partition table)
-                or KAFKA_STORAGE_ERROR.
+        Args:
+            wanted: the topics, each of them once.
+            validate_only: check the numbers, and write nothing.
+            about_to: called with the results before anything is written.
+
+        Returns:
+            For each of ``wanted`` None, or an ApiError: UNKNOWN_TOPIC_OR_PARTITION,
+            INVALID_PARTITIONS (the number is not above the present one, or there is no
+            room in the partition table), or KAFKA_STORAGE_ERROR, with which no topic
+            was changed.
         """
         with self._log.turn():
             self.catch_up()
-            topic = self._topics.get(name)
-            if topic is None:
-                raise _unknown(name)
-            present = len(topic.partitions)
-            if count <= present:
-                raise ApiError(
-                    ErrorCode.INVALID_PARTITIONS, _not_an_increase(name, present, count)
-                )
             rows = _NewRows(self)
-            rows.check_room(count - present)
-            if not validate_only:
-                self._commit(
-                    [
-                        partition_record(
-                            topic.topic_id, index, topic.leader, rows.take()[1]
-                        )
-                        for index in range(present, count)
-                    ]
-                )
+            results: list[ApiError | None] = []
+            records: list[MetadataRecord] = []
+            for each in wanted:
+                self._step()
+                try:
+                    records += self._more_partitions(each, rows)
+                    results.append(None)
+                except ApiError as error:
+                    results.append(error)
+            if validate_only or not records:
+                return results
+            about_to(results)
+            return self._committed(records, results)
+
+    def _more_partitions(
+        self, wanted: MorePartitions, rows: _NewRows
+    ) -> list[MetadataRecord]:
+        name, total = wanted
+        topic = self._topics.get(name)
+        if topic is None:
+            raise _unknown(name)
+        present = len(topic.partitions)
+        if total <= present:
+            raise ApiError(
+                ErrorCode.INVALID_PARTITIONS, _not_an_increase(name, present, total)
+            )
+        rows.check_room(total - present)
+        return [
+            partition_record(topic.topic_id, index, topic.leader, rows.take()[1])
+            for index in range(present, total)
+        ]
 
     # -- changing configs -------------------------------------------------------------
 
     @_decided_again
-    def alter_topic_config(
-        self, name: str, change: ConfigChange, *, validate_only: bool = False
-    ) -> None:
-        """Replace the configs set on a topic.
+    def alter_configs(
+        self, wanted: Sequence[Alteration], *, validate_only: bool = False
+    ) -> list[ApiError | None]:
+        """Replace the configs set on resources with one write to disk.
+
+        A group need not exist.
 
         Args:
-            name: the topic.
-            change: returns the new configs, given the present ones.
+            wanted: the changes, at most one of each resource. None of them sees the
+                others, so those that depend on each other need a call each.
             validate_only: check the new configs, and write nothing.
 
+        Returns:
+            For each of ``wanted`` None, or an ApiError: UNKNOWN_TOPIC_OR_PARTITION,
+            INVALID_CONFIG, an error of its ``change``, or KAFKA_STORAGE_ERROR, with
+            which nothing was changed.
+
         Raises:
-            ApiError: UNKNOWN_TOPIC_OR_PARTITION, INVALID_CONFIG, KAFKA_STORAGE_ERROR,
-                or an error of ``change``.
+            ApiError: POLICY_VIOLATION: too many records, or too much metadata; nothing
+                was changed.
         """
         with self._log.turn():
             self.catch_up()
-            if name not in self._topics:
-                raise _unknown(name)
-            before = dict(self._image.config(TOPIC_RESOURCE, name))
-            after = dict(change(dict(before)))
+            results: list[ApiError | None] = []
+            records: list[MetadataRecord] = []
+            for each in wanted:
+                self._step()
+                try:
+                    records += self._altered(each)
+                    results.append(None)
+                except ApiError as error:
+                    results.append(error)
+                _check_count(records)
+            self._budget.check(records, self._image)
+            return self._committed(() if validate_only else records, results)
+
+    def _altered(self, wanted: Alteration) -> list[MetadataRecord]:
+        """Return the records that change the configs of a resource."""
+        kind, name, change = wanted
+        if kind == TOPIC_RESOURCE and name not in self._topics:
+            raise _unknown(name)
+        before = self._image.config(kind, name)
+        after = dict(change(dict(before)))
+        if kind == TOPIC_RESOURCE:
             config = LogConfig.from_overrides(self._defaults, after)
             check_still_shared(self._topics[name].config, config)
             check_alteration(LogConfig.from_accepted(self._defaults, before), config)
-            if not validate_only:
-                self._commit_configs(TOPIC_RESOURCE, name, before, after)
+        return [
+            config_record(kind, name, key, after.get(key))
+            for key in sorted({*before, *after})
+            if before.get(key) != after.get(key)
+        ]
 
-    @_decided_again
-    def alter_broker_config(
-        self, resource_name: str, change: ConfigChange, *, validate_only: bool = False
-    ) -> None:
-        """Replace the dynamic configs of a broker, or of all brokers.
-
-        Args:
-            resource_name: the broker's id; "": all brokers.
-            change: returns the new configs, given the present ones. It also checks
-                keys and values.
-            validate_only: call ``change``, and write nothing.
+    def alter_topic_config(self, name: str, change: ConfigChange) -> None:
+        """Replace the configs set on a topic.
 
         Raises:
-            ApiError: KAFKA_STORAGE_ERROR, or an error of ``change``.
+            ApiError: as alter_configs() returns and raises them.
         """
-        with self._log.turn():
-            self.catch_up()
-            before = dict(self._image.config(BROKER_RESOURCE, resource_name))
-            after = dict(change(dict(before)))
-            if not validate_only:
-                self._commit_configs(BROKER_RESOURCE, resource_name, before, after)
+        self._alter(Alteration(TOPIC_RESOURCE, name, change))
 
-    @_decided_again
-    def alter_group_config(
-        self, group_id: str, change: ConfigChange, *, validate_only: bool = False
-    ) -> None:
-        """Replace the configs set on a group, as alter_broker_config() does.
+    def alter_broker_config(self, resource_name: str, change: ConfigChange) -> None:
+        """Replace the dynamic configs of a broker; "": of all brokers.
 
-        The group need not exist.
+        Raises:
+            ApiError: as alter_configs() returns and raises them.
         """
-        with self._log.turn():
-            self.catch_up()
-            before = dict(self._image.config(GROUP_RESOURCE, group_id))
-            after = dict(change(dict(before)))
-            if not validate_only:
-                self._commit_configs(GROUP_RESOURCE, group_id, before, after)
+        self._alter(Alteration(BROKER_RESOURCE, resource_name, change))
+
+    def _alter(self, wanted: Alteration) -> None:
+        (error,) = self.alter_configs([wanted])
+        if error is not None:
+            raise error
 
     # -- changing the rest ------------------------------------------------------------
+
+    @property
+    def metadata_bytes(self) -> int:
+        """About how many bytes of memory the metadata takes that is not about topics.
+
+        See metadata_budget.py.
+        """
+        return self._budget.used(self._image)
 
     @property
     def image(self) -> MetadataImage:
@@ -675,11 +740,14 @@ class TopicRegistry:
         metadata between the decision and the commit.
 
         Raises:
-            ApiError: KAFKA_STORAGE_ERROR, or an error of ``decide``.
+            ApiError: KAFKA_STORAGE_ERROR; POLICY_VIOLATION: too many records, or too
+                much metadata; or an error of ``decide``.
         """
         with self._log.turn():
             self.catch_up()
             records = decide(self._image)
+            _check_count(records)
+            self._budget.check(records, self._image)
             if records:
                 self._commit(records)
 
@@ -850,20 +918,22 @@ class TopicRegistry:
         self._log.append(records, self.now_ms())
         self.catch_up()
 
-    def _commit_configs(
-        self,
-        resource_type: int,
-        resource_name: str,
-        before: Mapping[str, str],
-        after: Mapping[str, str],
-    ) -> None:
-        records = [
-            config_record(resource_type, resource_name, name, after.get(name))
-            for name in sorted({*before, *after})
-            if before.get(name) != after.get(name)
-        ]
-        if records:
-            self._commit(records)
+    def _committed(
+        self, records: Sequence[MetadataRecord], results: list[ApiError | None]
+    ) -> list[ApiError | None]:
+        """Commit the records of several changes; return the result of each.
+
+        Args:
+            records: the records of all changes.
+            results: the error of each change, or None. If the records cannot be
+                written, that is the error of all others.
+        """
+        try:
+            if records:
+                self._commit(records)
+        except ApiError as error:
+            return [result or error for result in results]
+        return results
 
     def _replay(self, record: MetadataRecord) -> None:
         self._step()
@@ -875,6 +945,7 @@ class TopicRegistry:
                 self._removed_before.append(topic)
         self._image.replay(record)
         kind = record["type"]
+        self._budget.add(record)
         if kind == "TopicRecord":
             self._replay_topic(record["name"])
         elif kind == "PartitionRecord":
@@ -897,7 +968,7 @@ class TopicRegistry:
         topic_id = self._image.topics[name].topic_id
         topic = Topic(name, topic_id, self._resolve(name))
         self._topics[name] = self._by_id[topic_id] = topic
-        self._collisions[collision_key(name)] = name
+        self._collisions.setdefault(collision_key(name), []).append(name)
 
     def _replay_partition(self, topic: Topic | None, record: MetadataRecord) -> None:
         assert topic is not None, "the image refuses partitions of unknown topics"
@@ -934,7 +1005,10 @@ class TopicRegistry:
     def _replay_removal(self, topic: Topic) -> None:
         del self._topics[topic.name]
         del self._by_id[topic.topic_id]
-        self._collisions.pop(collision_key(topic.name), None)
+        key = collision_key(topic.name)
+        self._collisions[key].remove(topic.name)
+        if not self._collisions[key]:
+            del self._collisions[key]
         self._deleted_rows.extend(topic.partitions)
         self._ever_deleted += len(topic.partitions)
         if self._on_removed is not None:
@@ -1070,12 +1144,13 @@ class _Draft:
 
     def __init__(self, registry: TopicRegistry, spare: int) -> None:
         self._registry = registry
-        self._names: dict[str, str] = {}
+        self._names: set[str] = set()
         self._rows = _NewRows(registry)
         self._spare = spare
         self.records: list[MetadataRecord] = []
 
     def create(self, new: NewTopic) -> Topic | ApiError:
+        self._registry._step()
         try:
             return self._create(new)
         except ApiError as error:
@@ -1106,7 +1181,7 @@ class _Draft:
                 for index, (_, reused) in enumerate(rows)
             ),
         ]
-        self._names[collision_key(topic.name)] = topic.name
+        self._names.add(topic.name)
         topic.partitions.extend(row for row, _ in rows)
         return topic
 
@@ -1117,22 +1192,32 @@ class _Draft:
                 ErrorCode.INVALID_REQUEST,
                 f"Creation of internal topic {name} is prohibited.",
             )
-        key = collision_key(name)
-        other = self._names.get(key) or self._registry._collisions.get(key)
-        if other == name:
+        if name in self._names or name in self._registry._topics:
             raise ApiError(
                 ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists."
             )
-        if other is not None:
+        # As Kafka, of the topics that exist: two of one request are both created.
+        others = self._registry._collisions.get(collision_key(name))
+        if others:
             raise ApiError(
                 ErrorCode.INVALID_TOPIC_EXCEPTION,
-                f"Topic '{name}' collides with existing topic: {other}",
+                f"Topic '{name}' collides with existing topic: {others[0]}",
             )
 
     def _new_id(self) -> bytes:
         while (topic_id := random_uuid()) in self._registry._by_id:
             pass
         return topic_id
+
+
+def _check_count(records: Sequence[MetadataRecord]) -> None:
+    """Raise ApiError POLICY_VIOLATION if a change has too many records."""
+    if len(records) > MAX_RECORDS_PER_CHANGE:
+        raise ApiError(
+            ErrorCode.POLICY_VIOLATION,
+            "Unable to perform excessively large batch operation: one request may make"
+            f" {MAX_RECORDS_PER_CHANGE} changes; send several requests.",
+        )
 
 
 def _is_topic(record: MetadataRecord, topic_id: str) -> bool:

@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from mpbroker.base.logger import get_logger
+from mpbroker.ipc import pulse
 from mpbroker.ipc.doorbell import Doorbell
 from mpbroker.ipc.fdpass import send_fds
 from mpbroker.ipc.layout import (
@@ -145,6 +146,7 @@ class Acceptor:
             if self._guard_pidfd < 0:
                 self._post_guard()
             self.turn(_POLL_S)
+            pulse.step()
         for _, _, sock in self._held:
             sock.close()
         self._guard.bury()
@@ -215,6 +217,7 @@ class Acceptor:
     def accept_all(self) -> None:
         """Accept until no connection waits, or none may be accepted now."""
         while not self._must_stop():
+            pulse.step()
             if self._must_wait():
                 return
             accepted = self._accept_one()

@@ -123,6 +123,11 @@ class ConnectionRows:
             if self._words[connection_row(row) + CONNECTION_OWNER] == mine:
                 yield row
 
+    @property
+    def free(self) -> int:
+        """How many records of this processor's range are free, as far as is known."""
+        return len(self._free)
+
     def take(self) -> int | None:
         """Take a free record of this processor's range for a connection.
 

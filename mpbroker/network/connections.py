@@ -63,6 +63,9 @@ _SENDING: Final = ConnectionState.SENDING
 # the keeper sends it.
 _ON_ITS_WAY_NS: Final = 3_000_000_000
 _COMPLAINT_NS: Final = 10_000_000_000
+# The last rows are for clients that have few connections: see _has_its_share().
+_SPARE_ROWS: Final = CONNECTIONS_PER_PROCESSOR // 8
+_SHARED_ROWS: Final = CONNECTIONS_PER_PROCESSOR - _SPARE_ROWS
 # Made at import, since there may be no descriptor when a connection is lost.
 _NO_SOCKET: Final = socket.socket()
 _NO_SOCKET.close()
@@ -103,6 +106,7 @@ class Connections:
         self.max_request_bytes = reader.max_request_bytes
         self._first_slot = processor * SLOTS_PER_PROCESSOR
         self._cookies: set[int] = set()  # of their sockets
+        self._clients: Counter[int] = Counter()  # connections by client
         self._next_complaint_ns = 0
         self.by_fd: dict[int, Channel] = {}
         self.unready: dict[int, Channel] = {}
@@ -161,7 +165,7 @@ class Connections:
     # -- begin ---------------------------------------------------------------------
 
     def open(self, new: NewConnection, now_ns: int, *, is_late: bool) -> None:
-        """Register a new connection in a row; close it if no row is free.
+        """Register a new connection in a row; close it if its client can have none.
 
         A row is a connection's record in shared memory. A late connection on which
         bytes have passed is closed too: its row was given up, so its progress is
@@ -199,6 +203,10 @@ class Connections:
             end_connection(sock)
             self._rows.release(connection)
             return
+        if self._rows.free < _SPARE_ROWS and self._has_its_share(channel):
+            self.refuse(sock, now_ns, "; the last ones are for clients with fewer")
+            self._rows.release(connection)
+            return
         is_ready = self.security == ConnectionSecurity.NONE
         self._add(channel, now_ns, self.by_fd if is_ready else self.unready)
         if _LOG.isEnabledFor(DEBUG):
@@ -221,18 +229,37 @@ class Connections:
         """Let a connection that has authenticated send requests."""
         self.by_fd[channel.fd] = self.unready.pop(channel.fd)
 
-    def refuse(self, sock: socket.socket, now_ns: int) -> None:
-        """Close a new connection because shared memory has no free record for it.
+    def _has_its_share(self, channel: Channel) -> bool:
+        """Return whether a new connection's client has an equal share of the rows.
+
+        One client may have 7/8 of them if there are no others. When these are in use,
+        only clients with less than an equal share get more, so that one client cannot
+        keep all others out. A client is an IPv4 address, or an IPv6 network of 64 bits.
+        """
+        client = client_of(self._words, channel)
+        held = self._clients[client]
+        others = len(self._clients) - (held > 0)
+        return held >= _SHARED_ROWS // (others + 1)
+
+    def refuse(self, sock: socket.socket, now_ns: int, why: str = "") -> None:
+        """Close a new connection because shared memory has no record for it.
 
         Log this now and then.
+
+        Args:
+            sock: the connection's socket.
+            now_ns: the time (CLOCK_MONOTONIC).
+            why: follows the numbers in the log.
         """
         self.count(ProcessorCounter.CLOSED_EXCESS, 1)
         if now_ns >= self._next_complaint_ns:
             self._next_complaint_ns = now_ns + _COMPLAINT_NS
             _LOG.warning(
-                "connections are closed: this processor has %d, the most it can have;"
-                " raise num.network.threads, or lower max.connections.per.ip",
+                "new connections are closed: this processor has %d, and can have %d%s."
+                " Raise num.network.threads, or lower max.connections.per.ip",
+                len(self._cookies),
                 CONNECTIONS_PER_PROCESSOR,
+                why,
             )
         end_connection(sock)
 
@@ -333,6 +360,7 @@ class Connections:
         channel.active_ns = channel.extent_ns = now_ns
         where[channel.fd] = channel
         self._cookies.add(channel.cookie)
+        self._clients[client_of(self._words, channel)] += 1
         self._words[self._counters] = len(self.by_fd) + len(self.unready)
 
     # -- end -----------------------------------------------------------------------
@@ -490,6 +518,10 @@ class Connections:
         if self.by_fd.pop(channel.fd, None) is None:
             del self.unready[channel.fd]
         self._cookies.discard(channel.cookie)
+        client = client_of(self._words, channel)
+        self._clients[client] -= 1
+        if not self._clients[client]:
+            del self._clients[client]
         self._words[self._counters] = len(self.by_fd) + len(self.unready)
 
     def abandon(self, connection: int, answered: frozenset[int]) -> None:

@@ -20,6 +20,7 @@ from mpbroker.producer.errors import (
     RecordTooLargeError,
 )
 from mpbroker.producer.latch import Latch
+from mpbroker.protocol.error_code import ErrorCode
 
 _PATIENCE_S: Final = 0.005  # a waiting thread looks for free bytes this often
 _ENOUGH: Final = 16  # waiting threads are woken when 1/16 of the memory is free
@@ -175,7 +176,8 @@ class BufferPool:
         if size > self.total_bytes:
             raise RecordTooLargeError(
                 f"a record of up to {size} bytes with buffer.memory={self.total_bytes};"
-                " raise that"
+                " raise that",
+                ErrorCode.MESSAGE_TOO_LARGE,
             )
 
     def free(self, size: int) -> None:

@@ -16,7 +16,7 @@ from struct import error as LayoutError
 from types import TracebackType
 from typing import Any
 
-from mpbroker.protocol.errors import ProtocolError
+from mpbroker.protocol.errors import ProtocolError, TooManyElementsError
 from mpbroker.protocol.fields import Decoder, Encoder, Struct
 from mpbroker.protocol.source_writer import Handled
 
@@ -38,8 +38,9 @@ def compile_decoder(
         version: the version of the API.
         flexible: whether the version has compact lengths and tagged fields.
         ignores_rest: ignore bytes behind the message instead of refusing them.
-        max_elements: the most elements that all arrays of a message may have together;
-            None: as many as the bytes hold, and strings of any length.
+        max_elements: the most elements that all arrays of a message may have together,
+            and tagged fields with them; None: as many as the bytes hold, and strings of
+            any length.
     """
     from mpbroker.protocol.codec_decode import write_decoder
 
@@ -54,7 +55,10 @@ def compile_decoder(
             path, reason = _first_field_cut_off(handled, position, end)
         elif isinstance(error, IndexError):
             reason = "the bytes end here"
-        return ProtocolError(f"{title}: {path} at byte {position} of {end}: {reason}")
+        reason = f"{title}: {path} at byte {position} of {end}: {reason}"
+        if isinstance(error, TooManyElementsError):
+            return TooManyElementsError(reason, error.partial)
+        return ProtocolError(reason)
 
     source.use("explain", explain)
     return source.compile(f"{title} decode", "decode")

@@ -28,10 +28,11 @@ from struct import calcsize, unpack_from
 from struct import error as LayoutError
 from typing import Final
 
-from mpbroker.protocol.errors import ProtocolError
+from mpbroker.protocol.errors import ProtocolError, TooManyElementsError
 from mpbroker.protocol.fields import BYTES, RECORDS, STRING, Field, Struct
 from mpbroker.protocol.primitives import (
     AS_JAVA,
+    MAX_TAGGED_FIELDS,
     SHORT_TEXT,
     Buffer,
     read_unsigned_varint,
@@ -45,6 +46,9 @@ _ROUNDS: Final = tuple((None,) * count for count in range(9))
 # Arrays of fewer numbers than this have a prepared `struct` format for their length.
 _SHORT_ARRAY: Final = 16
 _MAX_STRING: Final = 0x7FFF
+# Kafka closes a connection whose request has an array of more elements. Source: the
+# code that Kafka 4.4's MessageDataGenerator makes.
+MAX_ARRAY_ELEMENTS: Final = 1_000_000
 
 
 def read_long_varint(buffer: Buffer, position: int, first: int) -> tuple[int, int]:
@@ -67,14 +71,31 @@ def read_long_varint(buffer: Buffer, position: int, first: int) -> tuple[int, in
     return read_unsigned_varint(buffer, position - 1)
 
 
-def skip_tags(buffer: Buffer, position: int) -> int:
-    """Return the position behind a section of tagged fields in a message.
+def skip_tags(buffer: Buffer, position: int) -> tuple[int, int]:
+    """Skip a section of tagged fields in a message.
 
     Args:
         buffer: the bytes.
         position: the position behind the section's first byte, which is already read.
+
+    Returns:
+        The number of fields, and the position behind the section.
     """
-    return skip_tagged_fields(buffer, position - 1)
+    count, _ = read_unsigned_varint(buffer, position - 1)
+    return count, skip_tagged_fields(buffer, position - 1)
+
+
+def too_many(count: int, most: int, partial: object) -> ProtocolError:
+    """Return the error for an array by which a request has too many elements.
+
+    Args:
+        count: the elements of this array.
+        most: how many all arrays of the request may have.
+        partial: the request, as far as it was decoded.
+    """
+    if count > MAX_ARRAY_ELEMENTS:
+        return ProtocolError(f"an array of {count} elements")
+    return TooManyElementsError(f"more than {most} elements in its arrays", partial)
 
 
 def write_decoder(
@@ -133,6 +154,7 @@ class _DecodeWriter:
             "read_long_varint": read_long_varint,
             "read_unsigned_varint": read_unsigned_varint,
             "skip_tags": skip_tags,
+            "too_many": too_many,
             "unpack_from": unpack_from,
         }
         source.names.update(names)
@@ -221,13 +243,18 @@ class _DecodeWriter:
         self._flush()
         self._line("if t:")
         if not tagged:
-            self._line(" p = skip_tags(b, p)", where)
+            self._line(" t, p = skip_tags(b, p)", where)
+            self._count_tags(where)
             return
         variable = self._source.variable
         stop, tag = variable("stop"), variable("tag")
         with self._source.indented():
             self._line("if t > 127:")
             self._line(" t, p = read_long_varint(b, p, t)", where)
+            self._line(f"if t > {MAX_TAGGED_FIELDS}:")
+            self._line(' raise ProtocolError(f"{t} tagged fields")', where)
+        self._count_tags(where)
+        with self._source.indented():
             self._line("for _ in range(t):")
             with self._source.indented():
                 self._line(f"{tag}, p = read_unsigned_varint(b, p)", where)
@@ -250,6 +277,12 @@ class _DecodeWriter:
                             Handled(path + row.name),
                         )
                 self._line(f"p = {stop}")
+
+    def _count_tags(self, where: Handled) -> None:
+        if self._max_elements is not None:
+            self._line(" left -= t")
+            self._line(" if left < 0:")
+            self._line(f"  raise too_many(t, {self._max_elements}, o)", where)
 
     # -- fields ------------------------------------------------------------------
 
@@ -354,9 +387,7 @@ class _DecodeWriter:
                 self._line(f"left -= {count}")
                 self._line("if left < 0:")
                 self._line(
-                    ' raise ProtocolError("more than'
-                    f' {self._max_elements} elements in its arrays")',
-                    Handled(path),
+                    f" raise too_many({count}, {self._max_elements}, o)", Handled(path)
                 )
             if row.code:
                 self._numbers(row, target, count)

@@ -22,6 +22,21 @@ class ProtocolError(MpbrokerError):
     """
 
 
+class TooManyElementsError(ProtocolError):
+    """A request has more elements than its API allows here, but not than in Kafka.
+
+    Kafka would execute it, so the connection stays, and the answer has INVALID_REQUEST.
+
+    Args:
+        reason: a text for people.
+        partial: the request, as far as it was decoded.
+    """
+
+    def __init__(self, reason: str, partial: object = None) -> None:
+        super().__init__(reason)
+        self.partial = partial
+
+
 class FrameLengthError(ProtocolError):
     """A frame's length is negative or above the limit.
 

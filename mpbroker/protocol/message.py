@@ -32,8 +32,12 @@ if TYPE_CHECKING:
 
 # The most elements that all arrays of a request have together: a topic and a partition
 # for each of 131,072, which is more than any client asks for. An empty name is one or
-# two bytes of a request, and 58 bytes of a handler's memory.
+# two bytes of a request, and 58 bytes of a handler's memory. Tagged fields count, too.
+# Kafka has a limit for each array (MAX_ARRAY_ELEMENTS in codec_decode.py).
 MAX_REQUEST_ELEMENTS: Final = 1 << 18
+# The same for requests that name what is to be described, each name for a large part of
+# an answer; the coordinator, a single process, executes most of them.
+MAX_REQUEST_NAMES: Final = 100_000
 
 T = TypeVar("T")
 MessageT = TypeVar("MessageT", bound="Message")
@@ -83,7 +87,7 @@ class _Decoders(_Compiled[Decoder[Any]]):
             version,
             flexible=flexible,
             ignores_rest=message.is_request(),
-            max_elements=MAX_REQUEST_ELEMENTS if message.is_request() else None,
+            max_elements=message.max_elements if message.is_request() else None,
         )
 
 
@@ -104,6 +108,8 @@ class Message(Struct):
     """The versions that can be decoded and encoded."""
     flexible_from: ClassVar[int]
     """The first version with compact lengths and tagged fields."""
+    max_elements: ClassVar[int]
+    """The most elements that all arrays of a request may have together."""
     decoders: ClassVar[_Decoders]
     """Functions by version. Those of requests bound the elements of all arrays."""
     encoders: ClassVar[_Encoders]
@@ -114,9 +120,11 @@ class Message(Struct):
         api_key: ApiKey,
         versions: tuple[int, int],
         flexible_from: int | None,
+        max_elements: int = MAX_REQUEST_ELEMENTS,
         **kwargs: Any,
     ) -> None:
         super().__init_subclass__(**kwargs)
+        cls.max_elements = max_elements
         cls.api_key = api_key
         cls.valid_versions = range(versions[0], versions[1] + 1)
         cls.flexible_from = FOREVER if flexible_from is None else flexible_from
@@ -137,6 +145,7 @@ class Message(Struct):
         their defaults.
 
         Raises:
+            TooManyElementsError: a request has more elements than ``max_elements``.
             ProtocolError: the bytes are malformed, or the version is not valid. Bytes
                 behind a request are ignored, as by Kafka: librdkafka (2.16) sends some.
                 Behind an answer, or what a log holds, they are refused.

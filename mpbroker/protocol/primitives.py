@@ -26,6 +26,8 @@ from mpbroker.protocol.errors import ProtocolError
 Buffer = bytes | bytearray | memoryview
 
 MAX_UNSIGNED_VARINT: Final = 0xFFFF_FFFF
+# The most tagged fields of one section, as in Kafka.
+MAX_TAGGED_FIELDS: Final = 10_000
 ZERO_UUID: Final = bytes(16)  # Kafka's "no topic id"
 
 # By its length, a function that reads a short string's bytes from a memoryview in one
@@ -138,12 +140,13 @@ def skip_tagged_fields(buffer: Buffer, position: int) -> int:
     The time that this takes is linear in the number of bytes.
 
     Raises:
-        ProtocolError: the section is cut off.
+        ProtocolError: the section is cut off, or has more than MAX_TAGGED_FIELDS.
     """
     count, position = read_unsigned_varint(buffer, position)
+    if count > MAX_TAGGED_FIELDS:
+        raise ProtocolError(f"{count} tagged fields; {MAX_TAGGED_FIELDS} are allowed")
     end = len(buffer)
     try:
-        # Every field has 2 bytes at least, so the end of the buffer ends this loop.
         for _ in range(count):
             tag = buffer[position]
             position += 1

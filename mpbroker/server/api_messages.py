@@ -1,22 +1,28 @@
 """Find the message classes of an API by its key, and make answers without its handler.
 
 A message module is imported when it is first needed. ``error_answer`` makes the answer
-to a request whose handler failed. ``with_throttle_time`` sets the throttle time of an
-answer that is already encoded.
+to a request whose handler failed, ``refusal`` the one to a request that was not decoded
+to its end. ``with_throttle_time`` sets the throttle time of an answer that is already
+encoded.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.errors import ProtocolError
 
 if TYPE_CHECKING:
     from mpbroker.protocol.error_code import ErrorCode
+    from mpbroker.protocol.fields import Struct
     from mpbroker.protocol.message import Message
     from mpbroker.server.request import Request
+
+
+# The names of a row's error code; AddPartitionsToTxn has the second one.
+_CODES: Final = ("error_code", "partition_error_code")
 
 
 def request_class(api_key: int) -> type[Message]:
@@ -55,6 +61,44 @@ def error_answer(request: Request, code: ErrorCode) -> bytes | None:
         return None  # this version has no such field, and refuses to encode the code
     # Other versions without the field leave the code out: decode it to find out.
     return body if decoded.error_code == code else None
+
+
+def refusal(request: Request, code: ErrorCode) -> bytes | None:
+    """Return the encoded body of a response that has only an error code.
+
+    If the response has no code for the whole request, it has one row, without a name,
+    that has the code. The client finds no answer for the names that it has sent.
+
+    Returns:
+        The body, or None if this version of the API has no error code at all.
+    """
+    body = error_answer(request, code)
+    if body is not None:
+        return body
+    version = request.api_version
+    response = response_class(request.api_key)()
+    try:
+        return response.encode(version) if _add_row(response, version, code) else None
+    except ProtocolError:
+        return None
+
+
+def _add_row(message: Struct, version: int, code: ErrorCode) -> bool:
+    """Give the first array whose elements can have an error code one such element."""
+    for row in message.__fields__:
+        if not (row.is_array and row.struct and row.present_in(version)):
+            continue
+        element: Any = row.struct()
+        for each in row.struct.__fields__:
+            if each.name in _CODES and each.present_in(version):
+                setattr(element, each.name, code)
+                break
+        else:
+            if not _add_row(element, version, code):
+                continue
+        setattr(message, row.name, [element])
+        return True
+    return False
 
 
 def with_throttle_time(api_key: int, version: int, body: bytes, time_ms: int) -> bytes:

@@ -12,7 +12,7 @@ A handler takes the request message and a HandlerContext and returns the respons
 message. message_apis.py decodes the request, applies the row's authorization rule,
 calls the handler and encodes the response. An API that the coordinator executes has a
 method instead of a handler; coordinator/coordinator_apis.py finds it. A handler and a
-rule are imported when the first request needs them. An API that Kafka 4.3 does not have
+rule are imported when the first request needs them. An API that Kafka 4.4 does not have
 also needs its key in protocol/api_key.py and its row in protocol/headers.py.
 """
 

@@ -20,12 +20,13 @@ from mpbroker.ipc.black_box import EventKind, note
 from mpbroker.ipc.response_parts import FilePart
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.error_code import ErrorCode
-from mpbroker.protocol.errors import ApiError, ProtocolError
+from mpbroker.protocol.errors import ApiError, ProtocolError, TooManyElementsError
 from mpbroker.protocol.headers import (
     RequestHeader,
     parse_request_header,
     response_header_version,
 )
+from mpbroker.server.api_messages import refusal
 from mpbroker.server.handlers.api_versions import unsupported_version
 from mpbroker.server.request import CLOSE, Deferred, Request
 
@@ -156,13 +157,15 @@ class RequestDispatcher:
     def dispatch(self, request: Request) -> Answer:
         """Execute a request, charge its client and return the answer.
 
-        No exception leaves this method. A malformed request gets the answer CLOSE. Any
-        other exception becomes an answer with an error code, or CLOSE if the API has no
-        field for one.
+        No exception leaves this method. A malformed request gets the answer CLOSE, one
+        with more elements than its API allows INVALID_REQUEST. Any other exception
+        becomes an answer with an error code, or CLOSE if the API has no field for one.
         """
         answer: Answer
         try:
             answer = self._apis[request.api_key].handle(request)
+        except TooManyElementsError as error:
+            answer = self._too_many(request, error)
         except ProtocolError as error:
             self._count_error(request.api_key, ErrorCode.INVALID_REQUEST)
             self._refuse(
@@ -180,6 +183,13 @@ class RequestDispatcher:
         if self._quotas is not None:
             answer = self._quotas.settle(request, answer)
         return answer
+
+    def _too_many(self, request: Request, error: TooManyElementsError) -> Answer:
+        """Refuse a request that Kafka would execute, and keep its connection."""
+        code = ErrorCode.INVALID_REQUEST
+        self._count_error(request.api_key, code)
+        _LOG.info("%s: refused: %s", self._name_connection(request.connection), error)
+        return refusal(request, code) or CLOSE
 
     def met_bug(self, request: Request) -> Answer:
         """Log the current exception as a bug of the broker, and return an answer.

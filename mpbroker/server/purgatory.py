@@ -20,6 +20,7 @@ from mpbroker.ipc.masks import lowest_of
 from mpbroker.ipc.ring import NotificationRing, slot_notice
 from mpbroker.ipc.tables.partition_table import PartitionRow, PartitionTable
 from mpbroker.server.request import Request
+from mpbroker.server.turns import Turns
 
 _NEVER: Final = 1 << 62
 
@@ -77,6 +78,7 @@ class Purgatory:
         on_bug: called within ``except`` with an operation that raised; it answers the
             request. None: the exception is raised again.
         must_end: says whether the request in a slot must not wait any longer.
+        turns: those requests that wait for their turn to compute for long.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class Purgatory:
         self.size = self.fetches = 0
         self.on_bug: Callable[[DelayedOperation], None] | None = None
         self.must_end: Callable[[int], bool] = lambda slot: False
+        self.turns = Turns()
 
     def watch(self, operation: DelayedOperation) -> None:
         """Keep a request, and try it again whenever one of its partitions changes.

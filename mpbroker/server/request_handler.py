@@ -93,6 +93,7 @@ class RequestHandler:
         self._channel = channel
         self._dispatcher = dispatcher
         self._purgatory = purgatory
+        self._turns = purgatory.turns
         purgatory.on_bug = self._answer_bug
         purgatory.must_end = channel.must_end
         self._group_commit = group_commit
@@ -139,7 +140,9 @@ class RequestHandler:
         if slots:
             self._execute(slots)
         self._see_to_parked()
-        if not slots:
+        if self._turns:
+            self._take_turn(is_idle=not slots)
+        elif not slots:
             # Look once more with the wake-up armed: from here on each put rings the
             # doorbell, so no slot is overlooked while this process sleeps.
             slots = self._channel.receive_requests(limit, handlers, arm=True)
@@ -259,6 +262,26 @@ class RequestHandler:
         else:
             channel.send_bytes(slot, request)
         return NO_API
+
+    def _take_turn(self, *, is_idle: bool) -> None:
+        """Execute a parked request that computes for long, if it is its turn."""
+        operation = self._turns.take(is_idle=is_idle)
+        if operation is None:
+            return
+        words, row, slot = self._words, self._row, operation.slot
+        self._purgatory.unwatch(operation)
+        self._channel.unpark(slot)
+        began = words[row + HANDLER_BUSY_SINCE] = time.monotonic_ns()
+        words[row + HANDLER_BUSY_SLOT] = slot + 1
+        answer: Answer
+        try:
+            answer = operation.run()
+        except Exception:  # noqa: BLE001 - whatever it is, serving goes on
+            answer = self._dispatcher.met_bug(operation.request)
+        self._send(operation.request, answer)
+        words[row + HANDLER_BUSY_SLOT] = 0
+        self._turns.took(began)
+        self._see_to_parked()
 
     def _send(self, request: Request, answer: Answer) -> None:
         channel, slot = self._channel, request.slot

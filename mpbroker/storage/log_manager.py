@@ -103,18 +103,18 @@ class LogManager:
             not replayed.
         is_restored: returns whether the logs have the markers of all decided
             transactions. No log is opened before that.
-        step: called at each log that is opened or deleted, as a sign of progress.
+        step: called at each log that is used or deleted, as a sign of progress.
         syncer: the id by which rows name this process while it forces a log to disk.
 
     Attributes:
         node_id: the id of this node in a cluster: topics with another leader have no
             log here. None: all topics have their logs here.
-        lacks_directory: a directory of log.dirs could not be used at the start, or is
-            lost; it is not among ``directories``.
+        lacks_directory: returns whether a directory of log.dirs could not be used at
+            the start, or is lost; it is not among ``directories``.
     """
 
     node_id: int | None = None
-    lacks_directory = False
+    lacks_directory: Callable[[], bool] = staticmethod(lambda: False)
 
     def __init__(
         self,
@@ -154,6 +154,7 @@ class LogManager:
                 NOT_LEADER_OR_FOLLOWER while markers of transactions may be missing, or
                 if the partition is on another node.
         """
+        self._step()
         found = self._topics.topic(topic) if isinstance(topic, str) else topic
         if found is None or not 0 <= partition < len(found.partitions):
             raise ApiError(
@@ -291,6 +292,7 @@ class LogManager:
         return os.path.dirname(log.directory), log.view.size_in_bytes()
 
     def _has_no_log(self, topic: TopicView, partition: int) -> bool:
+        self._step()
         if (
             topic.partitions[partition] in self._logs
             or not self._is_restored()
@@ -362,7 +364,6 @@ class LogManager:
             log.view.locate = partial(self._locate, topic.topic_id)
         log.sync.process, log.sync.notify = self._process, self._notify
         self._logs[index] = log
-        self._step()
         return log
 
     def _place(
@@ -415,7 +416,7 @@ class LogManager:
             # than the start has no records, then.
             if not self.directories[0].knew(topic.name, topic.topic_id):
                 return
-            if not (self.lacks_directory or any(self._unreadable(name))):
+            if not (self.lacks_directory() or any(self._unreadable(name))):
                 return
         raise ApiError(
             ErrorCode.KAFKA_STORAGE_ERROR,

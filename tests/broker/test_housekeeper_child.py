@@ -8,6 +8,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from mpbroker.broker.housekeeper_child import HousekeeperChild
+from mpbroker.ipc import pulse
+from mpbroker.ipc.layout import (
+    CONTROL_WORDS,
+    HOUSEKEEPER_PULSE,
+    PULSE_STEPS,
+    pulse_words,
+)
+from mpbroker.ipc.segment import Segment
 from tests.support.footprint import open_files
 
 
@@ -28,6 +36,7 @@ class Idle(HousekeeperChild):
         return self._pid
 
     def _serve(self) -> None:
+        pulse.step()
         os.write(self._told, b"x")
         signal.pause()
 
@@ -49,3 +58,19 @@ def test_a_child_keeps_no_file_of_the_data_directories(tmp_path):
             child.stop()
             os.close(reader)
             os.close(writer)
+
+
+def test_the_steps_of_a_child_are_not_those_of_the_housekeeper(tmp_path):
+    control = Segment.create("control", CONTROL_WORDS * 8)
+    pulse.show_in_header(control, HOUSEKEEPER_PULSE)
+    reader, writer = os.pipe()
+    child = Idle(str(tmp_path), writer)
+    child.look(0)
+    try:
+        assert os.read(reader, 1) == b"x"
+        assert control.words[pulse_words(HOUSEKEEPER_PULSE) + PULSE_STEPS] == 0
+    finally:
+        pulse.hide()
+        child.stop()
+        os.close(reader)
+        os.close(writer)

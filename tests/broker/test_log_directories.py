@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -360,6 +361,28 @@ def test_a_broker_with_a_dead_disk_is_upgraded_in_place(tmp_path):
         assert produce(broker, range(4)) == {None}
 
 
+def of(broker: Broker) -> tuple[object, ...]:
+    return "--data-dir", broker.data_dir
+
+
+def run(*arguments: object) -> str:
+    """Run `mpbroker ARGUMENTS`; return what it writes."""
+    command = [sys.executable, "-m", "mpbroker", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def offline_directories(broker: Broker) -> list[str]:
+    """Return the log directories that status, as text and as JSON, tells of."""
+    found: list[str] = json.loads(run("ctl", "status", "--json", *of(broker)))[
+        "offline_log_dirs"
+    ]
+    text = run("ctl", "status", *of(broker))
+    for path in found:
+        assert f"OFFLINE      {path}: its partitions are refused" in text
+    return found
+
+
 def test_a_lost_disk_takes_its_own_partitions_only(tmp_path):
     """It is taken out of log.dirs, or an empty one is mounted in its place."""
     broker = broker_of(tmp_path)
@@ -369,6 +392,7 @@ def test_a_lost_disk_takes_its_own_partitions_only(tmp_path):
         assert produce(alone, alive) == {None}
         assert produce(alone, dead) == {"KAFKA_STORAGE_ERROR"}
         assert f"the directory {tmp_path / 'b'} with" in alone.log_path.read_text()
+        assert offline_directories(alone) == [str(tmp_path / "b")]
     (tmp_path / "b").rename(tmp_path / "away")
     with broker:
         assert produce(broker, alive) == {None}
@@ -378,8 +402,14 @@ def test_a_lost_disk_takes_its_own_partitions_only(tmp_path):
     with broker:
         assert produce(broker, range(4)) == {None}
         assert log_dirs(broker) == {"data": (0, alive), "b": (0, dead)}
-    # It is given up, as the log says.
+        assert offline_directories(broker) == []
+    # It is given up, as the log says, while a broker runs without it.
     shutil.rmtree(tmp_path / "b")
-    (tmp_path / "data" / "log-directories").unlink()
+    with Broker(tmp_path / "data") as alone:
+        assert produce(alone, dead) == {"KAFKA_STORAGE_ERROR"}
+        run("log-dirs", "forget", "--yes", tmp_path / "b", *of(alone))
+        assert offline_directories(alone) == []
+        assert produce(alone, range(4)) == {None}
     with broker:
+        assert "was given up (mpbroker log-dirs forget)" in broker.log_path.read_text()
         assert produce(broker, range(4)) == {None}

@@ -37,7 +37,8 @@ BEFORE_THE_FORK = """
     ipc.tables.row_users ipc.tables.shared_log_cell ipc.tables.transaction_table
     metadata.acl_records metadata.features metadata.kraft_node metadata.kraft_records
     metadata.kraft_schema metadata.log_config metadata.log_config_def
-    metadata.meta_properties metadata.metadata_batches metadata.metadata_files
+    metadata.meta_properties metadata.metadata_batches metadata.metadata_budget
+    metadata.metadata_files
     metadata.metadata_image metadata.metadata_log metadata.metadata_snapshot
     metadata.quota_records metadata.row_release metadata.scram_credentials
     metadata.topic_names metadata.topics native._core native._records network.acceptor
@@ -54,7 +55,8 @@ BEFORE_THE_FORK = """
     protocol.messages.api_versions protocol.messages.fetch protocol.messages.metadata
     protocol.messages.produce protocol.primitives protocol.records.batch_header
     protocol.records.compression protocol.records.crc32c protocol.records.log_validator
-    protocol.records.record_batch protocol.records.record_walk protocol.source_writer
+    protocol.records.record_batch protocol.records.record_find
+    protocol.records.record_walk protocol.source_writer
     protocol.transactional_produce server.api_messages server.apis server.core_cache
     server.described_partitions server.dispatcher server.fetch.core_fetches
     server.fetch.fetch_handler server.fetch.fetch_service server.fetch.fetch_session
@@ -70,7 +72,7 @@ BEFORE_THE_FORK = """
     storage.log.disk_sync storage.log.log_loader storage.log.log_lookup
     storage.log.log_producers storage.log.log_reader storage.log.log_sync
     storage.log.partition_log storage.log.partition_view storage.log.sync_ring
-    storage.full_directories
+    storage.full_directories storage.offline_directories
     storage.log_directory storage.log_manager storage.partition_directory
     storage.producers.producer_replay storage.producers.producer_snapshot
     storage.producers.producer_state supervisor.become_child supervisor.child

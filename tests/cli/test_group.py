@@ -71,6 +71,13 @@ def test_a_group_reads_on_where_it_has_got_to(mpbroker, topic, group):
     assert again.out == b"1/1 e\n"
 
 
+def test_a_position_beyond_the_end_is_no_lag(mpbroker, topic, group, group_broker):
+    with Consumer(bootstrap_servers=group_broker.bootstrap, group_id=group) as consumer:
+        consumer.assign([(topic, 0)])
+        consumer.commit({(topic, 0): 100})
+    assert offsets(mpbroker, group) == [(0, 100, 0)]
+
+
 def test_a_group_ends_at_the_ends_of_its_beginning_while_others_write(
     mpbroker, topic, group, group_broker
 ):

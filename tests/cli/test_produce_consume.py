@@ -620,16 +620,42 @@ def test_a_pipe_of_json_copies_all_of_a_record(fake_broker, mpbroker):
         (b"[]", '"payload"'),
         (b'{"key": "k"}', '"payload"'),
         (b'{"payload": 1}', '"payload" is no text'),
-        (b'{"payload": {"base64": "?"}}', "line 2 is not sent"),
+        (b'{"payload": {"base64": "?"}}', "2 of the input"),
         (b'{"payload": "x", "headers": ["h"]}', '"headers"'),
         (b'{"payload": "x", "headers": [null, "v"]}', "no name"),
         (b'{"payload": "x", "ts": "noon"}', '"ts"'),
+        (b'{"payload": "x", "ts": 9223372036854775808}', "timestamp_ms"),
     ],
 )
-def test_a_line_that_is_no_record_is_named_and_those_before_are_sent(
+def test_a_line_that_is_no_record_is_named_and_costs_no_other(
     fake_broker, mpbroker, line, words
 ):
-    done = mpbroker("produce", "-t", "one", "-J", stdin=b'{"payload": "a"}\n' + line)
+    lines = [b'{"payload": "a"}', line, b'{"payload": "b"}']
+    done = mpbroker("produce", "-t", "one", "-J", stdin=b"\n".join(lines))
     assert done.code == ExitCode.ERROR
-    assert "line 2 is not sent" in done.err and words in done.err
+    first, last = done.err.splitlines()
+    assert "1 record (number 2 of the input) not written" in first and words in first
+    assert last == "mpbroker: one: 1 of 3 records not written"
+    assert pairs(fake_broker) == [(None, b"a"), (None, b"b")]
+
+
+def test_a_file_that_cannot_be_read_costs_none_of_those_before(
+    fake_broker, mpbroker, tmp_path
+):
+    (tmp_path / "first").write_bytes(b"a")
+    command = ["produce", "-t", "one", tmp_path / "first", tmp_path]
+    done = mpbroker(*command)
+    assert done.code == ExitCode.ERROR
+    assert f"{tmp_path}: is a directory" in done.err
     assert pairs(fake_broker) == [(None, b"a")]
+
+
+def test_a_line_above_max_request_size_costs_no_other_line(fake_broker, mpbroker):
+    """The client refuses it by itself."""
+    stdin = b"\n".join([b"a", b"x" * 3000, b"b"])
+    settings = ["-X", "max.request.size=2000"]
+    done = mpbroker("produce", "-t", "one", *settings, stdin=stdin)
+    first, last = done.err.splitlines()
+    assert "number 2 of the input" in first and "max.request.size=2000" in first
+    assert last == "mpbroker: one: 1 of 3 records not written"
+    assert pairs(fake_broker) == [(None, b"a"), (None, b"b")]

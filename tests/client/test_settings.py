@@ -40,6 +40,10 @@ def test_a_default_of_a_part_is_kafkas_where_the_setting_has_one():
     assert ConsumerSettings.parse(GIVEN).group is None
 
 
+def test_socket_buffers_are_left_to_the_kernel():
+    assert (CLIENT.send_buffer_bytes, CLIENT.receive_buffer_bytes) == (-1, -1)
+
+
 def test_a_field_takes_the_value_of_the_key_that_is_spelled_like_it():
     settings = ConsumerSettings.parse(
         {

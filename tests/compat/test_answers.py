@@ -9,8 +9,9 @@ import os
 import socket
 import time
 from base64 import urlsafe_b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
+from select import select
 from typing import Any, TypeVar
 
 import pytest
@@ -35,16 +36,33 @@ from mpbroker.protocol.messages.consumer_group_heartbeat import (
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,
 )
+from mpbroker.protocol.messages.create_partitions import (
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    CreatePartitionsTopic,
+)
 from mpbroker.protocol.messages.create_topics import (
     CreatableTopic,
     CreatableTopicConfig,
     CreateTopicsRequest,
     CreateTopicsResponse,
 )
+from mpbroker.protocol.messages.delete_topics import (
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+    DeleteTopicState,
+)
 from mpbroker.protocol.messages.describe_configs import (
     DescribeConfigsRequest,
     DescribeConfigsResource,
     DescribeConfigsResponse,
+)
+from mpbroker.protocol.messages.fetch import (
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    FetchTopic,
+    ForgottenTopic,
 )
 from mpbroker.protocol.messages.find_coordinator import (
     FindCoordinatorRequest,
@@ -141,11 +159,11 @@ class Wire:
         head = 4 + response_header_version(request.api_key, version)
         return response.decode(version, answer[head:])
 
-    def create(self, name: str, **configs: str) -> bytes:
-        """Create a topic of one partition; return its id when it has a leader."""
+    def create(self, name: str, partitions: int = 1, **configs: str) -> bytes:
+        """Create a topic; return its id when all its partitions have a leader."""
         topic = CreatableTopic(
             name=name,
-            num_partitions=1,
+            num_partitions=partitions,
             replication_factor=1,
             configs=[
                 CreatableTopicConfig(name=key.replace("_", "."), value=value)
@@ -158,10 +176,22 @@ class Wire:
 
         def leads() -> bool:
             (found,) = self.describe(MetadataRequestTopic(name=name))
-            return bool(found.partitions) and found.partitions[0].leader_id >= 0
+            leaders = [each.leader_id for each in found.partitions]
+            return len(leaders) == partitions and min(leaders) >= 0
 
         wait_until(leads)
         return created.topic_id
+
+    def delete(self, name: str) -> None:
+        """Delete a topic; return when the broker has no such topic any more."""
+        request = DeleteTopicsRequest(
+            topics=[DeleteTopicState(name=name)], timeout_ms=10_000
+        )
+        (deleted,) = self.ask(request, 6, DeleteTopicsResponse).responses
+        assert deleted.error_code == ErrorCode.NONE, deleted
+        unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        topic = MetadataRequestTopic(name=name)
+        wait_until(lambda: self.describe(topic)[0].error_code == unknown)
 
     def describe(
         self, *topics: MetadataRequestTopic, version: int = 12
@@ -484,6 +514,176 @@ def test_a_partition_stays_on_the_only_broker(wire, topic_name):
     assert reassign(wire, f"{topic_name}-2", 0, None) == (code, message)
 
 
+# -- CreateTopics ----------------------------------------------------------------------
+
+
+def test_two_names_of_one_request_may_collide_and_are_both_in_the_way(wire, topic_name):
+    first, second, third = (topic_name + end for end in (".a_b", "_a.b", "_a_b"))
+
+    def create(*names: str) -> list[str]:
+        topics = [
+            CreatableTopic(name=name, num_partitions=1, replication_factor=1)
+            for name in names
+        ]
+        request = CreateTopicsRequest(topics=topics, timeout_ms=10_000)
+        answer = wire.ask(request, 7, CreateTopicsResponse)
+        return [ErrorCode(each.error_code).name for each in answer.topics]
+
+    assert create(first, second) == ["NONE", "NONE"]
+    assert create(third) == ["INVALID_TOPIC_EXCEPTION"]
+    assert create(second) == ["TOPIC_ALREADY_EXISTS"]
+
+
+# -- fetch sessions --------------------------------------------------------------------
+
+
+class FetchSession:
+    """A fetch session, and the topics of its next request."""
+
+    def __init__(self, wire: Wire, version: int) -> None:
+        self._wire, self._version = wire, version
+        self._session_id = self._epoch = 0
+
+    def fetch(
+        self,
+        wanted: Iterable[tuple[str, bytes, int]] = (),
+        forgotten: Iterable[tuple[str, bytes, int]] = (),
+    ) -> dict[tuple[str, bytes, int], str]:
+        """Send the session's next request, with what it adds and forgets.
+
+        Each partition has its topic's name and id. Return the names of errors by
+        partition.
+        """
+        request = FetchRequest(
+            session_id=self._session_id,
+            session_epoch=self._epoch,
+            max_bytes=1 << 20,
+            topics=[
+                FetchTopic(
+                    topic=name,
+                    topic_id=topic_id,
+                    partitions=[
+                        FetchPartition(
+                            partition=index, fetch_offset=0, partition_max_bytes=1 << 20
+                        )
+                    ],
+                )
+                for name, topic_id, index in wanted
+            ],
+            forgotten_topics_data=[
+                ForgottenTopic(topic=name, topic_id=topic_id, partitions=[index])
+                for name, topic_id, index in forgotten
+            ],
+        )
+        answer = self._wire.ask(request, self._version, FetchResponse)
+        assert answer.error_code == ErrorCode.NONE, ErrorCode(answer.error_code)
+        assert answer.session_id == (self._session_id or answer.session_id) != 0
+        self._session_id = answer.session_id
+        self._epoch += 1
+        by_name = self._version < 13
+        return {
+            (
+                topic.topic if by_name else "",
+                b"" if by_name else topic.topic_id,
+                each.partition_index,
+            ): ErrorCode(each.error_code).name
+            for topic in answer.responses
+            for each in topic.partitions
+        }
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["at first", "later"])
+def test_a_fetch_session_has_room_for_a_name_that_is_not_there_yet(
+    wire, topic_name, again
+):
+    wire.create(topic_name)
+    later = topic_name + "-later"
+    there, missing = (topic_name, bytes(16), 0), (later, bytes(16), 0)
+    above = (topic_name, bytes(16), 9)
+    shown = {(name, b"", index) for name, _, index in (missing, above)}
+    session = FetchSession(wire, 12)
+    if again:
+        assert session.fetch([there]) == {(topic_name, b"", 0): "NONE"}
+        answer = session.fetch([missing, above])
+    else:
+        answer = session.fetch([there, missing, above])
+        assert answer.pop((topic_name, b"", 0)) == "NONE"
+    unknown = dict.fromkeys(shown, "UNKNOWN_TOPIC_OR_PARTITION")
+    assert answer == unknown
+    assert session.fetch() == unknown
+    wire.create(later)
+    topic = CreatePartitionsTopic(name=topic_name, count=10, assignments=None)
+    request = CreatePartitionsRequest(topics=[topic], timeout_ms=10_000)
+    (created,) = wire.ask(request, 3, CreatePartitionsResponse).results
+    assert created.error_code == ErrorCode.NONE, created
+    seen: dict[tuple[str, bytes, int], str] = {}
+
+    def served() -> bool:
+        seen.update(session.fetch())
+        return seen == dict.fromkeys(shown, "NONE")
+
+    wait_until(served)
+    assert session.fetch() == {}
+    wire.delete(later)
+    wait_until(lambda: session.fetch() == {(later, b"", 0): unknown[later, b"", 0]})
+    assert session.fetch([], [missing]) == {}
+
+
+def test_a_partition_that_is_not_there_ends_no_wait_for_another(
+    wire, bootstrap, topic_name
+):
+    topic_id = wire.create(topic_name)
+    partitions = [
+        FetchPartition(partition=index, fetch_offset=0, partition_max_bytes=1 << 20)
+        for index in (0, 9)
+    ]
+    request = FetchRequest(
+        max_wait_ms=25_000,
+        min_bytes=1,
+        max_bytes=1 << 20,
+        topics=[FetchTopic(topic=topic_name, partitions=partitions)],
+    )
+    wire.sock.sendall(frame(request.api_key, 12, request.encode(12)))
+    assert not select([wire.sock], [], [], 0.5)[0]
+    other = Wire(bootstrap)
+    try:
+        other.produce(topic_id, batch((now_ms(), b"k")))
+    finally:
+        other.sock.close()
+    answer = FetchResponse.decode(12, memoryview(receive_frame(wire.sock))[5:])
+    found = {
+        each.partition_index: (ErrorCode(each.error_code).name, each.high_watermark)
+        for topic in answer.responses
+        for each in topic.partitions
+    }
+    assert found == {0: ("NONE", 1), 9: ("UNKNOWN_TOPIC_OR_PARTITION", -1)}
+
+
+def test_a_fetch_session_tells_of_ids_that_are_gone_or_not_there(wire, topic_name):
+    topic_id = wire.create(topic_name)
+    doomed = topic_name + "-doomed"
+    old = wire.create(doomed)
+    stranger = b"\x07" * 16
+    session = FetchSession(wire, 13)
+    wanted = [("", each, 0) for each in (topic_id, old, stranger)]
+    assert session.fetch(wanted) == {
+        ("", topic_id, 0): "NONE",
+        ("", old, 0): "NONE",
+        ("", stranger, 0): "UNKNOWN_TOPIC_ID",
+    }
+    strange = {("", stranger, 0): "UNKNOWN_TOPIC_ID"}
+    assert session.fetch() == strange
+    wire.delete(doomed)
+    gone = {("", old, 0): "UNKNOWN_TOPIC_OR_PARTITION"}
+    wait_until(lambda: session.fetch() == strange | gone)
+    new = wire.create(doomed)
+    replaced = {("", old, 0): "INCONSISTENT_TOPIC_ID"}
+    wait_until(lambda: session.fetch() == strange | replaced)
+    answer = session.fetch([("", new, 0)], [("", old, 0), ("", stranger, 0)])
+    assert answer == {("", new, 0): "NONE"}
+    assert session.fetch() == {}
+
+
 # -- Produce ---------------------------------------------------------------------------
 
 
@@ -494,6 +694,25 @@ def told(answer: PartitionProduceResponse) -> dict[str, Any]:
         "log start": answer.log_start_offset,
         "records": [each.batch_index for each in answer.record_errors],
     }
+
+
+@pytest.mark.parametrize("is_split", [False, True])
+def test_the_last_batch_counts_of_a_partition_named_again(wire, topic_name, is_split):
+    topic_id = wire.create(topic_name)
+    rows = [
+        PartitionProduceData(index=0, records=batch(*[(now_ms(), b"k")] * count))
+        for count in (1, 2, 3)
+    ]
+    topics = [
+        TopicProduceData(topic_id=topic_id, partition_data=each)
+        for each in ([[row] for row in rows] if is_split else [rows])
+    ]
+    request = ProduceRequest(acks=1, timeout_ms=10_000, topic_data=topics)
+    answer = wire.ask(request, 13, ProduceResponse)
+    (found,) = (row for topic in answer.responses for row in topic.partition_responses)
+    assert (ErrorCode(found.error_code).name, found.base_offset) == ("NONE", 0)
+    after = wire.produce(topic_id, batch((now_ms(), b"k")))
+    assert (ErrorCode(after.error_code).name, after.base_offset) == ("NONE", 3)
 
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.GZIP])

@@ -1,4 +1,4 @@
-"""The settings of a broker of Apache Kafka 4.3.1, as its own documentation has them.
+"""The settings of a broker of Apache Kafka 4.4.0, as its own documentation has them.
 
     python -m tests.config.kafka_keys > tests/config/kafka_keys.tsv
 

@@ -8,7 +8,6 @@ from typing import Any
 from unittest.mock import MagicMock
 
 from mpbroker.coordinator.context import CoordinatorContext
-from mpbroker.coordinator.groups.group_config import GroupConfig
 from mpbroker.coordinator.groups.group_coordinator import GroupCoordinator
 from mpbroker.coordinator.groups.group_records import read_record
 from mpbroker.coordinator.outbox import Call, Outbox
@@ -35,6 +34,7 @@ from mpbroker.protocol.messages.sync_group import (
     SyncGroupRequest,
     SyncGroupRequestAssignment,
 )
+from tests.support.coordinator_settings import group_settings
 
 PARTITIONS = 5
 START_MS = 1_000_000
@@ -108,7 +108,9 @@ class Rig:
     """One coordinator, and its decisions."""
 
     def __init__(self, **config: Any) -> None:
-        self.config = GroupConfig(**{"group_initial_rebalance_delay_ms": 0, **config})
+        self.config = group_settings(
+            **{"group_initial_rebalance_delay_ms": 0, **config}
+        )
         self.now_ms = START_MS
         self.topics = FakeTopics()
         self.log: list[tuple[int, bytes, bytes | None]] = []

@@ -21,7 +21,6 @@ from mpbroker.coordinator.coordinator_process import (
 )
 from mpbroker.coordinator.coordinator_topic import LoadedRecord
 from mpbroker.coordinator.durability import Durability
-from mpbroker.coordinator.groups.group_config import GroupConfig
 from mpbroker.coordinator.groups.group_coordinator import GroupCoordinator
 from mpbroker.coordinator.groups.group_offsets import OffsetAndMetadata
 from mpbroker.coordinator.groups.group_records import (
@@ -52,6 +51,7 @@ from mpbroker.server.api_messages import error_answer
 from tests.coordinator.rig import FakeTopics, no_sessions, no_share_groups
 from tests.coordinator.test_durability import FakeLog, FakeNotices
 from tests.coordinator.test_shard_topic import FIRST, SECOND, FakeStore
+from tests.support.coordinator_settings import group_settings
 
 PARTITION = 3
 
@@ -205,7 +205,7 @@ def test_a_record_with_an_impossible_value_is_skipped(stage: Stage) -> None:
     key = ConsumerGroupCurrentMemberAssignmentKey(group_id="g", member_id="m")
     value = ConsumerGroupCurrentMemberAssignmentValue(state=25)
     made = GroupCoordinator(
-        GroupConfig(),
+        group_settings(),
         CoordinatorContext(stage.out, Timers(), FakeTopics(), no_sessions()),
         1,
         lambda: "id",

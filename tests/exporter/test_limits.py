@@ -33,7 +33,7 @@ def memory():
 
 
 def read(memory):
-    registry = SimpleNamespace(capacity=500, partition_count=7)
+    registry = SimpleNamespace(capacity=500, partition_count=7, metadata_bytes=9)
     families = {each.name: each for each in limit_families(memory, registry, [0, 1])}
     found = {
         name: {dict(labels).get("limit"): value for _, labels, value in family.samples}
@@ -46,12 +46,13 @@ def test_each_limit_is_told_with_what_is_used_of_it(memory):
     limits, used, _ = read(memory)
     assert limits == {
         "partitions": 500,
+        "metadata_bytes": 134_217_728,
         "principals": 65_536,
         "partitions_in_transactions": 98_304,
         "connections_of_a_processor": 16_384,
         "requests_of_a_processor": 8_192,
     }
-    assert used == {**dict.fromkeys(limits, 0), "partitions": 7}
+    assert used == {**dict.fromkeys(limits, 0), "partitions": 7, "metadata_bytes": 9}
     words = memory.control.words
     words[processor_row(2) + PROCESSOR_ROWS_USED] = 3
     words[processor_row(2) + PROCESSOR_SLOTS_USED] = 4
@@ -68,6 +69,7 @@ def test_each_limit_is_told_with_what_is_used_of_it(memory):
     _, used, refused = read(memory)
     assert used == {
         "partitions": 7,
+        "metadata_bytes": 9,
         "principals": 1,
         "partitions_in_transactions": 1,
         "connections_of_a_processor": 1,

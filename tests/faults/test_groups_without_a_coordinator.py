@@ -224,6 +224,35 @@ def test_a_group_forms_though_the_coordinator_is_killed_again_and_again(
     assert {member.receive().error_code for member in members} == {ErrorCode.NONE}
 
 
+@pytest.mark.parametrize("after", ["the ids", "the joins", "a sync"])
+def test_what_members_were_answered_in_a_rebalance_holds_for_the_next_coordinator(
+    make_broker: Callable[..., Broker], members: list[Member], after: str
+) -> None:
+    """No member is sent back to begin again, whatever it was answered last."""
+    broker = make_broker({"group.initial.rebalance.delay.ms": 3000})
+    members.extend(Member(broker) for _ in range(3))
+    for member in members:
+        member.send_join()
+        assert member.end_join() is ErrorCode.MEMBER_ID_REQUIRED
+    if after == "the ids":
+        kill_coordinator(broker)
+    for member in members:
+        member.send_join()
+    assert [member.end_join() for member in members] == [ErrorCode.NONE] * 3
+    assert len({member.generation for member in members}) == 1
+    if after == "the joins":
+        kill_coordinator(broker)
+    followers = [member for member in members if not member.others]
+    (leader,) = (member for member in members if member.others)
+    for member in followers:
+        member.send_sync()
+    if after == "a sync":
+        kill_coordinator(broker)
+    leader.send_sync()
+    assert [member.receive().error_code for member in members] == [ErrorCode.NONE] * 3
+    assert [member.heartbeat() for member in members] == [ErrorCode.NONE] * 3
+
+
 def test_a_dead_member_goes_though_no_coordinator_lives_for_a_session(
     make_broker: Callable[..., Broker], members: list[Member]
 ) -> None:

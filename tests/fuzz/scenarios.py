@@ -232,7 +232,7 @@ def plausible(rng: Random) -> Scenario:
 
 def unknown_api(rng: Random) -> Scenario:
     frames, ids = valid_requests(rng, rng.randint(0, 2))
-    key = rng.choice([-1, 93, 200, 32767, -32768])
+    key = rng.choice([-1, 95, 200, 32767, -32768])
     header = struct.pack(">hhih", key, rng.randint(0, _MAX_VERSION), 1, -1)
     return Scenario("unknown API", [*frames, frame(header)], Owed.CLOSE, ids)
 

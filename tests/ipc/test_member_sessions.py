@@ -50,6 +50,25 @@ def test_requests_during_a_load_that_was_killed_make_nobody_else_silent(
     first = MemberSessions(segment.words)
     first.heard("a", 1000)
     first.heard("b", 2000)
-    MemberSessions(segment.words).heard_while_loading("a", 9000)  # and it dies
+    second = MemberSessions(segment.words)
+    second.heard_while_loading("a", 9000)  # and it dies
+    second.heard_while_loading("nobody", 9000)
     third = MemberSessions(segment.words)
     assert [third.take_over(each, 9500) for each in ("a", "b")] == [0, 0]
+
+
+def test_a_successor_knows_whom_its_predecessor_had_heard(segment: Segment) -> None:
+    first = MemberSessions(segment.words)
+    assert not first.had_heard("a")
+    for member in ("a", "gone", "c"):
+        first.heard(member, 1000)
+    first.forget("gone")
+    assert not first.had_heard("a")  # it knows its own
+    second = MemberSessions(segment.words)
+    second.heard_while_loading("stranger", 1500)
+    second.heard("b", 2000)
+    second.heard("c", 2000)
+    members = ("a", "b", "c", "gone", "stranger")
+    assert [second.had_heard(each) for each in members] == [True, *[False] * 4]
+    third = MemberSessions(segment.words)
+    assert [third.had_heard(each) for each in members] == [True] * 3 + [False] * 2

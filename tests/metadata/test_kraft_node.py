@@ -240,7 +240,7 @@ def test_a_quorum_state_that_is_no_json_is_named(directory):
 @pytest.mark.parametrize(
     ("record", "words"),
     [
-        (b"\x01\x63\x00\x00", r"newer Apache Kafka than 4\.3\.1.*record type 99"),
+        (b"\x01\x63\x00\x00", r"newer Apache Kafka than 4\.4\.0.*record type 99"),
         (b"\x01\x02\x09\x00", "TopicRecord version 9"),
         (b"\x07\x02\x00\x00", "frame version 7"),
     ],
@@ -254,7 +254,7 @@ def test_a_record_of_a_newer_kafka_is_refused(directory, record, words):
 
 
 @pytest.mark.parametrize(
-    ("name", "level"), [("metadata.version", 31), ("warp.version", 1)]
+    ("name", "level"), [("metadata.version", 35), ("warp.version", 1)]
 )
 def test_a_feature_that_is_too_new_is_refused(directory, name, level):
     newer = {"type": "FeatureLevelRecord", "name": name, "featureLevel": level}
@@ -281,3 +281,16 @@ def test_a_reader_of_a_running_broker_reads_all_files(directory):
     ]
     assert log.position == cell.end == sum(map(len, contents(directory).values()))
     log.close()
+
+
+def test_what_is_new_in_the_records_of_kafka_4_4_is_read(directory):
+    levels = {"metadata.version": 33, "share.version": 2}
+    records = [
+        {"type": "FeatureLevelRecord", "name": name, "featureLevel": level}
+        for name, level in levels.items()
+    ]
+    gone = {"type": "UnregisterControllerRecord", "controllerId": 3}
+    (directory / segment_name(0)).write_bytes(batch(0, *records, gone, TOPIC))
+    image = recover(directory)
+    assert image.features == levels
+    assert [*image.topics] == ["flights"]

@@ -290,7 +290,7 @@ def test_any_bytes_are_recovered_or_refused(tmp_path_factory, noise):
     [
         {"type": "PartitionRecord", "topicId": "5L6g3nShT-eMCtK--X86sw"},
         {"type": "UserScramCredentialRecord", "name": "alice", "mechanism": 9},
-        {"type": "FeatureLevelRecord", "name": "metadata.version", "featureLevel": 31},
+        {"type": "FeatureLevelRecord", "name": "metadata.version", "featureLevel": 35},
     ],
 )
 def test_a_record_that_contradicts_the_others_stops_the_start(tmp_path, cell, record):

@@ -9,13 +9,27 @@ from hypothesis import strategies as st
 
 from mpbroker.base.storage_errors import CorruptLogError, LogDirectoryError
 from mpbroker.metadata.log_config import LogConfig
+from mpbroker.metadata.metadata_budget import MetadataBudget, weight
+from mpbroker.metadata.metadata_image import (
+    BROKER_RESOURCE,
+    GROUP_RESOURCE,
+    TOPIC_RESOURCE,
+    MetadataImage,
+    config_record,
+)
 from mpbroker.metadata.metadata_log import (
     MetadataLog,
     metadata_log_path,
     recover_metadata_log,
 )
 from mpbroker.metadata.topic_names import check_topic_name, is_legal_topic_name
-from mpbroker.metadata.topics import NewTopic, RegistryHooks
+from mpbroker.metadata.topics import (
+    MAX_RECORDS_PER_CHANGE,
+    Alteration,
+    MorePartitions,
+    NewTopic,
+    RegistryHooks,
+)
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.records.record_batch import RecordBatchBuilder
@@ -85,7 +99,7 @@ def test_partitions_are_added_behind_those_that_are_there(tmp_path):
     one = start(tmp_path)
     topic = one.create_topic("a", 1)
     one.create_topic("b", 1)
-    one.create_partitions("a", 3)
+    assert one.create_partitions([MorePartitions("a", 3)]) == [None]
     assert topic.partitions == [0, 2, 3]
 
 
@@ -93,14 +107,16 @@ def test_partitions_are_added_behind_those_that_are_there(tmp_path):
 def test_partitions_can_only_grow(tmp_path, count):
     one = start(tmp_path)
     one.create_topic("a", 2)
-    assert refused(one.create_partitions, "a", count) is ErrorCode.INVALID_PARTITIONS
+    (error,) = one.create_partitions([MorePartitions("a", count)])
+    assert error.error_code is ErrorCode.INVALID_PARTITIONS
 
 
 def test_what_is_not_there_cannot_be_changed(tmp_path):
     one = start(tmp_path)
     unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     assert refused(one.delete_topic, "a") is unknown
-    assert refused(one.create_partitions, "a", 2) is unknown
+    (error,) = one.create_partitions([MorePartitions("a", 2)])
+    assert error.error_code is unknown
     assert refused(one.alter_topic_config, "a", dict) is unknown
 
 
@@ -133,12 +149,12 @@ def test_each_topic_of_a_request_is_judged_for_itself(tmp_path):
     ] == [
         [1],
         "TOPIC_ALREADY_EXISTS",
-        "INVALID_TOPIC_EXCEPTION",
+        [2],
         "INVALID_PARTITIONS",
         "INVALID_CONFIG",
         "INVALID_TOPIC_EXCEPTION",
         "INVALID_REQUEST",
-        [2, 3],
+        [3, 4],
     ]
     assert contents(start(tmp_path)) == contents(one)
 
@@ -151,10 +167,123 @@ def test_validation_alone_changes_nothing(tmp_path):
     assert one.topic("a") is None
     one.create_topic("b", 1)
     version = one.version
-    one.create_partitions("b", 2, validate_only=True)
-    one.alter_topic_config("b", lambda old: {"segment.ms": "1"}, validate_only=True)
-    one.alter_broker_config("", lambda old: {"x": "1"}, validate_only=True)
+    one.create_partitions([MorePartitions("b", 2)], validate_only=True)
+    wanted = [
+        Alteration(TOPIC_RESOURCE, "b", lambda old: {"segment.ms": "1"}),
+        Alteration(BROKER_RESOURCE, "", lambda old: {"x": "1"}),
+    ]
+    assert one.alter_configs(wanted, validate_only=True) == [None, None]
     assert one.version == version
+
+
+@pytest.fixture
+def syncs(monkeypatch):
+    """The descriptors that were forced to disk."""
+    noted = []
+    monkeypatch.setattr(os, "fdatasync", noted.append)
+    return noted
+
+
+def test_the_configs_of_many_resources_are_written_at_once(tmp_path, syncs):
+    one = start(tmp_path)
+    one.create_topic("a", 1)
+    one.create_topic("b", 1)
+    syncs.clear()
+    wanted = [
+        Alteration(TOPIC_RESOURCE, "a", lambda _: {"segment.ms": "1"}),
+        Alteration(TOPIC_RESOURCE, "none", lambda _: {"segment.ms": "1"}),
+        Alteration(TOPIC_RESOURCE, "b", lambda _: {"segment.ms": "no number"}),
+        Alteration(GROUP_RESOURCE, "g", lambda _: {"x": "1"}),
+    ]
+    first, unknown, invalid, last = one.alter_configs(wanted)
+    assert (first, last, len(syncs)) == (None, None, 1)
+    assert unknown.error_code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert invalid.error_code is ErrorCode.INVALID_CONFIG
+    assert one.topic("a").config.overrides == {"segment.ms": "1"}
+    assert one.group_overrides("g") == {"x": "1"}
+    assert contents(start(tmp_path)) == contents(one)
+
+
+def test_more_partitions_of_many_topics_are_written_at_once(tmp_path, syncs):
+    one = start(tmp_path)
+    for name in "ab":
+        one.create_topic(name, 1)
+    syncs.clear()
+    notes = []
+    wanted = [MorePartitions(name, 3) for name in ("a", "none", "b")]
+    first, unknown, last = one.create_partitions(wanted, about_to=notes.append)
+    assert (first, last, len(syncs)) == (None, None, 1)
+    assert unknown.error_code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert notes == [[None, unknown, None]]
+    assert [one.topic(name).partitions for name in "ab"] == [[0, 2, 3], [1, 4, 5]]
+
+
+def test_one_change_makes_10_000_records_and_no_more(tmp_path):
+    one = start(tmp_path)
+    wanted = [
+        Alteration(GROUP_RESOURCE, str(number), lambda _: {"x": "1"})
+        for number in range(MAX_RECORDS_PER_CHANGE + 1)
+    ]
+    version = one.version
+    assert refused(one.alter_configs, wanted) is ErrorCode.POLICY_VIOLATION
+    records = [config_record(GROUP_RESOURCE, "g", str(n), "1") for n in range(10_001)]
+    assert refused(one.change, lambda _: records) is ErrorCode.POLICY_VIOLATION
+    assert one.version == version
+    assert one.alter_configs(wanted[1:]) == [None] * MAX_RECORDS_PER_CHANGE
+
+
+def test_each_part_of_a_large_change_is_a_step(tmp_path):
+    steps = []
+    one = start(tmp_path, hooks=RegistryHooks(step=lambda: steps.append(1)))
+    steps.clear()
+    one.create_topics([NewTopic(str(n), 1) for n in range(5)], validate_only=True)
+    assert len(steps) == 5
+    change = [Alteration(GROUP_RESOURCE, str(n), lambda old: old) for n in range(5)]
+    one.alter_configs(change)
+    assert len(steps) == 10
+
+
+def test_names_that_clients_make_up_take_a_bounded_memory(tmp_path):
+    one = start(tmp_path)
+    record = config_record(GROUP_RESOURCE, "group-0", "x", "1")
+    one._budget = MetadataBudget(3 * weight(record))
+
+    def set_on(*groups, value="1"):
+        texts = {} if value is None else {"x": value}
+        return one.alter_configs(
+            [Alteration(GROUP_RESOURCE, group, lambda _: texts) for group in groups]
+        )
+
+    for number in range(3):
+        assert set_on(f"group-{number}") == [None]
+    assert refused(set_on, "group-3") is ErrorCode.POLICY_VIOLATION
+    assert one.configured_groups() == ["group-0", "group-1", "group-2"]
+    # What removes something, or is about a topic or the broker, is accepted.
+    one.create_topic("a", 1, {"segment.ms": "1"})
+    one.alter_broker_config("", lambda old: {"x": "1"})
+    assert set_on("group-1", value=None) == [None]
+    assert set_on("group-3") == [None]
+    assert refused(set_on, "group-4") is ErrorCode.POLICY_VIOLATION
+    assert one.metadata_bytes == 3 * weight(record)
+
+
+def test_acls_and_quotas_count_and_what_removes_them_does_not():
+    acl = {"type": "AccessControlEntryRecord", "resourceType": 2, "principal": "User:a"}
+    quota = {"type": "ClientQuotaRecord", "entity": [], "key": "k", "value": 1.0}
+    for record in (acl, {**quota, "remove": False}):
+        assert weight(record) > 256
+    removal = {"type": "RemoveAccessControlEntryRecord", "id": "x"}
+    for record in (removal, {**quota, "remove": True}):
+        assert weight(record) == 0
+
+
+def test_the_memory_of_replaced_records_is_not_counted_twice():
+    record = config_record(GROUP_RESOURCE, "g", "x", "1")
+    image, budget = MetadataImage(), MetadataBudget(2 * weight(record))
+    for _ in range(10):
+        budget.check([record], image)
+        image.replay(record)
+        budget.add(record)
 
 
 def test_the_partition_table_can_be_full(tmp_path):
@@ -166,7 +295,8 @@ def test_the_partition_table_can_be_full(tmp_path):
     assert results[1].error_code is ErrorCode.INVALID_PARTITIONS
     message = str(results[1])
     assert "the limit is 4 partitions (max.partitions), 1 exist, and 2" in message
-    assert refused(one.create_partitions, "b", 3) is ErrorCode.INVALID_PARTITIONS
+    (error,) = one.create_partitions([MorePartitions("b", 3)])
+    assert error.error_code is ErrorCode.INVALID_PARTITIONS
 
 
 class Rows:
@@ -202,7 +332,7 @@ def test_rows_are_used_again_when_all_have_let_go_of_them(tmp_path):
     assert results[1].error_code is ErrorCode.INVALID_PARTITIONS
     assert rows.made == [0, 1, 2, 3, 4, 5, 0, -1]
     rows.passed = one.version
-    one.create_partitions("third", 5)
+    one.create_partitions([MorePartitions("third", 5)])
     assert one.topic("third").partitions == [0, 1, 2, 3, 4]
     assert rows.made[8:] == [-2, -3, -4]
     assert one.partition_by_row(1) == (one.topic("third"), 1, 1)
@@ -280,6 +410,20 @@ def test_a_name_is_free_again_after_its_near_twin_is_deleted(tmp_path):
     assert collision is ErrorCode.INVALID_TOPIC_EXCEPTION
     one.delete_topic("a.b")
     one.create_topic("a_b", 1)
+
+
+def test_names_that_were_created_together_are_both_in_the_way_of_a_third(tmp_path):
+    """As with Kafka, which has made them both."""
+    one = start(tmp_path)
+    made = one.create_topics([NewTopic("a.b_c", 1), NewTopic("a_b.c", 1)])
+    assert not any(isinstance(topic, ApiError) for topic in made)
+    for deleted in ("a_b.c", "a.b_c"):
+        collision = refused(one.create_topic, "a_b_c", 1)
+        assert collision is ErrorCode.INVALID_TOPIC_EXCEPTION
+        again = refused(one.create_topic, deleted, 1)
+        assert again is ErrorCode.TOPIC_ALREADY_EXISTS
+        one.delete_topic(deleted)
+    one.create_topic("a_b_c", 1)
 
 
 # -- configs --------------------------------------------------------------------------
@@ -479,7 +623,10 @@ CONFIGS = st.dictionaries(
 OPERATIONS = st.one_of(
     st.tuples(st.just("create_topic"), NAMES, st.integers(0, 3), CONFIGS),
     st.tuples(st.just("delete_topic"), NAMES),
-    st.tuples(st.just("create_partitions"), NAMES, st.integers(0, 5)),
+    st.tuples(
+        st.just("create_partitions"),
+        st.builds(MorePartitions, NAMES, st.integers(0, 5)).map(lambda each: [each]),
+    ),
     st.tuples(
         st.just("alter_topic_config"), NAMES, CONFIGS.map(lambda new: lambda old: new)
     ),

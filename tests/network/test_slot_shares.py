@@ -9,12 +9,14 @@ import pytest
 
 from mpbroker.ipc.layout import (
     CONNECTION_MUTED_UNTIL,
+    CONNECTIONS_PER_PROCESSOR,
     SLOT_CONNECTION,
     ProcessorCounter,
     SlotState,
     connection_row,
     slot_row,
 )
+from mpbroker.network import connections
 from mpbroker.network.moves.departures import ALL
 from mpbroker.network.request_channel import HandlerEnd
 from tests.network.rig import Client, Rig, connected_pair, echo, frame
@@ -283,3 +285,28 @@ def test_a_slow_client_that_holds_few_slots_is_not_closed(make_rig, monkeypatch)
     few.send(bytes(1))
     rig.pump(few.frames)
     assert not few.is_closed
+
+
+# -- connections --------------------------------------------------------------------
+
+
+def test_the_last_rows_are_for_clients_with_less_than_an_equal_share(
+    make_rig, monkeypatch
+):
+    """All rows of the table but four count as the last ones."""
+    monkeypatch.setattr(connections, "_SHARED_ROWS", 4)
+    monkeypatch.setattr(connections, "_SPARE_ROWS", CONNECTIONS_PER_PROCESSOR)
+    rig = make_rig()
+    greedy = [rig.connect(connected_pair(GREEDY)) for _ in range(6)]
+    rig.pump(lambda: sum(each.is_closed for each in greedy) == 2)
+    assert rig.connections == 4
+    assert rig.counter(ProcessorCounter.CLOSED_EXCESS) == 2
+    is_served(rig)
+    others = [rig.connect() for _ in range(3)]
+    rig.pump(lambda: any(each.is_closed for each in others))
+    assert rig.connections == 6  # two of each client's share of two, two from before
+    # What a client closes counts no more.
+    for each in greedy:
+        each.close()
+    rig.pump(lambda: rig.connections == 2)
+    is_served(rig)

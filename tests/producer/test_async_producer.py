@@ -11,6 +11,7 @@ from mpbroker.producer import (
     AsyncProducer,
     DeliveryTimeoutError,
     ProducerClosedError,
+    RecordTooLargeError,
     SerializationError,
 )
 from tests.producer.conftest import until_known
@@ -75,6 +76,10 @@ def test_errors_are_raised_by_awaiting_and_a_cancelled_future_harms_nobody(
             cancelled.cancel()
             refused = await producer.send(topic, b"x" * 5000)
             with pytest.raises(Exception, match="TOO_LARGE"):
+                await refused
+            # Above max.request.size: the future fails, too, as in the other producer.
+            refused = await producer.send(topic, b"x" * 2_000_000)
+            with pytest.raises(RecordTooLargeError, match=r"max\.request\.size"):
                 await refused
             assert (await producer.send_and_wait(topic, b"y")).offset == 1
             assert producer.metrics()["producer-metrics"]["record-send-total"] >= 3

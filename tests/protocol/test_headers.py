@@ -56,7 +56,7 @@ def test_request_headers_come_back(
         (ApiKey.CONTROLLED_SHUTDOWN, 0, 0),
         (ApiKey.CONTROLLED_SHUTDOWN, 1, 1),
         (ApiKey.CONTROLLED_SHUTDOWN, 3, 2),
-        (93, 5, 1),
+        (95, 5, 1),
         (-1, 5, 1),
         (ApiKey.PRODUCE, -1, 1),
     ],

@@ -10,13 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpbroker.protocol.errors import ProtocolError
-from mpbroker.protocol.message import MAX_REQUEST_ELEMENTS, Message
+from mpbroker.protocol.errors import ProtocolError, TooManyElementsError
+from mpbroker.protocol.message import (
+    MAX_REQUEST_ELEMENTS,
+    MAX_REQUEST_NAMES,
+    Message,
+)
 from mpbroker.protocol.messages.api_versions import (
     ApiVersionsRequest,
     ApiVersionsResponse,
 )
 from mpbroker.protocol.messages.create_topics import CreateTopicsRequest
+from mpbroker.protocol.messages.describe_groups import DescribeGroupsRequest
 from mpbroker.protocol.messages.fetch import FetchRequest, FetchResponse
 from mpbroker.protocol.messages.metadata import (
     MetadataRequest,
@@ -211,7 +216,7 @@ def test_any_negative_length_is_null_where_null_is_allowed(length: int) -> None:
 
 
 def test_many_unknown_tagged_fields_are_skipped() -> None:
-    count = 200_000
+    count = 10_000
     tags = b"".join(write_unsigned_varint(tag) + b"\0" for tag in range(count))
     data = b"\1\1" + write_unsigned_varint(count) + tags
     assert ApiVersionsRequest.decode(3, data) == ApiVersionsRequest()
@@ -265,6 +270,11 @@ def test_a_string_is_not_longer_than_any_version_can_say() -> None:
     names[0].name = "x" * 32_768
     with pytest.raises(ProtocolError, match=r"topics.name at byte .* of 32768 bytes"):
         MetadataRequest.decode(9, MetadataRequest(topics=names).encode(9))
+    # Each byte that is not UTF-8 becomes three.
+    names[0].name = "x" * 10_923
+    data = MetadataRequest(topics=names).encode(9).replace(b"x", b"\xff")
+    with pytest.raises(ProtocolError, match=r"topics.name at byte"):
+        MetadataRequest.decode(9, data)
 
 
 @pytest.mark.parametrize(
@@ -313,7 +323,9 @@ def test_a_request_has_a_limited_number_of_elements(version: int, more: int) -> 
     names = [MetadataRequestTopic(name="")] * (MAX_REQUEST_ELEMENTS + more)
     data = MetadataRequest(topics=names).encode(version)
     if more:
-        with pytest.raises(ProtocolError, match=r"topics at byte .* more than 262144"):
+        with pytest.raises(
+            TooManyElementsError, match=r"topics at byte .* more than 262144"
+        ):
             MetadataRequest.decode(version, data)
     else:
         assert MetadataRequest.decode(version, data).topics == names
@@ -323,10 +335,53 @@ def test_the_limit_is_one_of_all_arrays_of_a_request_together() -> None:
     partitions = [PartitionProduceData(index=0, records=None)] * 1000
     topics = [TopicProduceData(name="", partition_data=partitions)] * 262
     data = b"".join(ProduceRequest(topic_data=topics).encode_parts(9))
-    with pytest.raises(ProtocolError, match="more than 262144"):
+    with pytest.raises(TooManyElementsError, match="more than 262144") as refusal:
         ProduceRequest.decode(9, data)
+    assert refusal.value.partial.acks == 0  # how to answer is known
     few = b"".join(ProduceRequest(topic_data=topics[:261]).encode_parts(9))
     assert len(ProduceRequest.decode(9, few).topic_data) == 261
+
+
+@pytest.mark.parametrize("version", [4, 12])
+def test_an_array_that_kafka_refuses_is_malformed(version: int) -> None:
+    """Kafka closes the connection. Up to a million elements it answers."""
+    for count, kind in [(1_000_000, TooManyElementsError), (1_000_001, ProtocolError)]:
+        lead = write_unsigned_varint(count + 1) if version == 12 else struct_of(count)
+        with pytest.raises(ProtocolError) as refusal:
+            MetadataRequest.decode(version, lead + bytes(19 * count))
+        assert type(refusal.value) is kind
+
+
+def struct_of(count: int) -> bytes:
+    return count.to_bytes(4, "big")
+
+
+def test_names_to_be_described_are_fewer() -> None:
+    most = DescribeGroupsRequest(groups=[""] * MAX_REQUEST_NAMES).encode(5)
+    assert len(DescribeGroupsRequest.decode(5, most).groups) == MAX_REQUEST_NAMES
+    more = DescribeGroupsRequest(groups=[""] * (MAX_REQUEST_NAMES + 1)).encode(5)
+    with pytest.raises(TooManyElementsError, match=r"groups .* more than 100000"):
+        DescribeGroupsRequest.decode(5, more)
+
+
+@pytest.mark.parametrize("message", [MetadataRequest, FetchRequest])
+def test_tagged_fields_are_limited_as_in_kafka(message: type[Message]) -> None:
+    """FetchRequest knows some; 50 million in a request took a handler half a minute."""
+    data = message().encode(12)[:-1]
+    most = data + write_unsigned_varint(10_000) + b"\x63\0" * 10_000
+    assert message.decode(12, most) == message.decode(12, data + b"\0")
+    more = data + write_unsigned_varint(10_001) + b"\x63\0" * 10_001
+    with pytest.raises(ProtocolError, match="10001 tagged fields") as refusal:
+        message.decode(12, more)
+    assert type(refusal.value) is ProtocolError
+
+
+def test_tagged_fields_count_as_elements() -> None:
+    tags = write_unsigned_varint(10_000) + b"\x63\0" * 10_000
+    topic = bytes(16) + b"\1" + tags  # no id, an empty name
+    data = b"\x1c" + topic * 27 + bytes(3)
+    with pytest.raises(TooManyElementsError, match="more than 262144"):
+        MetadataRequest.decode(12, data)
 
 
 def test_an_answer_may_have_more_elements() -> None:

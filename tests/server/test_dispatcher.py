@@ -8,13 +8,18 @@ from hypothesis import strategies as st
 
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.error_code import ErrorCode
-from mpbroker.protocol.errors import ApiError, ProtocolError
+from mpbroker.protocol.errors import ApiError, ProtocolError, TooManyElementsError
 from mpbroker.protocol.headers import encode_request_header
 from mpbroker.protocol.messages.api_versions import ApiVersionsResponse
+from mpbroker.protocol.messages.metadata import MetadataResponse
 from mpbroker.server.api_messages import error_answer as real_error_answer
+from mpbroker.server.api_messages import refusal, response_class
 from mpbroker.server.apis import APIS, advertised_versions
 from mpbroker.server.dispatcher import RequestDispatcher, ServedApi
 from mpbroker.server.request import CLOSE, Request
+
+# Their requests have no arrays, or their answers no errors.
+NO_ARRAYS = {ApiKey.API_VERSIONS}
 
 
 def dispatcher(handle=lambda request: b"answer", error_answer=None):
@@ -148,6 +153,26 @@ def test_a_malformed_request_closes_its_connection(caplog):
     assert answer is CLOSE
     assert "connection 7" in caplog.text and "12 bytes too many" in caplog.text
     assert made.errors == 0
+
+
+def test_a_request_with_too_many_elements_keeps_its_connection(caplog):
+    caplog.set_level("INFO")
+    answer, made = dispatched(TooManyElementsError("more than 7 elements"))
+    (row,) = MetadataResponse.decode(9, answer).topics
+    assert (row.error_code, row.name) == (ErrorCode.INVALID_REQUEST, "")
+    assert "connection 7" in caplog.text and "more than 7 elements" in caplog.text
+    assert made.errors == 0
+
+
+@pytest.mark.parametrize("key", [key for key in APIS if key not in NO_ARRAYS])
+def test_every_api_with_arrays_can_be_refused_without_a_decoded_request(key):
+    oldest, newest = APIS[key].versions
+    for version in range(oldest, newest + 1):
+        request = parse(encode_request_header(key, version, 1, None))
+        body = refusal(request, ErrorCode.INVALID_REQUEST)
+        assert body is not None, version
+        decoded = response_class(key).decode(version, memoryview(body))
+        assert "error_code=42" in repr(decoded).replace(repr(ErrorCode(42)), "42")
 
 
 def test_a_refusal_is_answered_with_its_code():

@@ -21,6 +21,8 @@ from mpbroker.spark import worker_python
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 600  # a loaded machine takes minutes to start Spark
+# For JVMs that live for a minute: the second compiler would take half of their CPU.
+QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 _DIE_WITH_US = (
     ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv") else []
@@ -58,6 +60,7 @@ def spark_environ(directory: Path) -> dict[str, str]:
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_LOCAL_DIRS": str(directory / "local"),
         "SPARK_DAEMON_MEMORY": "256m",
+        "JDK_JAVA_OPTIONS": QUICK_JAVA,
     }
 
 
@@ -123,6 +126,11 @@ class Cluster:
                         found.append(child)
         return found
 
+    def workers_that_ran(self) -> int:
+        """Return how many workers have run an executor."""
+        found = (self._directory / f"work{number}" for number in (0, 1))
+        return sum(any(each.glob("app-*")) for each in found)
+
     def close(self) -> None:
         """Kill all processes."""
         for process in reversed(self._running):
@@ -162,12 +170,12 @@ class Driver:
         self._environ, self.log = environ, log
         self.process: subprocess.Popen[bytes] | None = None
 
-    def ensure(self) -> subprocess.Popen[bytes]:
-        """Start it unless it runs."""
+    def ensure(self, *more: str) -> subprocess.Popen[bytes]:
+        """Start it unless it runs, with ``more`` arguments."""
         if self.process is None or self.process.poll() is not None:
             with self.log.open("ab") as out:
                 self.process = subprocess.Popen(
-                    [*_DIE_WITH_US, *self._command],
+                    [*_DIE_WITH_US, *self._command, *more],
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=out,
@@ -187,14 +195,14 @@ class Driver:
         return self.log.read_text()[-3000:]
 
     def finish(self) -> None:
-        """Run it until it has read all that is there now."""
-        # One that runs may have chosen its end before the last records came.
+        """Run it once more, until it has read all that is there now."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()  # it ends in good order
+            self.process.wait(PATIENCE_S)
         # Much is left: many batches, and on a loaded machine a minute for each try to
-        # start Python in the ten seconds that Spark gives it.
-        if self.process is not None:
-            self.process.wait(3 * PATIENCE_S)
-        # A run that a kill has hit may end with an error; the next one goes on.
+        # start Python in the ten seconds that Spark gives it. A run that a kill has hit
+        # may end with an error; the next one goes on.
         for _ in range(4):
-            if self.ensure().wait(3 * PATIENCE_S) == 0:
+            if self.ensure("--once").wait(3 * PATIENCE_S) == 0:
                 return
         raise AssertionError(self.tail())

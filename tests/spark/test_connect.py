@@ -7,7 +7,6 @@ kind, as those of the other tests have, may not begin one of Spark Connect.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import socket
 import subprocess
@@ -18,10 +17,10 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
+from tests.spark.cluster import has_java, spark_environ
 from tests.support.children import wait_until
 from tests.support.ports import reusable_port
 
-ROOT = Path(__file__).resolve().parents[2]
 DIE_WITH_US = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
 CLIENT = """
 import json, sys
@@ -65,25 +64,21 @@ found["written"] = rows(written)
 print(json.dumps(found))
 """
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [
+    pytest.mark.heavy,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(not has_java(), reason="Spark needs Java, and there is none"),
+]
 
 
 @pytest.fixture
 def environ(tmp_path: Path) -> dict[str, str]:
-    return {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "PYSPARK_PYTHON": sys.executable,
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_LOCAL_DIRS": str(tmp_path),
-    }
+    return spark_environ(tmp_path) | {"SPARK_DAEMON_MEMORY": "768m"}  # the server's
 
 
 @pytest.fixture
 def address(environ: dict[str, str], tmp_path: Path) -> Iterator[str]:
     """Run a server of Spark Connect on loopback; give its address."""
-    if shutil.which("java") is None and not os.environ.get("JAVA_HOME"):
-        pytest.skip("Spark needs Java 17 or newer, and there is none")
     import pyspark
 
     port = reusable_port()
@@ -93,6 +88,7 @@ def address(environ: dict[str, str], tmp_path: Path) -> Iterator[str]:
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "2",
         "spark.sql.warehouse.dir": str(tmp_path / "warehouse"),
         "spark.ui.enabled": "false",
     }

@@ -14,11 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpbroker.spark.pipeline.decode import UNTAKEN_MAX, Decoder
+from mpbroker.spark.pipeline.decode import Decoder
 from mpbroker.spark.pipeline.description import Table, ValueFormat, parse
 from mpbroker.spark.pipeline.errors import PipelineError
 from mpbroker.spark.pipeline.schemas.avro import fields_of as avro_fields
 from mpbroker.spark.pipeline.schemas.columns import HEADERS, TYPES
+from mpbroker.spark.pipeline.schemas.field_names import UNTAKEN_MAX
 from mpbroker.spark.pipeline.staging import BAD, ROWS, SEEN, UNTAKEN, Stager
 
 FIELDS = {
@@ -143,6 +144,36 @@ def test_a_task_tells_which_fields_no_column_takes(fields, tmp_path):
     many = [b'{"n":1,"id-%d":1}' % number for number in range(1_000)]
     [names] = untaken(*many)
     assert names == sorted(f"id-{number}" for number in range(UNTAKEN_MAX))
+
+
+NESTED = {
+    "from": "struct<airport: string, gate: struct<wing: string, nmuber: int>>",
+    "legs": "array<struct<to: string, tial: string>>",
+    "crew": "map<string, struct<name: string, rank: int>>",
+    "extra": "json<struct<seats: int, class: string>>",
+    "plan": "struct<a: int>",
+}
+
+
+@pytest.mark.parametrize("more", [{}, {"_": "json"}])
+def test_fields_inside_of_others_are_seen_and_missed_as_well(more):
+    # "json" is a type that Arrow's parser does not read: the other way is taken.
+    decoder = Decoder(ValueFormat("json", NESTED | more), with_headers=False)
+    document = {
+        "from": {"airport": "EWR", "gate": {"wing": "A", "number": 5}},
+        "legs": [{"to": "IAH"}, {"to": None, "tail": "N1"}],
+        "crew": {"7": {"name": "x", "sex": "f"}},
+        "extra": '{"seats":1,"pitch":2}',  # JSON inside of text is not looked into
+        "plan": None,
+    }
+    nothing = b'{"legs":[],"crew":{},"from":{"airport":null}}'
+    values = [None, nothing, orjson.dumps(document), b'{"crew":"no map","plan":{}}']
+    assert decoder.decode(batch_of(values)).rows.num_rows == 3
+    assert decoder.untaken == {"from.gate.number", "legs[].tail", "crew[].sex"}
+    assert decoder.seen == {
+        *("from", "from.airport", "from.gate", "from.gate.wing"),
+        *("legs", "legs[].to", "crew", "crew[].name", "extra", "extra.seats"),
+    }
 
 
 def test_what_does_not_fit_is_set_aside_with_the_field_and_the_value():

@@ -6,6 +6,7 @@ an aborted one, in a gap that compaction left. Its rows are those of a whole rea
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from itertools import combinations
@@ -170,3 +171,22 @@ def test_every_range_has_the_rows_that_a_whole_read_has_there(bootstrap, filled)
                 for offset in batch.column("offset").to_pylist()
             ]
             assert rows == [each for each in whole if start <= each < stop], range_
+
+
+@pytest.mark.timeout(900)
+def test_a_query_shows_the_rows_of_ranges_that_end_unseen(read, bootstrap, filled):
+    for level in LEVELS:
+        whole = offsets_seen(bootstrap, filled, level)
+        end = end_of(parse(bootstrap, filled, level))
+        hidden = sorted(set(range(end)) - set(whole))
+        # Alone, up to it, and from it on: what is behind it is in the same answers.
+        last = random.choice(hidden[:-1])
+        for start, stop in ((last, last + 1), (0, last + 1), (last, end)):
+            frame = read(
+                subscribe=filled,
+                startingOffsets=json.dumps({filled: {"0": start}}),
+                endingOffsets=json.dumps({filled: {"0": stop}}),
+                **{"kafka.isolation.level": level},
+            ).load()
+            rows = sorted(row.offset for row in frame.select("offset").collect())
+            assert rows == [each for each in whole if start <= each < stop], last

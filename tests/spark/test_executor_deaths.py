@@ -10,27 +10,27 @@ MPBROKER_SPARK_KILLS=0 leaves it out, as it does `test_kills`.
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import textwrap
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
 
+from tests.spark.cluster import has_java, spark_environ
 from tests.spark.topic_records import topic_records
 from tests.support.promises import promised
 
 pytestmark = [
+    pytest.mark.heavy,
     pytest.mark.timeout(1800),
+    pytest.mark.skipif(not has_java(), reason="Spark needs Java, and there is none"),
     pytest.mark.skipif(
         os.environ.get("MPBROKER_SPARK_KILLS") == "0", reason="MPBROKER_SPARK_KILLS=0"
     ),
 ]
 
-ROOT = Path(__file__).resolve().parents[2]
 ROWS = 2_000
 
 DRIVER = """
@@ -88,7 +88,7 @@ DRIVER = """
 
     spark = session(
         "deaths",
-        master="local-cluster[2,1,512]",
+        master="local-cluster[1,2,512]",
         config={
             "spark.executor.memory": "512m",
             "spark.driver.host": "127.0.0.1",
@@ -117,8 +117,6 @@ DRIVER = """
 
 
 def test_a_killed_executors_rows_are_there_once(bootstrap, make_topic, tmp_path):
-    if shutil.which("java") is None and not os.environ.get("JAVA_HOME"):
-        pytest.skip("Spark needs Java 17 or newer, and there is none")
     source, target = make_topic(partitions=2), make_topic()
     producer = Producer({"bootstrap.servers": bootstrap})
     for number in range(ROWS):
@@ -133,14 +131,7 @@ def test_a_killed_executors_rows_are_there_once(bootstrap, make_topic, tmp_path)
         capture_output=True,
         text=True,
         timeout=1700,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "PYSPARK_PYTHON": sys.executable,
-            "SPARK_LOCAL_IP": "127.0.0.1",
-            "SPARK_LOCAL_DIRS": str(tmp_path / "local"),
-            "SPARK_WORKER_DIR": str(tmp_path / "work"),
-        },
+        env={**spark_environ(tmp_path), "SPARK_WORKER_DIR": str(tmp_path / "work")},
     )
     assert driver.returncode == 0, driver.stderr[-3000:]
     half_sent = (tmp_path / "half-sent").read_text().split()

@@ -316,6 +316,7 @@ def test_sigterm_stops_a_pipeline_as_ctrl_c_does(monkeypatch):
         signal.signal(signal.SIGTERM, before)
 
 
+@pytest.mark.heavy
 def test_the_runner_is_a_script_for_spark_submit(bootstrap, make_topic, tmp_path):
     if shutil.which("java") is None and not os.environ.get("JAVA_HOME"):
         pytest.skip("Spark needs Java 17 or newer, and there is none")

@@ -37,6 +37,15 @@ def test_fields_that_were_null_in_all_rows_are_named():
     )
 
 
+def test_of_a_field_that_was_always_null_those_inside_are_not_named():
+    progress = Progress("flights", io.StringIO(), rows=5)
+    progress.fields.update(["a", "a.b", "c", "c[].d", "c[].d.e", "f", "f.g", "ab"])
+    progress.seen.update(["f", "c", "ab"])
+    progress.say_nulls()
+    said = progress.out.getvalue()
+    assert said.startswith("flights: null in all 5 rows: a, c[].d, f.g (do")
+
+
 def test_fields_that_no_column_takes_are_named_and_no_more_than_some():
     def said(*untaken):
         progress = Progress("flights", io.StringIO(), fields={"n"}, seen={"n"})

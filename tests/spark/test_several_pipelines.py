@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import threading
 from pathlib import Path
 
@@ -108,6 +110,7 @@ def test_one_that_fails_does_not_stop_the_others(
     assert "checkpoint-two' is that of" in errors["shared.toml"]
     assert "no request in" in errors["report.toml"]
     assert b"6 of 8 pipelines failed" in err
+    assert b"bad: failed: " in err
 
 
 def test_the_code_is_that_of_the_failure_which_another_try_may_help_best(
@@ -173,7 +176,7 @@ def test_ctrl_c_stops_all(own_session, topic, describe, monkeypatch):
         if timeout == runner._LOOK_S and not interrupted:
             committed.wait(600)  # both have written a batch
             interrupted.append(1)
-            raise KeyboardInterrupt
+            os.kill(os.getpid(), signal.SIGINT)
         join(thread, timeout)
 
     monkeypatch.setattr(runner._Run, "go", watched)

@@ -7,6 +7,7 @@ import datetime
 import decimal
 import io
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import pytest
 from confluent_kafka import Producer
 from deltalake import write_deltalake
 
+import mpbroker.spark
 from mpbroker.cli import main
 from mpbroker.cli.exit_codes import ExitCode
 from mpbroker.cli.spark import sql as command
@@ -31,6 +33,7 @@ from mpbroker.spark.sql_query import (
     sql,
 )
 from tests.spark import lakes
+from tests.spark.cluster import QUICK_JAVA
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -325,24 +328,34 @@ def test_rows_become_a_picture(shown, tmp_path):
     assert not one.exists()
 
 
-def test_the_command_is_quiet_and_its_exit_code_tells(put, bootstrap, make_topic):
+@pytest.mark.heavy
+def test_the_command_is_quiet(put, bootstrap, make_topic):
     topic = make_topic()
     put(topic, map(orjson.dumps, FLIGHTS))
-    run = [sys.executable, "-m", "mpbroker", "sql", "-b", bootstrap]
     query = f"select carrier, count(*) n from `{topic}` group by 1 order by 1"
     done = subprocess.run(
-        [*run, query, "--master", "local[1]"],
+        [
+            *(sys.executable, "-m", "mpbroker", "sql", "-b", bootstrap, query),
+            *("--master", "local[1]"),
+        ],
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
+        env={**os.environ, "JDK_JAVA_OPTIONS": QUICK_JAVA},
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "carrier  n\nAA       2\nUA       1\n"
-    done = subprocess.run(
-        [*run, f"select * from `{topic}-not`", "--master", "local[1]"],
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-    )
-    assert (done.returncode, done.stdout) == (ExitCode.NOT_FOUND, "")
-    assert done.stderr.count("\n") == 1
+
+
+def test_no_such_topic_is_one_line_and_an_exit_code(
+    spark, bootstrap, make_topic, monkeypatch, capfdbinary
+):
+    monkeypatch.setattr(mpbroker.spark, "session", lambda *_, **__: spark)
+    monkeypatch.setattr(type(spark), "stop", lambda _: None)
+    try:
+        code = main(["sql", "-b", bootstrap, f"select * from `{make_topic()}-not`"])
+    finally:
+        spark.sparkContext.setLogLevel("ERROR")
+    out, err = capfdbinary.readouterr()
+    assert (code, out) == (ExitCode.NOT_FOUND, b"")
+    assert err.count(b"\n") == 1

@@ -40,6 +40,7 @@ def topic_records(
             "enable.auto.commit": False,
             "enable.partition.eof": True,
             "isolation.level": isolation,
+            "fetch.wait.max.ms": 20,  # it is asked at the end, where nothing comes
         }
     )
     consumer.assign([TopicPartition(topic, partition, 0)])

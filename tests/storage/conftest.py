@@ -76,7 +76,8 @@ def start(table: PartitionTable, tmp_path: Path) -> Start:
             directory.know_logs(logs)
             directory.know_topics({t.name: t.topic_id for t in topics.topics()})
         manager = LogManager(directories, table, topics)
-        manager.lacks_directory = len(directories) < len(paths)
+        is_short = len(directories) < len(paths)
+        manager.lacks_directory = lambda: is_short
         return Broker(manager, LogUpkeep(manager, topics, LogCleaner()), directories)
 
     return start_it

@@ -5,6 +5,7 @@ import itertools
 import os
 import random
 import signal
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -494,3 +495,20 @@ def test_readers_of_other_processes_never_see_half_a_change(open_log: OpenLog) -
             apply_retention(log, 0)
         assert log.lookup.latest() == 751
         assert [reader.wait() for reader in readers] == [0, 0]
+
+
+def test_a_batch_that_inflates_is_walked_one_record_at_a_time(open_log, monkeypatch):
+    """10 KB can be ten million records, which took 250 bytes of memory each."""
+    monkeypatch.setattr(compaction, "new_key_map", KeyMap)  # Python's own walk
+    log = open_log(cleanup_policy=("compact",), segment_bytes=1 << 20)
+    log.append(batch(*[(b"k", b"")] * 100_000, codec=Codec.GZIP), now_ms=1)
+    log.append(batch((b"k", b"last")), now_ms=1)
+    roll(log)
+    tracemalloc.start()
+    try:
+        compact(log)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert [value for _, _, value in records(log)] == [b"last"]
+    assert peak < 12_000_000

@@ -2,10 +2,13 @@
 
 import itertools
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mpbroker.protocol.records.record_batch import RecordBatchBuilder
+from mpbroker.base.storage_errors import LookupLimitError
+from mpbroker.protocol.records.record_batch import Codec, RecordBatchBuilder
+from mpbroker.storage.log.log_lookup import LookupBudget
 from tests.storage.batches import Validated, validated
 from tests.storage.conftest import OpenLog
 
@@ -34,6 +37,22 @@ def test_the_newest_record_may_be_in_a_batch_whose_first_ones_are_deleted(
     assert log.lookup.max_timestamp() == (4, 65)
     log.delete_records(5)
     assert log.lookup.max_timestamp() is None
+
+
+def test_a_budget_is_charged_for_what_records_inflate_to(open_log: OpenLog) -> None:
+    log = open_log()
+    for timestamp in (1, 2):
+        builder = RecordBatchBuilder(Codec.GZIP)
+        builder.append(timestamp, None, bytes(100_000))
+        log.append(validated(builder.build()), now_ms=1)
+    budget = LookupBudget(150_000)
+    assert log.lookup.offset_for_timestamp(2, budget) == (1, 2)
+    assert 49_000 < budget.left < 50_000
+    assert log.lookup.max_timestamp(budget) == (1, 2)  # the last one may exceed it
+    assert log.lookup.offset_for_timestamp(3, budget) is None  # by the index alone
+    with pytest.raises(LookupLimitError):
+        log.lookup.offset_for_timestamp(1, budget)
+    assert log.lookup.offset_for_timestamp(1) == (0, 1)
 
 
 @settings(

@@ -424,7 +424,7 @@ def test_who_looks_after_what_nobody_has_touched_makes_nothing(
     assert points == {("t", 1): 1}
 
 
-def test_each_log_that_is_opened_or_deleted_is_a_step(
+def test_each_use_of_a_log_and_each_deletion_is_a_step(
     start: Start, topics: Topics
 ) -> None:
     topic = topics.create("t", 3)
@@ -436,11 +436,16 @@ def test_each_log_that_is_opened_or_deleted_is_a_step(
         topics,
         step=lambda: steps.append(None),
     )
-    for partition in range(3):
-        manager.log(topic, partition)
-        assert len(steps) == partition + 1
+    for _ in range(2):  # whether it is opened or is open already
+        for partition in range(3):
+            before = len(steps)
+            manager.log(topic, partition)
+            assert len(steps) == before + 1
+            manager.look(topic, partition)
+            assert len(steps) > before + 1
+    before = len(steps)
     manager.delete_topic(topic)
-    assert len(steps) == 6
+    assert len(steps) == before + 3
     broker.die()
 
 

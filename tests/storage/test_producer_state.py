@@ -20,7 +20,11 @@ from mpbroker.storage.files.txn_index import ENTRY_BYTES
 from mpbroker.storage.log import log_loader
 from mpbroker.storage.log.log_loader import LoadHints
 from mpbroker.storage.log.partition_log import PartitionLog
-from mpbroker.storage.producers import producer_recall, producer_replay
+from mpbroker.storage.producers import (
+    producer_recall,
+    producer_replay,
+    producer_state,
+)
 from mpbroker.storage.producers.producer_replay import parse_marker, replay_range
 from mpbroker.storage.producers.producer_snapshot import (
     decode_snapshot,
@@ -472,3 +476,38 @@ def test_batches_that_are_none_are_corruption_few_or_many(
         replayed(tmp_path / "log", len(data))
     with pytest.raises(CorruptLogError):
         replayed(tmp_path / "log", first - 1)
+
+
+def test_a_partition_forgets_the_oldest_of_too_many_producers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(producer_state, "MAX_PRODUCERS", 32)
+    state = ProducerState()
+
+    def write(producer_id: int, offset: int, transactional: int = 0) -> None:
+        # Timestamps are the clients', and say nothing about the order.
+        sent = AppendedBatch(0, 0, offset, offset, 1_000_000 - offset)
+        state.apply(producer_id, 0, sent, transactional)
+
+    for producer_id in range(32):
+        write(producer_id, producer_id, transactional=producer_id == 0)
+    write(1, 32)
+    assert len(state.entries) == 32
+    write(32, 33)
+    assert sorted(state.entries) == [0, 1, *range(4, 33)]
+    assert state.ongoing == {0: 0}
+    end = producer_state.EndTransactionMarker(1, 0, 34, 0)
+    write(33, 35)
+    state.apply_marker(34, 0, end)
+    assert len(state.entries) == 31
+    assert state.check(2, 0, 5, 5, 0) is None  # as an expired one: any sequence
+
+
+def test_a_partition_with_open_transactions_alone_forgets_no_producer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(producer_state, "MAX_PRODUCERS", 16)
+    state = ProducerState()
+    for offset in range(20):
+        state.apply(offset, 0, AppendedBatch(0, 0, offset, offset, 0), 1)
+    assert len(state.entries) == len(state.ongoing) == 20

@@ -14,14 +14,22 @@ from mpbroker.metadata.meta_properties import (
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.storage.cleaning.replica_moves import ReplicaMoves
+from mpbroker.storage.files import checkpoints
+from mpbroker.storage.files.checkpoints import checkpoints_locked
 from mpbroker.storage.files.log_files import LOG_DIRECTORIES_FILE
 from mpbroker.storage.log_manager import LogManager
 from mpbroker.storage.used_directories import (
+    LostDirectories,
+    NotForgottenError,
+    UsedDirectory,
+    forget,
     look_at_start,
     lost_directories,
     may_lack_partitions,
     note_use,
     refresh,
+    use_noted,
+    used_directories,
 )
 from tests.storage.batches import read_all
 from tests.storage.broker_rig import Broker, Start, Topics
@@ -86,12 +94,118 @@ def test_an_empty_disk_in_the_place_of_another_is_told_from_it(
     look_at_start(paths, paths)
     assert lost_directories(paths) == {before: other}
     (told,) = caplog.messages
-    assert other in told and before in told and f"{home}/{LOG_DIRECTORIES_FILE}" in told
+    assert other in told and before in told and "mpbroker log-dirs forget" in told
     # As an operator is told to do.
-    file = Path(home) / LOG_DIRECTORIES_FILE
-    kept = [line for line in file.read_text().splitlines() if before not in line]
-    file.write_text("\n".join(kept))
+    assert forget(home, other) == UsedDirectory(before, other, False)
     assert not may_lack_partitions(paths)
+
+
+# -- directories that are given up -----------------------------------------------------
+
+
+def test_a_directory_is_given_up_by_its_path_or_its_id(
+    paths: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    home, other, third = paths
+    note_use(home, other)
+    note_use(home, third)
+    ids = id_of(other), id_of(third)
+    shutil.rmtree(other)
+    shutil.rmtree(third)
+    are_lost = LostDirectories([home])
+    assert are_lost()
+    forget(home, ids[0])
+    assert are_lost()
+    forget(home, f"{third}/")
+    assert not are_lost()
+    assert used_directories(home) == []
+    refresh([home])
+    assert len(caplog.messages) == 2
+    for told, path, id_ in zip(caplog.messages, (other, third), ids, strict=True):
+        assert path in told and id_ in told
+    caplog.clear()
+    look_at_start([home], [home])
+    refresh([home])
+    assert caplog.messages == []
+    assert not may_lack_partitions([home])
+
+
+def test_what_cannot_be_given_up_is_refused(paths: list[str]) -> None:
+    home, other, _ = paths
+    note_use(home, other)
+    before = (Path(home) / LOG_DIRECTORIES_FILE).read_bytes()
+    with pytest.raises(NotForgottenError, match=r"is there, with directory\.id="):
+        forget(home, other)
+    for unknown in ("/nowhere", home, "", "~"):
+        with pytest.raises(NotForgottenError, match=f"these are, .*: {other}"):
+            forget(home, unknown)
+    assert (Path(home) / LOG_DIRECTORIES_FILE).read_bytes() == before
+    Path(other).rename(f"{other}2")
+    forget(home, other)
+    with pytest.raises(NotForgottenError, match=r"these are, .*: none"):
+        forget(home, other)
+
+
+def test_one_of_two_directories_of_one_place_is_given_up_by_its_id(
+    paths: list[str],
+) -> None:
+    home, other, _ = paths
+    ids = []
+    for _ in range(2):
+        note_use(home, other)
+        ids.append(id_of(other))
+        shutil.rmtree(other)
+        open_data_directories(paths, 1)
+    with pytest.raises(NotForgottenError, match="name one by its directory"):
+        forget(home, other)
+    forget(home, ids[0])
+    assert [*lost_directories(paths)] == ids[1:]
+
+
+def test_a_directory_that_comes_back_has_no_say_in_what_has_begun_anew(
+    paths: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    home, other, _ = paths
+    for name in ("anew-0", "only-here-0"):
+        use(other, name)
+    refresh(paths)
+    key = id_of(other)
+    Path(other).rename(f"{other}2")
+    forget(home, other)
+    use(home, "anew-0")
+    Path(f"{other}2").rename(other)
+    look_at_start(paths, paths)
+    assert (Path(other) / "only-here-0").is_dir()
+    assert (Path(home) / "anew-0").is_dir()
+    (stray,) = Path(other).glob("anew-0*")
+    assert stray.name.endswith("-stray")
+    assert any("anew-0" in told and stray.name in told for told in caplog.messages)
+    assert used_directories(home) == [UsedDirectory(key, other, True)]
+    look_at_start(paths, paths)
+    assert (Path(other) / "only-here-0").is_dir()
+
+
+def test_whoever_gives_up_a_directory_may_be_killed_at_any_line(
+    paths: list[str],
+) -> None:
+    home, other, _ = paths
+    files = ("mpbroker/storage/used_directories.py",)
+    note_use(home, other)
+    lost = {id_of(other): other}
+    shutil.rmtree(other)
+    file = Path(home) / LOG_DIRECTORIES_FILE
+    before = file.read_bytes()
+    lines = children.lines_of(lambda: forget(home, other), files)
+    assert lost_directories([home]) == {}
+    for number in range(1, lines + 1):
+        file.write_bytes(before)
+
+        def work(number: int = number) -> None:
+            children.kill_at_line(number, files)
+            forget(home, other)
+
+        Child(work).wait()
+        assert lost_directories([home]) in ({}, lost)
 
 
 def test_a_disk_that_has_failed_stays_in_the_file(
@@ -126,7 +240,7 @@ def started(start: Start, topics: Topics, paths: list[str]) -> Broker:
     """Start a broker as ProcessParts does."""
     broker = start(topics, *(Path(path).name for path in paths))
     look_at_start(paths, paths)
-    broker.manager.lacks_directory = may_lack_partitions(paths)
+    broker.manager.lacks_directory = LostDirectories(paths)
     return broker
 
 
@@ -163,6 +277,28 @@ def test_a_partition_of_a_lost_directory_is_refused_at_once(
     known = known.again()
     broker = started(start, known, [home, other])
     assert read_all(broker.manager.log("t", 0)) == expected(1)
+    broker.stop()
+
+
+def test_a_partition_of_a_directory_that_is_given_up_begins_anew(
+    start: Start, topics: Topics, paths: list[str]
+) -> None:
+    """In a broker that runs, too."""
+    home, other, _ = paths
+    topics.create("t")
+    for number in range(3):
+        use(home, f"full-{number}")
+    broker = started(start, topics, [home, other])
+    fill(broker.manager.log("t", 0), 0, 1)
+    broker.die()
+    Path(other).rename(f"{other}2")
+    known = topics.again()
+    broker = started(start, known, [home])
+    assert refused(broker.manager, known) == ErrorCode.KAFKA_STORAGE_ERROR
+    forget(home, other)
+    assert read_all(broker.manager.log("t", 0)) == []
+    fill(broker.manager.log("t", 0), 0, 2)
+    assert read_all(broker.manager.log("t", 0)) == expected(2)
     broker.stop()
 
 
@@ -203,3 +339,15 @@ def test_a_writer_may_be_killed_at_any_line(paths: list[str]) -> None:
         assert lost_directories([home]) in (before, after)
         note_use(home, empty)
         assert lost_directories([home]) == after
+
+
+def test_a_lock_that_is_held_for_too_long_is_not_waited_for(paths, monkeypatch):
+    """A stopped housekeeper had it; a handler waited with the requests of all."""
+    monkeypatch.setattr(checkpoints, "LOCK_PATIENCE_S", 0.0)
+    with checkpoints_locked(paths[0]):
+        with pytest.raises(BlockingIOError), checkpoints_locked(paths[0]):
+            pytest.fail("two have the lock")
+        with use_noted(paths[0], paths[1]):
+            use(paths[1])  # the partition is made all the same
+    with checkpoints_locked(paths[0]):
+        pass

@@ -18,10 +18,16 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import uuid
 from base64 import urlsafe_b64encode
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
+
+import jwt
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from tests.client import certificates
 from tests.support.fetch_clients import JAVA_DIR, fetch_java_tools
@@ -56,7 +62,8 @@ controller.listener.names=CONTROLLER
 listener.security.protocol.map=CONTROLLER:PLAINTEXT,{protocol_map}
 inter.broker.listener.name=PLAINTEXT
 ssl.keystore.type=PEM
-ssl.keystore.location={identity}
+ssl.keystore.key={key}
+ssl.keystore.certificate.chain={chain}
 sasl.enabled.mechanisms={mechanisms}
 delegation.token.secret.key=a secret of tests
 log.dirs={data_dir}
@@ -72,7 +79,11 @@ group.consumer.session.timeout.ms=1500
 group.consumer.min.heartbeat.interval.ms=100
 group.consumer.heartbeat.interval.ms=100
 offsets.topic.num.partitions=5
+transaction.abort.timed.out.transaction.cleanup.interval.ms=200
 """
+
+ISSUER, AUDIENCE = "https://issuer.test", "tests"  # of the tokens that token() makes
+_KEY_ID: Final = "tests"
 
 
 def java_command(
@@ -93,6 +104,30 @@ def java_command(
     ]
 
 
+def one_line(pem: str) -> str:
+    """Return PEM text as a continued line of a properties file has it: with blanks."""
+    return " ".join(pem.split("\n"))
+
+
+def write_jwks(path: Path) -> str:
+    """Write the key of token() where a broker reads it; return the broker's setting."""
+    key = load_pem_private_key(certificates.BROKER_KEY.encode(), None)
+    assert isinstance(key, EllipticCurvePrivateKey)
+    public = json.loads(jwt.algorithms.ECAlgorithm.to_jwk(key.public_key()))
+    path.write_text(json.dumps({"keys": [{**public, "kid": _KEY_ID, "alg": "ES256"}]}))
+    return f"file://{path}"
+
+
+def token(**claims: object) -> bytes:
+    """Return a signed token for `USER`, good for an hour; None leaves a claim out."""
+    now_s = int(time.time())
+    all_claims = {"sub": USER, "iss": ISSUER, "aud": AUDIENCE}
+    all_claims |= {"iat": now_s, "exp": now_s + 3600} | claims
+    kept = {name: value for name, value in all_claims.items() if value is not None}
+    headers = {"kid": _KEY_ID}
+    return jwt.encode(kept, certificates.BROKER_KEY, "ES256", headers).encode()
+
+
 class ApacheKafka:
     """One Kafka node in its own process; usable as a context manager.
 
@@ -101,6 +136,7 @@ class ApacheKafka:
         heap: the size of the JVM's heap.
         properties: further settings, one a line.
         jars: where the Kafka is.
+        jvm: further arguments of its JVM.
     """
 
     def __init__(
@@ -110,9 +146,11 @@ class ApacheKafka:
         heap: str = "1g",
         properties: str = "",
         jars: Path = JAVA_DIR,
+        jvm: Sequence[str] = (),
     ) -> None:
         self.data_dir = data_dir
         self._jars = jars
+        self._jvm = jvm
         self._further = properties
         self.log_path = data_dir.with_name(data_dir.name + ".kafka.log")
         self.bootstrap = ""
@@ -133,6 +171,7 @@ class ApacheKafka:
             "kafka.Kafka", str(properties), heap=self._heap, jars=self._jars
         )
         command.remove("-XX:TieredStopAtLevel=1")
+        command[1:1] = self._jvm
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
@@ -159,8 +198,6 @@ class ApacheKafka:
             self.listeners = {
                 name: f"127.0.0.1:{reusable_port()}" for name in PROTOCOLS
             }
-        identity = self.data_dir.with_name(self.data_dir.name + ".pem")
-        identity.write_text(certificates.BROKER_KEY + certificates.BROKER)
         properties = self.data_dir.with_name(self.data_dir.name + ".properties")
         lines = [
             _PROPERTIES.format(
@@ -168,7 +205,8 @@ class ApacheKafka:
                 protocol_map=",".join(f"{name}:{name}" for name in PROTOCOLS),
                 controller_port=reusable_port(),
                 data_dir=self.data_dir,
-                identity=identity,
+                key=one_line(certificates.BROKER_KEY),
+                chain=one_line(certificates.BROKER),
                 mechanisms=",".join(_MECHANISMS),
             )
         ]
@@ -217,6 +255,26 @@ class ApacheKafka:
         self.stop()
 
 
+def kafka_to_ask(directory: Path) -> ApacheKafka:
+    """Return a node with ACLs, on whose SASL_SSL listener the tokens of token() count.
+
+    tests/compat/test_met_by_outsiders.py sets up a broker of ours in the same way.
+    """
+    url = write_jwks(directory / "jwks.json")
+    properties = f"""\
+authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
+super.users=User:ANONYMOUS
+allow.everyone.if.no.acl.found=true
+sasl.oauthbearer.jwks.endpoint.url={url}
+sasl.oauthbearer.expected.issuer={ISSUER}
+sasl.oauthbearer.expected.audience={AUDIENCE}
+listener.name.sasl_ssl.oauthbearer.sasl.server.callback.handler.class=\
+  {_MODULES}.oauthbearer.OAuthBearerValidatorCallbackHandler
+"""
+    allowed = f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={url}"
+    return ApacheKafka(directory / "data", properties=properties, jvm=[allowed])
+
+
 def main() -> None:
     if reason := fetch_java_tools():
         sys.exit(reason)
@@ -224,7 +282,7 @@ def main() -> None:
     arguments = sys.argv[1:]
     with tempfile.TemporaryDirectory() as scratch:
         if arguments[:1] == ["--test"]:
-            with ApacheKafka(Path(scratch, "data")) as kafka:
+            with kafka_to_ask(Path(scratch)) as kafka:
                 sys.exit(_run_tests(kafka, arguments[1:]))
         data_dir = Path(arguments[0] if arguments else f"{scratch}/data")
         with ApacheKafka(data_dir) as kafka:

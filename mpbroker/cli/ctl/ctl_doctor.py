@@ -109,6 +109,14 @@ def _check_broker(state: dict[str, Any]) -> Iterator[Finding]:
                 f" {child['last_exit']}",
                 "mpbroker ctl blackbox shows its last events",
             )
+    for path in state.get("offline_log_dirs", ()):  # an older version has none
+        yield Finding(
+            FAIL,
+            path,
+            "offline: it is not there, or cannot be read; its partitions are refused",
+            "bring it back, and start the broker again; or give it up: take it out of"
+            " log.dirs, and call mpbroker log-dirs forget",
+        )
     for topic, partition in state["offline"]:
         yield Finding(
             FAIL,

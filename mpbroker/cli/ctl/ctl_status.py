@@ -21,6 +21,7 @@ from mpbroker.inspect.cluster_figures import cluster_figures
 from mpbroker.inspect.process_state import is_running, process_state
 from mpbroker.inspect.remote_figures import remote_figures
 from mpbroker.storage.full_directories import full_directories
+from mpbroker.storage.offline_directories import offline_directories
 
 
 def json_option(command: CommandT) -> CommandT:
@@ -115,6 +116,7 @@ def status_without_supervisor(
         names = names_of_rows(view, found.state["log_dirs"][0])
         state["power_cut"] = view.power_cut(view.rows_in_use(), names, None)
         state["full"] = full_directories(view.control, found.state["log_dirs"])
+        state["offline_log_dirs"] = offline_directories(view.control, found.state)
     state["remote"] = remote_figures(found.state)
     state["cluster"] = cluster_figures(found.state)
     state["limits"] = found.state.get("limits", {})
@@ -183,6 +185,8 @@ def _print_status(state: dict[str, Any]) -> None:
     unnamed = state.get("offline_partitions", 0) - len(state.get("offline", ()))
     if unnamed > 0:
         print(f"  OFFLINE      and {unnamed} more")
+    for path in state.get("offline_log_dirs", ()):
+        print(f"  OFFLINE      {path}: its partitions are refused; see the log")
     for path in state.get("full", ()):
         print(f"  FULL         {path}: appends are refused until there is room")
     print()

@@ -33,7 +33,13 @@ from mpbroker.client.admin.config_admin import (
     describe_configs,
 )
 from mpbroker.client.cluster import Cluster
-from mpbroker.producer import Producer, ProducerError, RecordFuture, RetriableError
+from mpbroker.producer import (
+    Producer,
+    ProducerError,
+    RecordFuture,
+    RetriableError,
+    SerializationError,
+)
 from mpbroker.producer.config import PRODUCER_CONFIG
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.records.compression import Codec
@@ -61,6 +67,8 @@ _LEVELS: Final = tuple(
 )
 
 Header = tuple[str, bytes | None]
+# Of a record: its future, or the error with which it was refused at once.
+_Outcome = RecordFuture | ProducerError
 
 _HELP = """\
 Write records to a topic: one for each line of standard input, or one for each FILE.
@@ -316,7 +324,7 @@ class _Sender:
         self._error: ProducerError | None = None  # the first one
         self._is_stopped = False  # an error would meet all later messages, too
         # Messages sent together, with the number of the first one in the input.
-        self._pending: deque[tuple[int, list[RecordFuture]]] = deque()
+        self._pending: deque[tuple[int, list[_Outcome]]] = deque()
 
     def send_whole(self, files: Sequence[Path], count: int | None) -> None:
         """Send each file as one message."""
@@ -324,6 +332,7 @@ class _Sender:
             try:
                 message = path.read_bytes()
             except OSError as error:
+                self._end()
                 raise CliError(f"{path}: {(error.strerror or '').lower()}") from error
             self._send([message])
         self._end()
@@ -358,18 +367,11 @@ class _Sender:
         now_ms = int(time.time() * 1000)
         record_of, send = self._rules.record, self._producer.send
         topic, partition, fixed = self._topic, self._partition, self._headers
-        futures: list[RecordFuture] = []
+        outcomes: list[_Outcome] = []
         for message in messages:
             try:
                 key, value, headers, timestamp_ms = record_of(message)
-            except ValueError as error:
-                self._pending.append((self._sent + 1, futures))
-                self._sent += len(futures)
-                number = self._sent + 1
-                self._end()
-                raise CliError(f"line {number} is not sent: {error}") from None
-            futures.append(
-                send(
+                outcome: _Outcome = send(
                     topic,
                     value,
                     key,
@@ -377,11 +379,15 @@ class _Sender:
                     partition=partition,
                     timestamp_ms=now_ms if timestamp_ms is None else timestamp_ms,
                 )
-            )
-        self._pending.append((self._sent + 1, futures))
-        self._sent += len(futures)
-        self._progress.add(len(futures), sum(map(len, messages)))
-        while self._pending and all(future.done() for future in self._pending[0][1]):
+            except ValueError as error:
+                outcome = SerializationError(str(error))
+            except ProducerError as error:
+                outcome = error
+            outcomes.append(outcome)
+        self._pending.append((self._sent + 1, outcomes))
+        self._sent += len(outcomes)
+        self._progress.add(len(outcomes), sum(map(len, messages)))
+        while self._pending and all(map(_is_done, self._pending[0][1])):
             self._settle(*self._pending.popleft())
         if self._is_stopped:
             self._end()
@@ -410,23 +416,23 @@ class _Sender:
             text += "; what follows them in the input was not sent"
         raise CliError(text, _exit_code(self._error))
 
-    def _settle(self, first: int, futures: Sequence[RecordFuture]) -> None:
+    def _settle(self, first: int, outcomes: Sequence[_Outcome]) -> None:
         """Count the written records; name those that could not be written at once.
 
         The messages behind them are sent, unless they would fail in the same way.
 
         Args:
             first: the first record's number in the input, from 1 on.
-            futures: the outcome of each record.
+            outcomes: the outcome of each record.
         """
         failed: dict[str, list[int]] = {}
         errors: list[ProducerError] = []
-        for number, future in enumerate(futures, first):
-            error = future.exception()
+        for number, outcome in enumerate(outcomes, first):
+            error = _error_of(outcome)
             if error is not None:
                 failed.setdefault(str(error), []).append(number)
                 errors.append(error)
-        self.written += len(futures) - len(errors)
+        self.written += len(outcomes) - len(errors)
         self._failed += len(errors)
         self._error = self._error or next(iter(errors), None)
         self._is_stopped |= any(map(_meets_all, errors))
@@ -445,7 +451,17 @@ class _Sender:
 
 def _meets_all(error: ProducerError) -> bool:
     """Return whether an error is not about its own record alone."""
+    if isinstance(error, SerializationError):
+        return False
     return error.error_code not in _OF_A_RECORD
+
+
+def _error_of(outcome: _Outcome) -> ProducerError | None:
+    return outcome if isinstance(outcome, ProducerError) else outcome.exception()
+
+
+def _is_done(outcome: _Outcome) -> bool:
+    return isinstance(outcome, ProducerError) or outcome.done()
 
 
 def _records(numbers: Sequence[int]) -> str:

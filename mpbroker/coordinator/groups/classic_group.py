@@ -51,6 +51,9 @@ PREVIOUS_STATES: Final[Mapping[ClassicGroupState, frozenset[ClassicGroupState]]]
 
 # The session timeout that a group's record has for a member that has gone.
 _SESSION_IS_OVER: Final = 0
+# The id of a member that was never there: with a session that is over, it says that the
+# record's generation has no assignment yet.
+_NO_ASSIGNMENT_YET: Final = ""
 
 
 class IllegalGroupTransitionError(MpbrokerError):
@@ -436,6 +439,11 @@ class ClassicGroup:
         of Kafka) the member's session has ended, so it begins the rebalance again. A
         member that joins for the first time is left out: the next coordinator gets its
         parked JoinGroup.
+
+        The record of a generation without an assignment names a member that was never
+        there, in the same way. A coordinator of this broker goes on with the
+        generation; Kafka, which does not write such records, begins the rebalance
+        again.
         """
         protocol = self.protocol_name
         value = GroupMetadataValue(
@@ -450,8 +458,15 @@ class ClassicGroup:
                 if not member.is_new
             ],
         )
-        if self.departed is not None and not self.is_in(S.STABLE, S.EMPTY):
-            row = _row(self.departed, protocol)
+        gone = self.departed
+        if self.is_in(S.COMPLETING_REBALANCE):
+            for row in value.members:
+                row.assignment = b""
+            gone = next(iter(self.members.values()))
+        if gone is not None and not self.is_in(S.STABLE, S.EMPTY):
+            row = _row(gone, protocol)
+            if self.is_in(S.COMPLETING_REBALANCE):
+                row.member_id, row.assignment = _NO_ASSIGNMENT_YET, b""
             row.session_timeout = _SESSION_IS_OVER
             row.group_instance_id = None  # another member may have it by now
             value.members.append(row)
@@ -461,13 +476,17 @@ class ClassicGroup:
     def of_record(
         cls, group_id: str, value: GroupMetadataValue, now_ms: int
     ) -> ClassicGroup:
-        """Make a group from its record: Stable if it has members, otherwise Empty.
+        """Make a group from its record: Empty if it has no members, otherwise Stable.
 
-        If the record names a member that has left during a rebalance, ``departed`` is
-        this member, and the caller begins the rebalance again.
+        If the record's generation has no assignment yet, the group is in
+        CompletingRebalance, and the caller waits for the SyncGroups. If the record
+        names a member that has left during a rebalance, ``departed`` is this member,
+        and the caller begins the rebalance again.
         """
         lives = any(row.session_timeout > _SESSION_IS_OVER for row in value.members)
-        state = S.STABLE if lives else S.EMPTY
+        completes = any(row.member_id == _NO_ASSIGNMENT_YET for row in value.members)
+        state = S.COMPLETING_REBALANCE if completes else S.STABLE
+        state = state if lives else S.EMPTY
         group = cls(group_id, now_ms, state)
         group.generation_id = value.generation
         group.protocol_type = value.protocol_type or None
@@ -493,7 +512,7 @@ class ClassicGroup:
             )
             if row.session_timeout > _SESSION_IS_OVER:
                 group.add(member)
-            else:
+            elif row.member_id != _NO_ASSIGNMENT_YET:
                 group.departed = member
         group.note_logged()
         if group.leader_id not in group.members:

@@ -24,6 +24,7 @@ from mpbroker.coordinator.groups.classic_rebalance import (
     ClassicRebalance,
 )
 from mpbroker.coordinator.groups.group_config import GroupConfig
+from mpbroker.coordinator.groups.pending_members import PendingMembers
 from mpbroker.coordinator.outbox import NOW, Call
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
@@ -50,6 +51,8 @@ class ClassicProtocol:
 
     Args:
         new_id: makes the random part of a member id.
+        emptied: called with a group and the time in ms when it has lost its last
+            pending member, and may have no other members.
     """
 
     def __init__(
@@ -58,12 +61,16 @@ class ClassicProtocol:
         context: CoordinatorContext,
         rebalance: ClassicRebalance,
         new_id: Callable[[], str],
+        emptied: Callable[[ClassicGroup, int], None],
     ) -> None:
         self._config = config
         self._out = context.outbox
         self._timers = context.timers
+        self._sessions = context.sessions
         self._rebalance = rebalance
         self._new_id = new_id
+        self._emptied = emptied
+        self._pending = PendingMembers(context.timers, self._forgotten)
 
     # -- JoinGroup -----------------------------------------------------------------
 
@@ -76,7 +83,7 @@ class ClassicProtocol:
             ApiError: the error to answer with.
         """
         member_id = request.member_id
-        if not self._accepts_joining_member(group, member_id):
+        if not self._accepts_joining_member(group, request):
             group.remove(member_id)
             raise ApiError(ErrorCode.GROUP_MAX_SIZE_REACHED)
         if group.is_in(S.DEAD):
@@ -91,11 +98,16 @@ class ClassicProtocol:
             self._join_new_member(call, group, request, membership, now_ms)
         self._rebalance.maybe_complete_join(group, now_ms)
 
-    def _accepts_joining_member(self, group: ClassicGroup, member_id: str) -> bool:
+    def _accepts_joining_member(
+        self, group: ClassicGroup, request: JoinGroupRequest
+    ) -> bool:
         most = self._config.group_max_size
-        member = group.members.get(member_id)
+        member = group.members.get(request.member_id)
+        if not request.member_id and request.group_instance_id is None:
+            # Kafka counts no clients that have an id and did not join yet.
+            most -= len(group.pending_join_members)
         if group.is_in(S.EMPTY, S.DEAD):
-            return True
+            return most > 0
         if group.is_in(S.PREPARING_REBALANCE):
             if member is not None and member.awaiting_join is not None:
                 return True
@@ -123,12 +135,8 @@ class ClassicProtocol:
         elif call.version >= MEMBER_ID_REQUIRED_SINCE:
             # The client has to join again with this id, within its session timeout. So
             # a client that repeats its first request is not counted twice (KIP-394).
-            group.pending_join_members.add(new_id)
-            self._timers.schedule(
-                ("pending", group.group_id, new_id),
-                now_ms + request.session_timeout_ms,
-                lambda at_ms: self._expire_pending_member(group, new_id, at_ms),
-            )
+            self._pending.add(group, new_id, now_ms, request.session_timeout_ms)
+            self._sessions.heard(new_id, now_ms)
             self._rebalance.refuse_join(call, ErrorCode.MEMBER_ID_REQUIRED, new_id)
             return
         self._add_member(call, group, new_id, instance, membership, now_ms)
@@ -153,11 +161,12 @@ class ClassicProtocol:
         name = ("forget", group.group_id, member_id)
         call.end_wait = lambda: self._timers.schedule(name, 0, forget)
 
-    def _expire_pending_member(
-        self, group: ClassicGroup, member_id: str, now_ms: int
-    ) -> None:
-        group.pending_join_members.discard(member_id)
+    def _forgotten(self, group: ClassicGroup, member_id: str, now_ms: int) -> None:
+        """Go on without a member that has got an id and did not join."""
+        self._sessions.forget(member_id)
         self._rebalance.maybe_complete_join(group, now_ms)
+        if not group.pending_join_members:
+            self._emptied(group, now_ms)
 
     def _add_member(
         self,
@@ -174,7 +183,7 @@ class ClassicProtocol:
         member.is_new = True
         if group.is_in(S.PREPARING_REBALANCE) and group.previous_state is S.EMPTY:
             group.new_member_added = True
-        self._timers.cancel(("pending", group.group_id, member_id))
+        self._pending.ended(group, member_id)
         group.add(member, call)
         self._rebalance.schedule_session(
             group, member, now_ms, NEW_MEMBER_JOIN_TIMEOUT_MS
@@ -191,7 +200,7 @@ class ClassicProtocol:
     ) -> None:
         member_id = request.member_id
         is_known = member_id in group.members
-        if not is_known and may_have_been_parked(call, request):
+        if not is_known and self.may_know_its_id(call, request):
             group.pending_join_members.add(member_id)
         if member_id in group.pending_join_members:
             if request.group_instance_id is not None:
@@ -203,12 +212,27 @@ class ClassicProtocol:
         member = group.members[member_id]
         if group.is_in(S.EMPTY):
             raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
+        if (
+            call.is_older
+            and group.is_in(S.COMPLETING_REBALANCE)
+            and group.protocol_name is not None
+            and (group.protocol_name, member.metadata(group.protocol_name))
+            in membership.protocols
+        ):
+            # A predecessor was killed between the record and this answer. The record
+            # has only one of the protocols.
+            self._update_member(None, group, member, membership, now_ms)
         if member.matches(membership.protocols) and (
             group.is_in(S.COMPLETING_REBALANCE)
             or (group.is_in(S.STABLE) and member_id != group.leader_id)
         ):
             # The answer was lost, or the member joined without a reason: answer again.
-            self._rebalance.answer_join(call, group, member)
+            self._rebalance.answer_join(
+                call,
+                group,
+                member,
+                after=self._out.logged(self._rebalance.log_of(group)),
+            )
             return
         self._update_member(call, group, member, membership, now_ms)
         self._rebalance.maybe_prepare_rebalance(group, now_ms, call.waited_ms)
@@ -282,6 +306,18 @@ class ClassicProtocol:
             sync, member.awaiting_sync = member.awaiting_sync, None
             self._rebalance.refuse_sync(sync, ErrorCode.FENCED_INSTANCE_ID)
 
+    def may_know_its_id(self, call: Call, request: JoinGroupRequest) -> bool:
+        """Return whether the sender of a JoinGroup may have its id of a predecessor.
+
+        No log has the ids that are given out with MEMBER_ID_REQUIRED. Either the
+        JoinGroup was parked when the predecessor was killed, or it was not sent yet.
+        Static members join without an id.
+        """
+        member_id = request.member_id
+        if not member_id or request.group_instance_id:
+            return False
+        return call.is_older or self._sessions.had_heard(member_id)
+
     # -- SyncGroup -----------------------------------------------------------------
 
     def sync(
@@ -311,7 +347,7 @@ class ClassicProtocol:
         member = group.members[member_id]
         group.pending_sync_members.discard(member_id)
         if group.is_in(S.STABLE):
-            after = self._out.told(self._rebalance.log_of(group))
+            after = self._out.logged(self._rebalance.log_of(group))
             self._rebalance.answer_sync(call, group, member, after)
             self._rebalance.schedule_session(group, member, now_ms)
             self._rebalance.maybe_end_pending_sync(group)
@@ -321,11 +357,32 @@ class ClassicProtocol:
                 member.awaiting_sync, ErrorCode.UNKNOWN_MEMBER_ID
             )
         member.awaiting_sync = call
+        self._end_wait_if_must(call, group, member)
         if member_id == group.leader_id:
             assignments = {
                 row.member_id: bytes(row.assignment) for row in request.assignments
             }
             self._rebalance.complete_sync(group, assignments, now_ms)
+
+    def _end_wait_if_must(
+        self, call: Call, group: ClassicGroup, member: ClassicMember
+    ) -> None:
+        """Have a parked SyncGroup refused if it must not wait any longer.
+
+        From then on the member's session runs. If its client has gone, it expires; if
+        not, the client joins again.
+        """
+
+        def end(now_ms: int) -> None:
+            if member.awaiting_sync is call:
+                member.awaiting_sync = None
+                group.pending_sync_members.add(member.member_id)
+                self._rebalance.refuse_sync(call, ErrorCode.REBALANCE_IN_PROGRESS)
+                self._rebalance.schedule_session(group, member, now_ms)
+
+        # Not at once: the caller may be in the middle of a request.
+        name = ("end sync", group.group_id, member.member_id)
+        call.end_wait = lambda: self._timers.schedule(name, 0, end)
 
     # -- Heartbeat -----------------------------------------------------------------
 
@@ -414,7 +471,8 @@ class ClassicProtocol:
             if instance is not None:
                 raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
             group.pending_join_members.discard(member_id)
-            self._timers.cancel(("pending", group.group_id, member_id))
+            self._sessions.forget(member_id)
+            self._pending.ended(group, member_id)
             return False
         group.validate_member(member_id, instance)
         self._rebalance.drop(group, group.members[member_id])
@@ -427,12 +485,3 @@ def _member_id(prefix: str, random_part: str) -> str:
     if len(prefix) > longest // 4:  # a character has 4 bytes at most
         prefix = prefix.encode()[:longest].decode(errors="ignore")
     return f"{prefix}-{random_part}"
-
-
-def may_have_been_parked(call: Call, request: JoinGroupRequest) -> bool:
-    """Return whether an earlier coordinator, killed since, may have parked a JoinGroup.
-
-    That coordinator gave the client the member id with MEMBER_ID_REQUIRED, so the id is
-    valid although no log has it. Static members join without an id.
-    """
-    return call.is_older and bool(request.member_id) and not request.group_instance_id

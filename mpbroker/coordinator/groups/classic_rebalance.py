@@ -4,7 +4,8 @@
                           until the rebalance timeout. The first members of an empty
                           group wait for group.initial.rebalance.delay.ms, and again for
                           as long if others have come meanwhile.
-    CompletingRebalance   The JoinGroups are answered. SyncGroups are parked until the
+    CompletingRebalance   The generation is in the log without an assignment, and the
+                          JoinGroups are answered. SyncGroups are parked until the
                           leader has sent its own, which has the assignment, or until
                           the rebalance timeout. Then a leader that has sent none is
                           removed, and the others are answered REBALANCE_IN_PROGRESS.
@@ -12,19 +13,21 @@
 
 A member's session timer runs while none of its requests is parked.
 
-A group's record is written when the leader's SyncGroup has come, when the group has
-become empty, and when a member that is in the record has gone: by LeaveGroup, at the
-end of its session, or because it sent no SyncGroup. The record that is written when a
-member has gone says that a rebalance is under way, see ClassicGroup.metadata_value().
+A group's record is written before the JoinGroups are answered, when the leader's
+SyncGroup has come, when the group has become empty, and when a member that is in the
+record has gone: by LeaveGroup, at the end of its session, or because it sent no
+SyncGroup. The record that is written when a member has gone says that a rebalance is
+under way, see ClassicGroup.metadata_value().
 So if the coordinator is killed after a LeaveGroup was answered, its successor tells the
 other members to join again, and does not wait for the one that has gone.
 
-If the coordinator is killed in another rebalance, the log has only the last generation.
-The successor begins with it, in the state Stable, and executes the members' parked
-requests again. A parked JoinGroup has waited since its processor received it, and its
-member keeps its id, also if no record has it. Other requests that name the lost
-generation are answered ILLEGAL_GENERATION, or UNKNOWN_MEMBER_ID if the group was never
-written, and their members join again.
+If the coordinator is killed in PreparingRebalance, the log has the last generation. The
+successor begins with it, in the state in which it was written, and executes the
+members' parked requests again. A parked JoinGroup has waited since its processor
+received it, and its member keeps its id, also if no record has it. If the coordinator
+is killed in CompletingRebalance, the successor goes on there: it takes the SyncGroups
+of the members whose JoinGroups were answered. An id that was given out with
+MEMBER_ID_REQUIRED is in shared memory, see Sessions.had_heard().
 
 Source: Kafka's GroupMetadataManager (prepareRebalance, completeClassicGroupJoin and
 what belongs to them), with its names.
@@ -182,7 +185,7 @@ class ClassicRebalance:
             if member.awaiting_join is None and not member.is_static
         ]
         for member in gone:
-            self._timers.cancel(("session", group_id, member.member_id))
+            self._forget_session(group, member)
             group.remove(member.member_id)
         if group.members and not group.maybe_elect_new_joined_leader():
             # Only static members are left, and none has joined. They stay until their
@@ -197,17 +200,28 @@ class ClassicRebalance:
         if group.is_in(S.EMPTY):
             self.write_group(group)
             return
+        joins = []
         for member in group.members.values():
-            call = member.awaiting_join
+            if member.awaiting_join is not None:
+                joins.append((member.awaiting_join, member))
             group.set_awaiting_join(member, None)
-            if call is not None:
-                self.answer_join(call, group, member)
             member.is_new = False
-            group.pending_sync_members.add(member.member_id)
             self.schedule_session(group, member, now_ms)
+        # The record comes before the answers: if the coordinator is killed, the members
+        # send their SyncGroups to its successor. A power cut may take the record, for
+        # it ends the connections, too, and the members join again.
+        self.write_group(group)
+        after = self._out.logged(self.log_of(group))
+        for call, member in joins:
+            self.answer_join(call, group, member, after=after)
+        self._wait_for_syncs(group, now_ms)
+
+    def _wait_for_syncs(self, group: ClassicGroup, now_ms: int) -> None:
+        """Give all members of a new generation the time to send their SyncGroups."""
+        group.pending_sync_members.update(group.members)
         generation = group.generation_id
         self._timers.schedule(
-            ("sync", group_id),
+            ("sync", group.group_id),
             now_ms + self._timeout_ms(group),
             lambda at_ms: self._expire_pending_sync(group, generation, at_ms),
         )
@@ -315,7 +329,7 @@ class ClassicRebalance:
         member: ClassicMember,
         error_code: ErrorCode = ErrorCode.UNKNOWN_MEMBER_ID,
     ) -> None:
-        self._timers.cancel(("session", group.group_id, member.member_id))
+        self._forget_session(group, member)
         join, sync = member.awaiting_join, member.awaiting_sync
         group.remove(member.member_id)
         member.awaiting_join = member.awaiting_sync = None
@@ -339,6 +353,10 @@ class ClassicRebalance:
         self._sessions.heard(member.member_id, now_ms)
         left_ms = timeout_ms or member.session_timeout_ms
         self._schedule_session(group, member, now_ms + left_ms)
+
+    def _forget_session(self, group: ClassicGroup, member: ClassicMember) -> None:
+        self._timers.cancel(("session", group.group_id, member.member_id))
+        self._sessions.forget(member.member_id)
 
     def _schedule_session(
         self, group: ClassicGroup, member: ClassicMember, end_ms: int
@@ -420,6 +438,8 @@ class ClassicRebalance:
             if silence_ms:
                 left_ms = max(left_ms - silence_ms, LEAST_SESSION_LEFT_MS)
             self._schedule_session(group, member, now_ms + left_ms)
+        if group.is_in(S.COMPLETING_REBALANCE):
+            self._wait_for_syncs(group, now_ms)
         if group.departed is not None:
             self.after_removal(group, now_ms)
 

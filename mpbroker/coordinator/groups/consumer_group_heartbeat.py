@@ -99,7 +99,7 @@ class ConsumerGroupHeartbeat:
                 and request.subscribed_topic_regex is None
             ):
                 _refuse(
-                    "Either SubscribedTopicNames or SubscribedTopicRegex must be"
+                    "Either SubscribedTopicNames or SubscribedLinearRegex must be"
                     " non-null when (re-)joining."
                 )
         offered = self._config.group_consumer_assignors

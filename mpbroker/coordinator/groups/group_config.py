@@ -15,28 +15,28 @@ _MAX_REBALANCE_TIMEOUT_MS: Final = 1_800_000
 class GroupConfig(NamedTuple):
     """Limits and times of groups and offsets.
 
-    Names and defaults are those of Kafka's settings, with underscores for dots. Times
-    are in milliseconds.
+    Names are those of Kafka's settings, with underscores for dots. Times are in
+    milliseconds. See broker/coordinator_settings.py.
     """
 
-    group_initial_rebalance_delay_ms: int = 3000
-    group_min_session_timeout_ms: int = 6000
-    group_max_session_timeout_ms: int = 1_800_000
-    group_max_size: int = 0x7FFF_FFFF
-    offset_metadata_max_bytes: int = 4096
-    message_max_bytes: int = 1_048_588
-    offsets_retention_ms: int = 10_080 * 60_000
-    offsets_retention_check_interval_ms: int = 600_000
-    rebalance_protocols: tuple[str, ...] = ("classic", "consumer", "streams")
-    group_consumer_session_timeout_ms: int = 45_000
-    group_consumer_heartbeat_interval_ms: int = 5000
-    group_consumer_max_size: int = 0x7FFF_FFFF
-    group_consumer_assignors: tuple[str, ...] = ("uniform", "range")
-    group_consumer_migration_policy: str = "bidirectional"
-    group_share_session_timeout_ms: int = 45_000
-    group_share_heartbeat_interval_ms: int = 5000
-    group_share_max_size: int = 200
-    streams: StreamsConfig = StreamsConfig()
+    group_initial_rebalance_delay_ms: int
+    group_min_session_timeout_ms: int
+    group_max_session_timeout_ms: int
+    group_max_size: int
+    offset_metadata_max_bytes: int
+    message_max_bytes: int
+    offsets_retention_ms: int
+    offsets_retention_check_interval_ms: int
+    rebalance_protocols: tuple[str, ...]
+    group_consumer_session_timeout_ms: int
+    group_consumer_heartbeat_interval_ms: int
+    group_consumer_max_size: int
+    group_consumer_assignors: tuple[str, ...]
+    group_consumer_migration_policy: str
+    group_share_session_timeout_ms: int
+    group_share_heartbeat_interval_ms: int
+    group_share_max_size: int
+    streams: StreamsConfig
 
     @property
     def max_rebalance_timeout_ms(self) -> int:

@@ -21,7 +21,6 @@ from mpbroker.coordinator.context import CoordinatorContext
 from mpbroker.coordinator.groups.classic_group import ClassicGroup, ClassicGroupState
 from mpbroker.coordinator.groups.classic_protocol import (
     ClassicProtocol,
-    may_have_been_parked,
 )
 from mpbroker.coordinator.groups.classic_rebalance import ClassicRebalance, refused_join
 from mpbroker.coordinator.groups.consumer_group import ConsumerGroup
@@ -41,6 +40,7 @@ from mpbroker.coordinator.groups.group_records import (
 )
 from mpbroker.coordinator.groups.mixed_protocol import MixedProtocol
 from mpbroker.coordinator.groups.offset_answers import (
+    each_group_once,
     fetched_topics,
     refused_commit,
     single_group,
@@ -107,6 +107,7 @@ from mpbroker.protocol.messages.streams_group_heartbeat import (
     StreamsGroupHeartbeatResponse,
 )
 from mpbroker.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
+from mpbroker.server.answer_budget import AnswerBudget
 
 S = ClassicGroupState
 Group = ClassicGroup | ConsumerGroup | StreamsGroup
@@ -156,7 +157,7 @@ class GroupCoordinator:
         self._topics = context.topics
         self._classic_rebalance = ClassicRebalance(config, context, self.partition_for)
         self._classic = ClassicProtocol(
-            config, context, self._classic_rebalance, new_id
+            config, context, self._classic_rebalance, new_id, self._emptied
         )
         self._consumer_rebalance = ConsumerGroupRebalance(
             config,
@@ -273,7 +274,9 @@ class GroupCoordinator:
                 self._remove_group(group, now_ms)
                 group = None
             if group is None:
-                if request.member_id and not may_have_been_parked(call, request):
+                if request.member_id and not self._classic.may_know_its_id(
+                    call, request
+                ):
                     raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
                 group = ClassicGroup(request.group_id, now_ms)
                 self._classic.join(call, group, request, now_ms)
@@ -631,9 +634,10 @@ class GroupCoordinator:
         self, call: Call, request: OffsetFetchRequest, now_ms: int
     ) -> None:
         if call.version >= _OFFSET_FETCH_GROUPS_SINCE:
+            budget = AnswerBudget()
             groups = [
-                self._fetch_group(call, group, stable=request.require_stable)
-                for group in request.groups
+                self._fetch_group(call, group, budget, stable=request.require_stable)
+                for group in each_group_once(request.groups)
             ]
             answer = OffsetFetchResponse(groups=groups)
             self._out.answer(call, answer, self._shown(groups))
@@ -647,7 +651,9 @@ class GroupCoordinator:
                 for row in request.topics
             ]
         asked = OffsetFetchRequestGroup(group_id=request.group_id, topics=rows)
-        found = self._fetch_group(call, asked, stable=request.require_stable)
+        found = self._fetch_group(
+            call, asked, AnswerBudget(), stable=request.require_stable
+        )
         answer = single_group(call.version, request, found)
         self._out.answer(call, answer, self._shown([found]))
 
@@ -661,25 +667,33 @@ class GroupCoordinator:
         )
 
     def _fetch_group(
-        self, call: Call, asked: OffsetFetchRequestGroup, *, stable: bool
+        self,
+        call: Call,
+        asked: OffsetFetchRequestGroup,
+        budget: AnswerBudget,
+        *,
+        stable: bool,
     ) -> OffsetFetchResponseGroup:
         group_id = asked.group_id
         try:
+            budget.check()
             self.check_group(group_id, empty_id=True)
             if group_id in self._shares:
                 raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND)
             group = self._groups.get(group_id)
             if isinstance(group, (ConsumerGroup, StreamsGroup)):
                 group.validate_offset_fetch(asked.member_id, asked.member_epoch)
+            by_id = call.version >= _TOPIC_IDS_SINCE
+            answers = fetched_topics(
+                self.offsets, self._topics, asked, by_id=by_id, stable=stable
+            )
+            found = OffsetFetchResponseGroup(group_id=group_id, topics=answers)
+            budget.spend(found)
         except ApiError as error:
             return OffsetFetchResponseGroup(
                 group_id=group_id, error_code=error.error_code
             )
-        by_id = call.version >= _TOPIC_IDS_SINCE
-        answers = fetched_topics(
-            self.offsets, self._topics, asked, by_id=by_id, stable=stable
-        )
-        return OffsetFetchResponseGroup(group_id=group_id, topics=answers)
+        return found
 
     def offset_delete(
         self, call: Call, request: OffsetDeleteRequest, now_ms: int
@@ -776,6 +790,22 @@ class GroupCoordinator:
         self._classic_rebalance.forget(group, ErrorCode.UNKNOWN_MEMBER_ID)
         group.transition_to(S.DEAD, now_ms)
         self._write_all(group_id, [(group_metadata_key(group_id), None)])
+
+    def _emptied(self, group: ClassicGroup, now_ms: int) -> None:
+        """Forget a group that only clients had which never joined it.
+
+        No record has it. Groups that had members, or have offsets, stay until
+        `_expire_slice` deletes them.
+        """
+        group_id = group.group_id
+        if (
+            self._groups.get(group_id) is group
+            and is_empty(group)
+            and not group.generation_id
+            and self.offsets.offsets(group_id) is None
+        ):
+            del self._groups[group_id]
+            group.transition_to(S.DEAD, now_ms)
 
     def _write_all(self, group_id: str, records: Iterable[KeyValue]) -> None:
         partition = self.partition_for(group_id)

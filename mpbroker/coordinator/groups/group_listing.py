@@ -40,6 +40,7 @@ from mpbroker.protocol.messages.describe_groups import (
 )
 from mpbroker.protocol.messages.list_groups import ListedGroup, ListGroupsResponse
 from mpbroker.protocol.messages.share_group_describe import ShareGroupDescribeResponse
+from mpbroker.server.answer_budget import AnswerBudget
 
 S = ClassicGroupState
 
@@ -112,13 +113,16 @@ class GroupListing:
         ):
             operations = _ALL_OPERATIONS
         described = []
+        budget = AnswerBudget()
         # Describe each group once, even if the request repeats it: 5,000 descriptions
         # of a group whose member had long names took 328 MB.
         for group_id in dict.fromkeys(request.groups):
             try:
+                budget.check()
                 self._check_group(group_id, empty_id=True)
                 row = self._describe(call, group_id)
                 row.authorized_operations = operations
+                budget.spend(row)
             except ApiError as error:
                 row = DescribedGroup(group_id=group_id, error_code=error.error_code)
             described.append(row)
@@ -160,8 +164,10 @@ class GroupListing:
         if request.include_authorized_operations:
             operations = _ALL_OPERATIONS
         described = []
+        budget = AnswerBudget()
         for group_id in dict.fromkeys(request.group_ids):
             try:
+                budget.check()
                 self._check_group(group_id)
                 group = self._groups.get(group_id)
                 if group is None:
@@ -170,6 +176,7 @@ class GroupListing:
                     _not_found(f"Group {group_id} is not a consumer group.")
                 row = self._describe_consumer_group(group)
                 row.authorized_operations = operations
+                budget.spend(row)
             except ApiError as error:
                 row = DescribedConsumerGroup(
                     group_id=group_id,
@@ -215,8 +222,10 @@ class GroupListing:
         if request.include_authorized_operations:
             operations = _ALL_OPERATIONS
         described = []
+        budget = AnswerBudget()
         for group_id in dict.fromkeys(request.group_ids):
             try:
+                budget.check()
                 self._check_group(group_id)
                 group = self._shares.get(group_id)
                 if group is None:
@@ -225,6 +234,7 @@ class GroupListing:
                     _not_found(f"Share group {group_id} not found.")
                 row = self._describe_share_group(group)
                 row.authorized_operations = operations
+                budget.spend(row)
             except ApiError as error:
                 row = share_messages.DescribedGroup(
                     group_id=group_id,
@@ -273,8 +283,10 @@ class GroupListing:
         if request.include_authorized_operations:
             operations = _ALL_OPERATIONS
         described = []
+        budget = AnswerBudget()
         for group_id in dict.fromkeys(request.group_ids):
             try:
+                budget.check()
                 self._check_group(group_id)
                 group = self._groups.get(group_id)
                 if group is None and group_id not in self._shares:
@@ -283,6 +295,7 @@ class GroupListing:
                     _not_found(f"Group {group_id} is not a streams group.")
                 row = describe_streams_group(group)
                 row.authorized_operations = operations
+                budget.spend(row)
             except ApiError as error:
                 row = streams_messages.DescribedGroup(
                     group_id=group_id,

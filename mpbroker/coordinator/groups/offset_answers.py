@@ -5,7 +5,8 @@ Source: Kafka protocol guide, "OffsetCommit" and "OffsetFetch".
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterable
+from typing import Any, Final, Protocol, TypeVar
 
 from mpbroker.coordinator.context import Topics
 from mpbroker.coordinator.groups.offset_metadata_manager import (
@@ -33,6 +34,47 @@ from mpbroker.protocol.messages.offset_fetch import (
 
 _ERROR_SINCE: Final = 2
 _TOPIC_IDS_SINCE: Final = 10
+
+
+class _Asked(Protocol):
+    """A group of a request, with the wanted topics; None: all."""
+
+    group_id: str
+    topics: list[Any] | None
+
+
+_AskedT = TypeVar("_AskedT", bound=_Asked)
+
+
+def each_group_once(groups: Iterable[_AskedT]) -> list[_AskedT]:
+    """Return the groups of a request, each with all topics that are asked for there.
+
+    An answer has all offsets of a group, each with metadata of the client's. Repeated
+    as often as a request can repeat a group, they would exhaust the memory.
+    """
+    found: dict[str, _AskedT] = {}
+    for group in groups:
+        first = found.setdefault(group.group_id, group)
+        if first is group or first.topics is None:
+            continue
+        if group.topics is None:
+            first.topics = None
+        else:
+            first.topics.extend(group.topics)
+    return list(found.values())
+
+
+def _each_partition_once(
+    wanted: Iterable[OffsetFetchRequestTopics], *, by_id: bool
+) -> list[OffsetFetchRequestTopics]:
+    found: dict[str | bytes, OffsetFetchRequestTopics] = {}
+    for row in wanted:
+        first = found.setdefault(row.topic_id if by_id else row.name, row)
+        if first is not row:
+            first.partition_indexes.extend(row.partition_indexes)
+    for row in found.values():
+        row.partition_indexes = list(dict.fromkeys(row.partition_indexes))
+    return list(found.values())
 
 
 def refused_commit(
@@ -119,6 +161,8 @@ def fetched_topics(
 ) -> list[OffsetFetchResponseTopics]:
     """Return a group's offsets in the topics of the request, or in all topics.
 
+    A partition that the request repeats is answered once.
+
     Args:
         by_id: whether the request names topics by their ids.
         stable: answer UNSTABLE_OFFSET_COMMIT for an offset that an open transaction may
@@ -137,6 +181,8 @@ def fetched_topics(
         ]
         if by_id:
             wanted = [row for row in wanted if row.topic_id]
+    else:
+        wanted = _each_partition_once(wanted, by_id=by_id)
     answers = []
     for row in wanted:
         name = topics.topic_name(row.topic_id) if by_id else row.name

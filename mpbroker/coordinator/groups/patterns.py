@@ -1,4 +1,4 @@
-"""Find the topics that match a member's pattern (SubscribedTopicRegex).
+"""Find the topics that match a member's pattern (SubscribedLinearRegex).
 
 With an authorizer, a member gets only the matching topics that it may describe; they
 are looked up at its heartbeats. So two members with one pattern may get different
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mpbroker.coordinator.topic_regex import InvalidRegexError, TopicRegex
+from mpbroker.base.linear_regex import InvalidRegexError, LinearRegex
 from mpbroker.protocol.acl import AclOperation
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mpbroker.server.authorization.authorization import Access
 
 
-def compile_pattern(pattern: str) -> TopicRegex:
+def compile_pattern(pattern: str) -> LinearRegex:
     """Compile a member's pattern.
 
     The result is not cached, so that clients' patterns take no memory between requests.
@@ -34,11 +34,11 @@ def compile_pattern(pattern: str) -> TopicRegex:
         ApiError: INVALID_REGULAR_EXPRESSION.
     """
     try:
-        return TopicRegex(pattern)
+        return LinearRegex(pattern)
     except InvalidRegexError as error:
         raise ApiError(
             ErrorCode.INVALID_REGULAR_EXPRESSION,
-            f"SubscribedTopicRegex `{pattern[:200]}` is not a valid regular"
+            f"SubscribedLinearRegex `{pattern[:200]}` is not a valid regular"
             f" expression: {error}.",
         ) from None
 

@@ -11,6 +11,7 @@ from typing import Final
 
 from mpbroker.coordinator.context import Topics
 from mpbroker.coordinator.groups.group_coordinator import GroupCoordinator
+from mpbroker.coordinator.groups.offset_answers import each_group_once
 from mpbroker.coordinator.groups.share_group import ShareGroup
 from mpbroker.coordinator.outbox import Call, Outbox
 from mpbroker.coordinator.share.share_records import ShareKey
@@ -66,7 +67,7 @@ class ShareOffsets:
     ) -> None:
         groups = []
         after: set[int] = set()
-        for asked in request.groups:
+        for asked in each_group_once(request.groups):
             row = DescribeShareGroupOffsetsResponseGroup(
                 group_id=asked.group_id, topics=[]
             )
@@ -97,17 +98,18 @@ class ShareOffsets:
                     wanted.setdefault(name, []).append(key.partition)
         else:
             for topic in asked.topics:
-                wanted[topic.topic_name] = topic.partitions
+                wanted.setdefault(topic.topic_name, []).extend(topic.partitions)
         found = []
         for name, partitions in wanted.items():
+            numbers = dict.fromkeys(partitions)  # each once
             topic_id = self._topics.topic_id(name)
             if not _may(call, AclOperation.DESCRIBE, name):
                 code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-                rows = [_refused(number, code) for number in partitions]
+                rows = [_refused(number, code) for number in numbers]
             else:
                 rows = [
                     self._describe_partition(asked.group_id, topic_id, number, after)
-                    for number in partitions
+                    for number in numbers
                 ]
             found.append(
                 DescribeShareGroupOffsetsResponseTopic(

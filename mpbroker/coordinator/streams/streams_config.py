@@ -17,8 +17,8 @@ class StreamsConfig(NamedTuple):
     dots; ``_ms`` ends names in milliseconds.
     """
 
-    session_timeout_ms: int = 45_000
-    heartbeat_interval_ms: int = 5000
-    max_size: int = 0x7FFF_FFFF
-    num_standby_replicas: int = 0
-    initial_rebalance_delay_ms: int = 3000
+    session_timeout_ms: int
+    heartbeat_interval_ms: int
+    max_size: int
+    num_standby_replicas: int
+    initial_rebalance_delay_ms: int

@@ -70,15 +70,15 @@ _NO_PRODUCER: Final = -1
 class TransactionConfig(NamedTuple):
     """Limits and times of transactions.
 
-    Names and defaults are those of Kafka's settings, with underscores for dots. Times
-    are in milliseconds.
+    Names are those of Kafka's settings, with underscores for dots. Times are in
+    milliseconds.
     """
 
-    transaction_max_timeout_ms: int = 900_000
-    transactional_id_expiration_ms: int = 604_800_000
-    transaction_abort_timed_out_transaction_cleanup_interval_ms: int = 10_000
-    transaction_remove_expired_transaction_cleanup_interval_ms: int = 3_600_000
-    transaction_partition_verification_enable: bool = True
+    transaction_max_timeout_ms: int
+    transactional_id_expiration_ms: int
+    transaction_abort_timed_out_transaction_cleanup_interval_ms: int
+    transaction_remove_expired_transaction_cleanup_interval_ms: int
+    transaction_partition_verification_enable: bool
 
 
 class OpenTransactions(Protocol):

@@ -5,8 +5,8 @@ Source: Kafka protocol guide; KIP-664, KIP-994, KIP-1152.
 
 from __future__ import annotations
 
+from mpbroker.base.linear_regex import InvalidRegexError, LinearRegex
 from mpbroker.coordinator.outbox import Call, Outbox
-from mpbroker.coordinator.topic_regex import InvalidRegexError, TopicRegex
 from mpbroker.coordinator.transactions.transaction_coordinator import (
     TransactionCoordinator,
 )
@@ -25,6 +25,7 @@ from mpbroker.protocol.messages.list_transactions import (
     ListTransactionsRequest,
     ListTransactionsResponse,
 )
+from mpbroker.server.answer_budget import AnswerBudget
 
 
 class TransactionListing:
@@ -38,13 +39,18 @@ class TransactionListing:
         self, call: Call, request: DescribeTransactionsRequest, now_ms: int
     ) -> None:
         rows = []
-        for transactional_id in request.transactional_ids:
+        budget = AnswerBudget()
+        # Each once, even if the request repeats it: see GroupListing.describe().
+        for transactional_id in dict.fromkeys(request.transactional_ids):
             try:
+                budget.check()
                 self._coordinator.check(transactional_id)
                 transaction = self._coordinator.get(transactional_id)
                 if transaction is None:
                     raise ApiError(ErrorCode.TRANSACTIONAL_ID_NOT_FOUND)
-                rows.append(_described(transaction))
+                row = _described(transaction)
+                budget.spend(row)
+                rows.append(row)
             except ApiError as error:
                 rows.append(
                     describe_transactions.TransactionState(
@@ -63,7 +69,7 @@ class TransactionListing:
         try:
             pattern = None
             if request.transactional_id_pattern:
-                pattern = TopicRegex(request.transactional_id_pattern)
+                pattern = LinearRegex(request.transactional_id_pattern)
         except InvalidRegexError:
             code = ErrorCode.INVALID_REGULAR_EXPRESSION
             self._out.answer(call, ListTransactionsResponse(error_code=code))
@@ -71,15 +77,13 @@ class TransactionListing:
         labels = {state.label for state in TransactionState}
         states = {name for name in request.state_filters if name in labels}
         unknown = [name for name in request.state_filters if name not in labels]
+        producer_ids = set(request.producer_id_filters)
         rows = []
         for each in self._coordinator.all():
             lasts_ms = now_ms - each.start_ms
             if (
                 (request.state_filters and each.state.label not in states)
-                or (
-                    request.producer_id_filters
-                    and each.producer_id not in request.producer_id_filters
-                )
+                or (producer_ids and each.producer_id not in producer_ids)
                 or (
                     request.duration_filter >= 0 and lasts_ms <= request.duration_filter
                 )

@@ -7,7 +7,7 @@ request of a member.
 
     word     field        notes
     0        latest       when any member was last heard of, ms
-    1..      members      when a member was last heard of, ms; 0: unknown
+    1..      members      when a member was last heard of, or got its id, ms; 0: unknown
 
 Only the coordinator writes. A member has one word, which a hash of its id chooses. If
 two members share a word, the later time counts for both, so a session may last longer
@@ -50,11 +50,13 @@ class MemberSessions:
     def heard_while_loading(self, member_id: str, at_ms: int) -> None:
         """Store the time at which a request came for a group that is not loaded yet.
 
-        ``take_over`` then finds that the member was not silent. The latest time stays:
-        if this coordinator dies before it has loaded the groups, its successor would
-        otherwise count the time since then as a silence of all other members.
+        Store nothing for a member that no coordinator has heard of. ``take_over`` then
+        finds that the member was not silent. The latest time stays: if this coordinator
+        dies before it has loaded the groups, its successor would otherwise count the
+        time since then as a silence of all other members.
         """
-        self._words[_at(member_id)] = at_ms
+        if self._words[_at(member_id)]:
+            self._words[_at(member_id)] = at_ms
 
     def take_over(self, member_id: str, now_ms: int) -> int:
         """Return for how many ms a member was silent when the last coordinator ended.
@@ -70,8 +72,16 @@ class MemberSessions:
         return silence_ms
 
     def forget(self, member_id: str) -> None:
-        """Delete the time of a member whose request is parked: it is not silent."""
+        """Delete the time of a member that has gone, or whose request is parked."""
         self._words[_at(member_id)] = 0
+
+    def had_heard(self, member_id: str) -> bool:
+        """Return whether a predecessor had heard of a member, and none since.
+
+        It may have given out the member's id. The answer may be true for another id
+        that shares the word.
+        """
+        return 0 < self._words[_at(member_id)] <= self._latest_before
 
 
 def _at(member_id: str) -> int:

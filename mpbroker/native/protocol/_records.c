@@ -1,9 +1,12 @@
-/* mpbroker.native._records: the two loops over a batch's records: the walk over records
- * that are appended to a log, and the encoding of records by a producer.
+/* mpbroker.native._records: the three loops over a batch's records: the walk over records
+ * that are appended to a log, the search for one by its timestamp, and the encoding of
+ * records by a producer.
  *
  * Python twins, which are the specification: walk_records_in_python() in
  * protocol/records/record_walk.py, with the same faults in the same order for the same
- * bytes (tests/protocol/test_record_walk.py); encode_records_in_python() in
+ * bytes (tests/protocol/test_record_walk.py); find_record_in_python() in
+ * protocol/records/record_find.py (tests/protocol/test_record_find.py);
+ * encode_records_in_python() in
  * protocol/records/record_encode.py, with the same bytes for the same records
  * (tests/protocol/test_record_encode.py). Only the result is allocated.
  */
@@ -89,6 +92,52 @@ walk_records(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     PyBuffer_Release(&buffer);
     return Py_BuildValue("(iLLLLL)", fault, index, (long long)w.max_delta,
                          w.max_index, (long long)w.min_delta, w.first_keyless);
+}
+
+PyDoc_STRVAR(find_record_doc,
+"find_record(data, record_count, timestamp_delta, offset_delta, /)\n--\n\n"
+"See mpbroker.protocol.records.record_find.find_record_in_python. None: the records\n"
+"have a fault, which the Python function names.");
+
+static PyObject *
+find_record(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    long long wanted[3]; /* the records, and the least deltas */
+    if (nargs != 4) {
+        PyErr_SetString(PyExc_TypeError, "find_record() takes 4 arguments");
+        return NULL;
+    }
+    for (int i = 0; i < 3; i++) {
+        wanted[i] = PyLong_AsLongLong(args[i + 1]);
+        if (wanted[i] == -1 && PyErr_Occurred())
+            return NULL;
+    }
+    Py_buffer buffer;
+    if (PyObject_GetBuffer(args[0], &buffer, PyBUF_SIMPLE) < 0)
+        return NULL;
+    const uint8_t *data = buffer.buf;
+    cursor batch = {data, data + buffer.len};
+    record r;
+    enum record_fault fault = NO_FAULT;
+    long long offset_delta = -2, delta = 0;
+    for (long long index = 0; index < wanted[0] && offset_delta < 0; index++) {
+        if ((fault = read_record(&batch, 1, index, &r)) != NO_FAULT)
+            break;
+        if (r.offset_delta < 0 || r.offset_delta < wanted[2])
+            continue;
+        if (offset_delta == -2 || r.timestamp_delta > delta)
+            delta = r.timestamp_delta;
+        offset_delta = -1;
+        if (r.timestamp_delta >= wanted[1]) {
+            offset_delta = r.offset_delta;
+            delta = r.timestamp_delta;
+        }
+    }
+    int is_faulty = fault != NO_FAULT || (offset_delta < 0 && batch.at != batch.end);
+    PyBuffer_Release(&buffer);
+    if (is_faulty)
+        Py_RETURN_NONE;
+    return Py_BuildValue("(LL)", offset_delta, delta);
 }
 
 /* -- encoding ---------------------------------------------------------------------- */
@@ -293,6 +342,7 @@ encode_batch(PyObject *module, PyObject *records)
 static PyMethodDef methods[] = {
     {"walk_records", FASTCALL(walk_records), METH_FASTCALL,
      walk_records_doc},
+    {"find_record", FASTCALL(find_record), METH_FASTCALL, find_record_doc},
     {"encode_records", encode_records, METH_O, encode_records_doc},
     {"encode_batch", encode_batch, METH_O, encode_batch_doc},
     {NULL, NULL, 0, NULL},

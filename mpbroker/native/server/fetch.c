@@ -7,7 +7,6 @@
 #include "protocol/request_fields.h"
 #include "protocol/request_header.h"
 #include "server/fetch_request.h"
-#include "server/handler_execute.h"
 #include "server/verdicts.h"
 #include "storage/log_reader.h"
 

@@ -110,6 +110,13 @@ keep_alive(handler_end *self, PyObject *object)
 
 /* -- requests ---------------------------------------------------------------------- */
 
+int
+are_current(const handler_end *self)
+{
+    return self->logs.rows.base != NULL
+           && load(&self->control, self->news_word) == self->position;
+}
+
 uint8_t *
 request_of(const handler_end *self, int64_t slot, int64_t *size)
 {

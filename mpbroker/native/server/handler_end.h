@@ -71,6 +71,9 @@ struct handler_end {
 /* Keep an object alive as long as this handler's end lives; 0 and an exception. */
 int keep_alive(handler_end *self, PyObject *object);
 
+/* Return whether the tables are valid: set, and as new as the metadata log. */
+int are_current(const handler_end *self);
+
 /* Return a slot's request, from its API key on, and its size; NULL: the request lies
  * outside the arena, or is shorter than a header. */
 uint8_t *request_of(const handler_end *self, int64_t slot, int64_t *size);

@@ -14,13 +14,6 @@
 /* The requests that core_cache.py remembers are a little shorter. */
 #define MAX_REMEMBERED_BYTES 512
 
-int
-are_current(const handler_end *self)
-{
-    return self->logs.rows.base != NULL
-           && load(&self->control, self->news_word) == self->position;
-}
-
 /* Return whether the client software of a connection is noted: client_software.py. If
  * not, Python reads its name from the request, and notes it. */
 static int

@@ -14,33 +14,11 @@
 #ifndef MPBROKER_HANDLER_EXECUTE_H
 #define MPBROKER_HANDLER_EXECUTE_H
 
-#include "base/outcome.h"
 #include "server/handler_end.h"
+#include "server/result_flags.h"
 
-/* The results of execute(); the module has these flags as constants. None: left to
- * Python. An API's key: the request is answered or forwarded. These flags are added to
- * the key: */
-enum result_flag {
-    RESULT_API_KEY = 0xFFFF, /* the bits of the key */
-    /* Handlers wait for a partition that was appended to: appended() returns them. */
-    RESULT_NOTIFY = 0x10000,
-    /* The answer to a Produce is written, and may be sent when the records are on disk:
-     * see appended(). Or a Fetch has to wait for records: see fetch_waits(). */
-    RESULT_WAITS = 0x20000,
-    /* The Produce is part of a transaction, and its client sends nothing else before
-     * the answer: sync at once. */
-    RESULT_AT_ONCE = 0x40000,
-    /* The coordinator has to get the request first, because its transaction is not open
-     * in one of the partitions. */
-    RESULT_BEGINS = 0x80000,
-};
-/* In place of a key the result may be ROW_IS_HELD: the request is left to Python, which
- * first settles that row. */
-
-/* Return whether the tables are valid: set, and as new as the metadata log. */
-int are_current(const handler_end *self);
-
-/* Execute a claimed slot's request; NULL and an exception. */
+/* Execute a claimed slot's request, and return flags of result_flags.h; NULL and an
+ * exception. */
 PyObject *handler_execute(PyObject *object, PyObject *slot);
 
 #endif

@@ -6,7 +6,7 @@
 #include "base/outcome.h"
 #include "server/handler_end.h"
 
-/* Execute a Produce. `*flags`: flags of handler_execute.h for the result; or
+/* Execute a Produce. `*flags`: flags of result_flags.h for the result; or
  * ROW_IS_HELD, only with LEFT_TO_PYTHON. */
 enum outcome execute_produce(handler_end *self, int64_t slot, uint8_t *frame,
                              int64_t size, int *flags);

@@ -27,6 +27,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from mpbroker.base.logger import get_logger
+from mpbroker.ipc import pulse
 from mpbroker.ipc.doorbell import Doorbell
 from mpbroker.ipc.fdpass import FdsDroppedError, recv_fds, send_fds
 from mpbroker.ipc.layout import (
@@ -150,6 +151,7 @@ class Keeper:
         while words[HEADER + HEADER_PHASE] < Phase.STOPPED:
             self._see_to_guard()
             self.turn()
+            pulse.step()
         if self._guard is not None:
             self._guard.dismiss()
 

@@ -9,16 +9,14 @@ ssl_err.c for the reasons.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import ssl
 import stat
-from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from mpbroker.base.config_def import ConfigError
 from mpbroker.base.logger import get_logger
-from mpbroker.base.pem import pem_of
+from mpbroker.base.pem import Identity, in_words, load_identity, load_trust
 from mpbroker.ipc.counters.authentication_counts import AuthenticationResult as R
 
 _LOG = get_logger(__name__)
@@ -58,7 +56,13 @@ class TlsSettings(NamedTuple):
     enabled_protocols: tuple[str, ...] = ("TLSv1.2", "TLSv1.3")
     cipher_suites: tuple[str, ...] = ()
     principal_mapping_rules: str = "DEFAULT"
-    prefix: str = ""  # listener.name.x., for messages
+    prefix: str = ""  # listener.name.x.
+    own: frozenset[str] = frozenset()  # the keys that are set with this prefix
+    where: str = ""  # stands in front of messages
+
+    def named(self, key: str) -> str:
+        """Return a key as it was set, for messages: for the listener, or for all."""
+        return f"{self.where}{self.prefix if key in self.own else ''}{key}"
 
 
 _Seen = tuple[tuple[int, int, int] | None, ...]
@@ -135,11 +139,12 @@ def make_context(settings: TlsSettings) -> ssl.SSLContext:
 
 
 def _set_versions(context: ssl.SSLContext, settings: TlsSettings) -> None:
-    prefix = settings.prefix
+    versions_name = settings.named("ssl.enabled.protocols")
+    suites_name = settings.named("ssl.cipher.suites")
     unknown = [each for each in settings.enabled_protocols if each not in _VERSIONS]
     if unknown or not settings.enabled_protocols:
         raise ConfigError(
-            f"{prefix}ssl.enabled.protocols={','.join(settings.enabled_protocols)}:"
+            f"{versions_name}={','.join(settings.enabled_protocols)}:"
             f" served are {', '.join(_VERSIONS)}; older versions are not safe any more"
         )
     versions = {_VERSIONS[each] for each in settings.enabled_protocols}
@@ -152,7 +157,7 @@ def _set_versions(context: ssl.SSLContext, settings: TlsSettings) -> None:
         versions.discard(ssl.TLSVersion.TLSv1_3)
     if not versions:
         raise ConfigError(
-            f"{prefix}ssl.cipher.suites={','.join(suites)}: none of them is of a"
+            f"{suites_name}={','.join(suites)}: none of them is of a"
             f" version of ssl.enabled.protocols={','.join(settings.enabled_protocols)}"
         )
     context.minimum_version, context.maximum_version = min(versions), max(versions)
@@ -163,8 +168,7 @@ def _set_versions(context: ssl.SSLContext, settings: TlsSettings) -> None:
             known = {cipher["name"] for cipher in context.get_ciphers()}
             strangers = [each for each in old if each not in known]
             raise ConfigError(
-                f"{prefix}ssl.cipher.suites: OpenSSL knows none of"
-                f" {', '.join(strangers or old)}"
+                f"{suites_name}: OpenSSL knows none of {', '.join(strangers or old)}"
             ) from None
         context.options |= ssl.OP_CIPHER_SERVER_PREFERENCE
 
@@ -185,82 +189,53 @@ def _openssl_name(name: str) -> str:
 
 
 def _load_key(context: ssl.SSLContext, settings: TlsSettings) -> None:
-    prefix = settings.prefix
+    key, chain = settings.keystore_key or "", settings.keystore_certificate_chain or ""
+    key_name = settings.named("ssl.keystore.key")
+    chain_name = settings.named("ssl.keystore.certificate.chain")
+    is_text = settings.keystore_location is None
     if settings.keystore_location is not None:
-        name = f"{prefix}ssl.keystore.location={settings.keystore_location}"
-        data = _read_pem(settings.keystore_location, name)
-    elif settings.keystore_key and settings.keystore_certificate_chain:
-        name = f"{prefix}ssl.keystore.key"
-        data = pem_of(settings.keystore_key).encode()
-        data += pem_of(settings.keystore_certificate_chain).encode()
-    else:
+        key_name = settings.named("ssl.keystore.location")
+        key_name = chain_name = f"{key_name}={settings.keystore_location}"
+        key = chain = _read_pem(settings.keystore_location, key_name)
+    elif not key and not chain:
         raise ConfigError(
-            f"{prefix}ssl.keystore.location: a listener with TLS needs a file in PEM"
-            " with its private key and certificates, or ssl.keystore.key and"
-            " ssl.keystore.certificate.chain"
+            f"{settings.named('ssl.keystore.location')}: a listener with TLS needs a"
+            " file in PEM with its private key and certificates, or ssl.keystore.key"
+            " and ssl.keystore.certificate.chain"
         )
-    if b"PRIVATE KEY-----" not in data:
-        raise ConfigError(f"{name}: there is no private key in it")
-
-    def password() -> str:
-        if settings.key_password is None:
-            raise ConfigError(
-                f"{name}: the private key is encrypted: set ssl.key.password"
-            )
-        return settings.key_password
-
-    try:
-        with _as_file(data) as path:
-            context.load_cert_chain(path, password=password)
-    except (ssl.SSLError, OSError) as error:
-        reason = getattr(error, "reason", None) or str(error)
-        raise ConfigError(
-            f"{name}: the key and certificates cannot be used: {_in_words(reason)}"
-            f"{_REMEDIES.get(reason, '')}"
-        ) from None
-
-
-_REMEDIES: Final = {
-    "KEY_VALUES_MISMATCH": "; the private key is not that of the first certificate:"
-    " give both of one pair, the broker's certificate before those of authorities",
-    "BAD_DECRYPT": "; ssl.key.password is not that of the private key",
-    "NO_START_LINE": "; it must hold -----BEGIN CERTIFICATE----- and what follows",
-    "EE_KEY_TOO_SMALL": "; make a key of 2048 bits or more",
-}
+    identity = Identity(key_name, key, chain_name, chain, is_text)
+    load_identity(context, identity, settings.key_password)
 
 
 def _load_trust(context: ssl.SSLContext, settings: TlsSettings) -> None:
-    prefix = settings.prefix
     if settings.client_auth not in _CLIENT_AUTH:
         raise ConfigError(
-            f"{prefix}ssl.client.auth={settings.client_auth}: it must be one of"
-            f" {', '.join(_CLIENT_AUTH)}"
+            f"{settings.named('ssl.client.auth')}={settings.client_auth}: it must be"
+            f" one of {', '.join(_CLIENT_AUTH)}"
         )
     context.verify_mode = _CLIENT_AUTH[settings.client_auth]
     if settings.client_auth == "none":
         return
     # As Java: an authority in the middle of a chain is enough, if it is trusted.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    is_text = settings.truststore_location is None
     if settings.truststore_location is not None:
-        name = f"{prefix}ssl.truststore.location={settings.truststore_location}"
-        data = _read_pem(settings.truststore_location, name)
+        name = settings.named("ssl.truststore.location")
+        name = f"{name}={settings.truststore_location}"
+        text = _read_pem(settings.truststore_location, name)
     elif settings.truststore_certificates:
-        name = f"{prefix}ssl.truststore.certificates"
-        data = pem_of(settings.truststore_certificates).encode()
+        name = settings.named("ssl.truststore.certificates")
+        text = settings.truststore_certificates
     else:
         raise ConfigError(
-            f"{prefix}ssl.client.auth={settings.client_auth}: clients' certificates"
-            " are judged by ssl.truststore.location or ssl.truststore.certificates;"
-            " set one"
+            f"{settings.named('ssl.client.auth')}={settings.client_auth}: clients'"
+            " certificates are judged by ssl.truststore.location or"
+            " ssl.truststore.certificates; set one"
         )
-    try:
-        context.load_verify_locations(cadata=data.decode("ascii", "ignore"))
-    except (ssl.SSLError, ValueError) as error:
-        reason = getattr(error, "reason", None) or str(error)
-        raise ConfigError(f"{name}: no certificates: {_in_words(reason)}") from None
+    load_trust(context, name, text, is_text=is_text)
 
 
-def _read_pem(path: str, name: str) -> bytes:
+def _read_pem(path: str, name: str) -> str:
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise ConfigError(f"{name}: not a file")  # a pipe might block us
@@ -274,25 +249,7 @@ def _read_pem(path: str, name: str) -> bytes:
             " -nodes -out FILE.pem, and a JKS one first with: keytool -importkeystore"
             " -srckeystore FILE -destkeystore FILE.p12 -deststoretype PKCS12"
         )
-    return data
-
-
-@contextlib.contextmanager
-def _as_file(data: bytes) -> Iterator[str]:
-    """Give the path of a file in memory with ``data``, until the block ends.
-
-    OpenSSL reads keys only from files.
-    """
-    fd = os.memfd_create("mpbroker-key", os.MFD_CLOEXEC)
-    try:
-        os.write(fd, data)
-        yield f"/proc/self/fd/{fd}"
-    finally:
-        os.close(fd)
-
-
-def _in_words(reason: str) -> str:
-    return reason.replace("_", " ").lower()
+    return data.decode("ascii", "ignore")
 
 
 # -- handshakes that failed ------------------------------------------------------------
@@ -329,5 +286,5 @@ def judge_failure(error: OSError) -> tuple[R, str]:
     if isinstance(error, ssl.SSLCertVerificationError):
         return R.TLS_CERTIFICATE, f"client certificate: {error.verify_message}"
     if "ALERT" in reason:
-        return R.TLS_REFUSED_BY_CLIENT, f"the client said: {_in_words(reason)}"
-    return _RESULTS.get(reason, R.TLS_OTHER), _in_words(reason) or str(error)
+        return R.TLS_REFUSED_BY_CLIENT, f"the client said: {in_words(reason)}"
+    return _RESULTS.get(reason, R.TLS_OTHER), in_words(reason) or str(error)

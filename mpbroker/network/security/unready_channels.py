@@ -275,6 +275,10 @@ class UnreadyChannels:
         except SaslError as error:
             self._fail(unready, error.result, error.detail)
             return False
+        except Exception:  # noqa: BLE001 - a library's, or a bug of ours
+            _LOG.exception("a bug in the TLS handshake: its client is not admitted")
+            self._fail(unready, R.TLS_OTHER, "TLS handshake: an unexpected error")
+            return False
         self._counts.count(R.HANDSHAKE)
         unready.has_handshake = True
         return True

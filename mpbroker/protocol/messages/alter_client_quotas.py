@@ -19,7 +19,7 @@ from mpbroker.protocol.fields import (
     array,
     field,
 )
-from mpbroker.protocol.message import Message
+from mpbroker.protocol.message import MAX_REQUEST_NAMES, Message
 
 
 class EntityData(Struct):
@@ -39,7 +39,11 @@ class EntryData(Struct):
 
 
 class AlterClientQuotasRequest(
-    Message, api_key=ApiKey.ALTER_CLIENT_QUOTAS, versions=(0, 1), flexible_from=1
+    Message,
+    api_key=ApiKey.ALTER_CLIENT_QUOTAS,
+    versions=(0, 1),
+    flexible_from=1,
+    max_elements=MAX_REQUEST_NAMES,
 ):
     entries: list[EntryData] = array(EntryData)
     validate_only: bool = field(BOOLEAN)

@@ -17,7 +17,7 @@ from mpbroker.protocol.fields import (
     array,
     field,
 )
-from mpbroker.protocol.message import Message
+from mpbroker.protocol.message import MAX_REQUEST_NAMES, Message
 
 
 class ConsumerGroupDescribeRequest(
@@ -25,6 +25,7 @@ class ConsumerGroupDescribeRequest(
     api_key=ApiKey.CONSUMER_GROUP_DESCRIBE,
     versions=(0, 1),
     flexible_from=0,
+    max_elements=MAX_REQUEST_NAMES,
 ):
     group_ids: list[str] = array(STRING)
     include_authorized_operations: bool = field(BOOLEAN)

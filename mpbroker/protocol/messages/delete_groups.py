@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.fields import INT16, INT32, STRING, Struct, array, field
-from mpbroker.protocol.message import Message
+from mpbroker.protocol.message import MAX_REQUEST_NAMES, Message
 
 
 class DeleteGroupsRequest(
-    Message, api_key=ApiKey.DELETE_GROUPS, versions=(0, 2), flexible_from=2
+    Message,
+    api_key=ApiKey.DELETE_GROUPS,
+    versions=(0, 2),
+    flexible_from=2,
+    max_elements=MAX_REQUEST_NAMES,
 ):
     groups_names: list[str] = array(STRING)
 

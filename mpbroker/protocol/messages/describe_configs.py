@@ -18,7 +18,7 @@ from mpbroker.protocol.fields import (
     array,
     field,
 )
-from mpbroker.protocol.message import Message
+from mpbroker.protocol.message import MAX_REQUEST_NAMES, Message
 
 
 class DescribeConfigsResource(Struct):
@@ -28,7 +28,11 @@ class DescribeConfigsResource(Struct):
 
 
 class DescribeConfigsRequest(
-    Message, api_key=ApiKey.DESCRIBE_CONFIGS, versions=(1, 4), flexible_from=4
+    Message,
+    api_key=ApiKey.DESCRIBE_CONFIGS,
+    versions=(1, 4),
+    flexible_from=4,
+    max_elements=MAX_REQUEST_NAMES,
 ):
     resources: list[DescribeConfigsResource] = array(DescribeConfigsResource)
     include_synonyms: bool = field(BOOLEAN)

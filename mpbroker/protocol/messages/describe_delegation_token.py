@@ -18,7 +18,7 @@ from mpbroker.protocol.fields import (
     array,
     field,
 )
-from mpbroker.protocol.message import Message
+from mpbroker.protocol.message import MAX_REQUEST_NAMES, Message
 from mpbroker.protocol.primitives import Buffer
 
 
@@ -28,7 +28,11 @@ class DescribeDelegationTokenOwner(Struct):
 
 
 class DescribeDelegationTokenRequest(
-    Message, api_key=ApiKey.DESCRIBE_DELEGATION_TOKEN, versions=(1, 3), flexible_from=2
+    Message,
+    api_key=ApiKey.DESCRIBE_DELEGATION_TOKEN,
+    versions=(1, 3),
+    flexible_from=2,
+    max_elements=MAX_REQUEST_NAMES,
 ):
     owners: list[DescribeDelegationTokenOwner] | None = array(
         DescribeDelegationTokenOwner, nullable="0+"

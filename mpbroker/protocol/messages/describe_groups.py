@@ -16,12 +16,16 @@ from mpbroker.protocol.fields import (
     array,
     field,
 )
-from mpbroker.protocol.message import Message
+from mpbroker.protocol.message import MAX_REQUEST_NAMES, Message
 from mpbroker.protocol.primitives import Buffer
 
 
 class DescribeGroupsRequest(
-    Message, api_key=ApiKey.DESCRIBE_GROUPS, versions=(0, 6), flexible_from=5
+    Message,
+    api_key=ApiKey.DESCRIBE_GROUPS,
+    versions=(0, 6),
+    flexible_from=5,
+    max_elements=MAX_REQUEST_NAMES,
 ):
     groups: list[str] = array(STRING)
     include_authorized_operations: bool = field(BOOLEAN, "3+")

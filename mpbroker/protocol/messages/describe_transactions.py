@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.fields import INT16, INT32, INT64, STRING, Struct, array, field
-from mpbroker.protocol.message import Message
+from mpbroker.protocol.message import MAX_REQUEST_NAMES, Message
 
 
 class DescribeTransactionsRequest(
-    Message, api_key=ApiKey.DESCRIBE_TRANSACTIONS, versions=(0, 0), flexible_from=0
+    Message,
+    api_key=ApiKey.DESCRIBE_TRANSACTIONS,
+    versions=(0, 0),
+    flexible_from=0,
+    max_elements=MAX_REQUEST_NAMES,
 ):
     transactional_ids: list[str] = array(STRING)
 

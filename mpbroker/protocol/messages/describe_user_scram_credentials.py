@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.fields import INT8, INT16, INT32, STRING, Struct, array, field
-from mpbroker.protocol.message import Message
+from mpbroker.protocol.message import MAX_REQUEST_NAMES, Message
 
 
 class UserName(Struct):
@@ -19,6 +19,7 @@ class DescribeUserScramCredentialsRequest(
     api_key=ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS,
     versions=(0, 0),
     flexible_from=0,
+    max_elements=MAX_REQUEST_NAMES,
 ):
     users: list[UserName] | None = array(UserName, nullable="0+")
 

@@ -10,11 +10,15 @@ from __future__ import annotations
 
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.fields import INT8, INT16, INT32, STRING, Struct, array, field
-from mpbroker.protocol.message import Message
+from mpbroker.protocol.message import MAX_REQUEST_NAMES, Message
 
 
 class FindCoordinatorRequest(
-    Message, api_key=ApiKey.FIND_COORDINATOR, versions=(0, 6), flexible_from=3
+    Message,
+    api_key=ApiKey.FIND_COORDINATOR,
+    versions=(0, 6),
+    flexible_from=3,
+    max_elements=MAX_REQUEST_NAMES,
 ):
     key: str = field(STRING, "0-3")
     key_type: int = field(INT8, "1+")

@@ -7,6 +7,8 @@ Source: Kafka protocol guide, "JoinGroup".
 
 from __future__ import annotations
 
+from typing import Final
+
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.fields import (
     BOOLEAN,
@@ -27,8 +29,16 @@ class JoinGroupRequestProtocol(Struct):
     metadata: Buffer = field(BYTES)
 
 
+# The coordinator compares the protocols of all members. Clients send one to three.
+_MAX_PROTOCOLS: Final = 1000
+
+
 class JoinGroupRequest(
-    Message, api_key=ApiKey.JOIN_GROUP, versions=(0, 9), flexible_from=6
+    Message,
+    api_key=ApiKey.JOIN_GROUP,
+    versions=(0, 9),
+    flexible_from=6,
+    max_elements=_MAX_PROTOCOLS,
 ):
     group_id: str = field(STRING)
     session_timeout_ms: int = field(INT32)

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.fields import INT16, INT32, STRING, Struct, array, field
-from mpbroker.protocol.message import Message
+from mpbroker.protocol.message import MAX_REQUEST_NAMES, Message
 
 
 class ListGroupsRequest(
-    Message, api_key=ApiKey.LIST_GROUPS, versions=(0, 5), flexible_from=3
+    Message,
+    api_key=ApiKey.LIST_GROUPS,
+    versions=(0, 5),
+    flexible_from=3,
+    max_elements=MAX_REQUEST_NAMES,
 ):
     states_filter: list[str] = array(STRING, "4+")
     types_filter: list[str] = array(STRING, "5+")

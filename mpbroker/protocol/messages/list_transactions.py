@@ -10,11 +10,15 @@ from __future__ import annotations
 
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.fields import INT16, INT32, INT64, STRING, Struct, array, field
-from mpbroker.protocol.message import Message
+from mpbroker.protocol.message import MAX_REQUEST_NAMES, Message
 
 
 class ListTransactionsRequest(
-    Message, api_key=ApiKey.LIST_TRANSACTIONS, versions=(0, 2), flexible_from=0
+    Message,
+    api_key=ApiKey.LIST_TRANSACTIONS,
+    versions=(0, 2),
+    flexible_from=0,
+    max_elements=MAX_REQUEST_NAMES,
 ):
     state_filters: list[str] = array(STRING)
     producer_id_filters: list[int] = array(INT64)

@@ -16,11 +16,15 @@ from mpbroker.protocol.fields import (
     array,
     field,
 )
-from mpbroker.protocol.message import Message
+from mpbroker.protocol.message import MAX_REQUEST_NAMES, Message
 
 
 class ShareGroupDescribeRequest(
-    Message, api_key=ApiKey.SHARE_GROUP_DESCRIBE, versions=(1, 1), flexible_from=0
+    Message,
+    api_key=ApiKey.SHARE_GROUP_DESCRIBE,
+    versions=(1, 1),
+    flexible_from=0,
+    max_elements=MAX_REQUEST_NAMES,
 ):
     group_ids: list[str] = array(STRING)
     include_authorized_operations: bool = field(BOOLEAN)

@@ -59,6 +59,8 @@ if TYPE_CHECKING:
 _MAX_INT64: Final = 2**63 - 1
 # Above what codecs reach with real records.
 _USUAL_RATIO: Final = 10
+# What any request may inflate to at once, beside that: it takes 5 ms.
+_LIGHT_BYTES: Final = 4 * 1024 * 1024
 _MIN_INT64: Final = -(2**63)
 _TARGET_CODECS: Final[dict[str, Codec]] = {
     "uncompressed": Codec.NONE,
@@ -131,6 +133,10 @@ class ValidatedBatch(NamedTuple):
     log_append_time_ms: int
 
 
+class HeavyRequestError(Exception):
+    """A request inflates to so much that other requests have their turn first."""
+
+
 class InflationBudget:
     """A limit of the bytes that all batches of one request have when decompressed.
 
@@ -139,12 +145,17 @@ class InflationBudget:
 
     Args:
         stored_bytes: the size of the request's batches, compressed as they came.
+        has_turn: whether the request may use all of it at once. If not, validation
+            raises HeavyRequestError at the batch that needs more than most requests do.
     """
 
-    __slots__ = ("left",)
+    __slots__ = ("left", "light")
 
-    def __init__(self, stored_bytes: int) -> None:
+    def __init__(self, stored_bytes: int, *, has_turn: bool = True) -> None:
         self.left = DEFAULT_MAX_DECOMPRESSED_BYTES + _USUAL_RATIO * stored_bytes
+        self.light = self.left
+        if not has_turn:
+            self.light = _LIGHT_BYTES + _USUAL_RATIO * stored_bytes
 
 
 class RecordError(ApiError):
@@ -181,6 +192,13 @@ class RecordsError(ApiError):
         return type(self), (self.error_code, self.message, self.reasons)
 
 
+def is_compressed(batch: memoryview) -> bool:
+    """Return whether a batch says that it is compressed; False if it is too short."""
+    return len(batch) >= BATCH_HEADER_SIZE and bool(
+        batch[ATTRIBUTES_POSITION + 1] & CODEC_MASK
+    )
+
+
 def validate_produce(
     records: Buffer,
     policy: ValidationPolicy,
@@ -199,6 +217,7 @@ def validate_produce(
         budget: the request's budget; None: only the limit of each batch counts.
 
     Raises:
+        HeavyRequestError: see InflationBudget.
         ApiError: CORRUPT_MESSAGE, INVALID_RECORD, MESSAGE_TOO_LARGE, INVALID_TIMESTAMP
             or UNSUPPORTED_COMPRESSION_TYPE. It is a `RecordError` if one record is
             malformed, a `RecordsError` if the topic does not accept some records.
@@ -422,15 +441,20 @@ def _decompress(
     stored = view[BATCH_HEADER_SIZE:]
     limit = policy.max_decompressed_bytes
     spent = 0
+    is_light = False
     if budget is not None:
         # A decompression that fails may have cost as much as its limit allows, so the
         # whole limit is charged for it.
         spent = limit = min(limit, budget.left)
+        is_light = budget.light < limit
+        limit = max(0, min(limit, budget.light))
     try:
         payload = decompress(codec, stored, limit, strict=True)
         spent = len(payload)
         return payload
     except DecompressionLimitError as error:
+        if is_light:
+            raise HeavyRequestError from None
         # At this error Kafka's producers split the batch, which helps here, too.
         raise ApiError(ErrorCode.MESSAGE_TOO_LARGE, str(error)) from error
     except DecompressionError as error:
@@ -438,6 +462,7 @@ def _decompress(
     finally:
         if budget is not None:
             budget.left -= spent
+            budget.light -= spent
 
 
 def _rewrite(

@@ -27,15 +27,13 @@ from mpbroker.base.config_def import (
     UnusableConfigError,
     UpdateMode,
 )
-from mpbroker.metadata.metadata_image import MetadataImage, MetadataRecord
-from mpbroker.metadata.topics import TopicRegistry
+from mpbroker.metadata.topics import Alteration, ConfigChange, TopicRegistry
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.alter_configs import AlterConfigsResourceResponse
 from mpbroker.server.configs.client_metrics_config import (
     check_client_metrics_configs,
     check_subscription_name,
-    subscription_records,
 )
 from mpbroker.server.configs.config_entries import (
     BROKER_LOGGER_RESOURCE,
@@ -52,9 +50,6 @@ from mpbroker.server.configs.group_config_def import (
 from mpbroker.server.errors import invalid_request
 
 MIN_ISR_KEY: Final = "min.insync.replicas"
-
-# Takes a copy of a resource's overrides, by key; returns the new ones.
-ConfigChange = Callable[[dict[str, str]], Mapping[str, str]]
 
 
 class Broker(Protocol):
@@ -125,17 +120,28 @@ class NamedOnce:
 
 
 def alter_each(
-    resources: Sequence[ResourceT], alter: Callable[[ResourceT], None]
+    resources: Sequence[ResourceT],
+    change_of: Callable[[ResourceT], ConfigChange | None],
+    broker: Broker,
+    *,
+    validate_only: bool,
 ) -> list[AlterConfigsResourceResponse]:
-    """Alter the resources of a request; return a response for each.
+    """Change the configs of a request's resources; return a response for each.
+
+    All of them are written to disk at once, except for those of brokers: they depend on
+    each other, so each is decided upon what the one before has left.
 
     Args:
         resources: the resources. One that is named twice is refused.
-        alter: changes one resource. If it raises ApiError, the resource's response has
-            the error's code and message.
+        change_of: returns the function that makes a resource's new overrides from the
+            old ones; None: it has changed the resource itself. It may raise ApiError.
+        broker: has the topic registry, which writes the changes, and the broker's keys.
+        validate_only: check the changes, and do not make them.
     """
     named_once = NamedOnce(resources)
     responses = []
+    together: list[tuple[AlterConfigsResourceResponse, Alteration]] = []
+    singly: list[tuple[AlterConfigsResourceResponse, Alteration]] = []
     for resource in resources:
         response = AlterConfigsResourceResponse(
             resource_type=resource.resource_type,
@@ -145,11 +151,40 @@ def alter_each(
         responses.append(response)
         try:
             named_once.check(resource)
-            alter(resource)
+            change = change_of(resource)
+            if change is not None:
+                wanted = _alteration(resource, change, broker)
+                of_broker = resource.resource_type == BROKER_RESOURCE
+                (singly if of_broker else together).append((response, wanted))
         except ApiError as error:
-            response.error_code = error.error_code
-            response.error_message = str(error)
+            _refuse(response, error)
+    for group in (together, *([each] for each in singly)):
+        _alter(group, broker.registry, validate_only=validate_only)
     return responses
+
+
+def _alter(
+    wanted: Sequence[tuple[AlterConfigsResourceResponse, Alteration]],
+    registry: TopicRegistry,
+    *,
+    validate_only: bool,
+) -> None:
+    """Make changes with one write to disk; put errors into the responses."""
+    if not wanted:
+        return
+    alterations = [alteration for _, alteration in wanted]
+    errors: list[ApiError | None]
+    try:
+        errors = registry.alter_configs(alterations, validate_only=validate_only)
+    except ApiError as error:  # nothing was changed
+        errors = [error] * len(wanted)
+    for (response, _), refusal in zip(wanted, errors, strict=True):
+        if refusal is not None:
+            _refuse(response, refusal)
+
+
+def _refuse(response: AlterConfigsResourceResponse, error: ApiError) -> None:
+    response.error_code, response.error_message = error.error_code, str(error)
 
 
 def each_once(configs: Iterable[ConfigT]) -> Iterator[ConfigT]:
@@ -173,67 +208,49 @@ def null_value(name: str) -> ApiError:
     return invalid_request(f"Null value not supported for: {name}")
 
 
-def alter_resource(
-    resource: Resource, change: ConfigChange, broker: Broker, *, validate_only: bool
-) -> None:
-    """Change the configs of one resource.
-
-    Args:
-        resource: the resource.
-        change: makes the new overrides from the old ones; may raise ApiError.
-        broker: has the topic registry, which writes the change, and the broker's keys.
-        validate_only: check the change, and do not make it.
+def _alteration(resource: Resource, change: ConfigChange, broker: Broker) -> Alteration:
+    """Return a change of one resource's configs that also checks the new ones.
 
     Raises:
-        ApiError: INVALID_REQUEST, INVALID_CONFIG, UNKNOWN_TOPIC_OR_PARTITION,
-            KAFKA_STORAGE_ERROR, or an error of ``change``; nothing was changed.
+        ApiError: INVALID_REQUEST: the resource has no configs that can be changed.
     """
-    alter = _ALTERATIONS.get(resource.resource_type)
-    if alter is None:
-        raise unsupported_resource(resource.resource_type)
-    alter(resource.resource_name, change, broker, validate_only)
+    kind, name = resource.resource_type, resource.resource_name
+    checked = _CHECKED.get(kind)
+    if checked is None:
+        raise unsupported_resource(kind)
+    return Alteration(kind, name, checked(name, change, broker))
 
 
-def _alter_topic(
-    name: str, change: ConfigChange, broker: Broker, validate_only: bool
-) -> None:
+def _of_topic(name: str, change: ConfigChange, _: Broker) -> ConfigChange:
     if not name:
         raise invalid_request("Default topic resources are not allowed.")
-    broker.registry.alter_topic_config(name, change, validate_only=validate_only)
+    return change  # the registry checks the configs of topics
 
 
-def _alter_group(
-    name: str, change: ConfigChange, broker: Broker, validate_only: bool
-) -> None:
+def _of_group(name: str, change: ConfigChange, broker: Broker) -> ConfigChange:
     check_group_name(name)
-    configs = broker_configs(broker)
 
     def checked(before: dict[str, str]) -> Mapping[str, str]:
         after = change(before)
-        check_group_configs(after, configs)
+        check_group_configs(after, broker_configs(broker))
         return after
 
-    broker.registry.alter_group_config(name, checked, validate_only=validate_only)
+    return checked
 
 
-def _alter_subscription(
-    name: str, change: ConfigChange, broker: Broker, validate_only: bool
-) -> None:
+def _of_subscription(name: str, change: ConfigChange, _: Broker) -> ConfigChange:
     check_subscription_name(name)
 
-    def records(image: MetadataImage) -> Sequence[MetadataRecord]:
-        before = dict(image.config(CLIENT_METRICS_RESOURCE, name))
-        after = change(dict(before))
+    def checked(before: dict[str, str]) -> Mapping[str, str]:
+        after = change(before)
         check_client_metrics_configs(after)
-        return () if validate_only else subscription_records(name, before, after)
+        return after
 
-    broker.registry.change(records)
+    return checked
 
 
-def _alter_broker(
-    name: str, change: ConfigChange, broker: Broker, validate_only: bool
-) -> None:
-    """Change the configs of this broker, or, if the name is empty, of all brokers."""
+def _of_broker(name: str, change: ConfigChange, broker: Broker) -> ConfigChange:
+    """Check changes of this broker's configs; if the name is empty, of all brokers'."""
     if name:
         check_broker_name(name, broker.node_id)
 
@@ -251,14 +268,14 @@ def _alter_broker(
             _check_together(name, after, touched, broker)
         return after
 
-    broker.registry.alter_broker_config(name, checked, validate_only=validate_only)
+    return checked
 
 
-_ALTERATIONS: Final[Mapping[int, Callable[[str, ConfigChange, Broker, bool], None]]] = {
-    TOPIC_RESOURCE: _alter_topic,
-    GROUP_RESOURCE: _alter_group,
-    CLIENT_METRICS_RESOURCE: _alter_subscription,
-    BROKER_RESOURCE: _alter_broker,
+_CHECKED: Final[Mapping[int, Callable[[str, ConfigChange, Broker], ConfigChange]]] = {
+    TOPIC_RESOURCE: _of_topic,
+    GROUP_RESOURCE: _of_group,
+    CLIENT_METRICS_RESOURCE: _of_subscription,
+    BROKER_RESOURCE: _of_broker,
 }
 
 

@@ -65,6 +65,9 @@ GROUP_CONFIG_DEF: Final = ConfigDef("group config", (
     ConfigKey(HEARTBEAT_INTERVAL, ConfigType.INT, 5000,
         "Time between the heartbeats of such a member.",
         validator=at_least(1)),
+    ConfigKey("consumer.assignment.interval.ms", ConfigType.INT, 1000,
+        "A target assignment is made with each change of the group.",
+        validator=at_least(0), has_effect=False),
     ConfigKey(SHARE_SESSION_TIMEOUT, ConfigType.INT, 45_000,
         "A member of the share group that is silent for so long is dead.",
         validator=at_least(1)),
@@ -108,6 +111,14 @@ GROUP_CONFIG_DEF: Final = ConfigDef("group config", (
     ConfigKey("streams.assignment.interval.ms", ConfigType.INT, 1000,
         "A target assignment is made with each change of the group.",
         validator=at_least(0), has_effect=False),
+    ConfigKey("streams.assignor.name", ConfigType.STRING, "sticky",
+        "There is one assignor for streams groups.", has_effect=False),
+    ConfigKey("streams.rack.aware.assignment.tags", ConfigType.LIST, (),
+        "The assignor does not look at racks.", has_effect=False),
+    ConfigKey("errors.deadletterqueue.copy.record.enable", ConfigType.BOOLEAN, False,
+        "Share groups have no dead-letter queue.", has_effect=False),
+    ConfigKey("errors.deadletterqueue.topic.name", ConfigType.STRING, "",
+        "Share groups have no dead-letter queue.", has_effect=False),
 ))
 
 # The broker's keys for the default, the smallest and the largest value of a group.

@@ -31,6 +31,14 @@ if TYPE_CHECKING:
     from mpbroker.storage.log.partition_log import PartitionLog
 
 _READ_COMMITTED: Final = 1
+# Errors for which no log is read. The fetch waits for its other partitions.
+_NOT_READ: Final = frozenset(
+    (
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+    )
+)
 
 
 class SegmentRegion:
@@ -116,18 +124,9 @@ def _target(
     unknown: ErrorCode,
     log: Callable[[Topic, int], PartitionLog],
 ) -> Target:
-    found = None
-    error = ErrorCode.NONE
-    if topic is None:
-        error = unknown
-    elif not 0 <= wanted.partition < len(topic.partitions):
-        error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    else:
+    if topic is not None:
         name, topic_id = topic.name, topic.topic_id
-        try:
-            found = log(topic, wanted.partition)
-        except ApiError as refused:
-            error = refused.error_code
+    found, error = find_log(topic, wanted.partition, unknown, log)
     return Target(
         name,
         topic_id,
@@ -140,6 +139,30 @@ def _target(
     )
 
 
+def find_log(
+    topic: Topic | None,
+    partition: int,
+    unknown: ErrorCode,
+    log: Callable[[Topic, int], PartitionLog],
+) -> tuple[PartitionLog | None, ErrorCode]:
+    """Find a partition's log, or the error that stands in its place.
+
+    Args:
+        topic: its topic; None: there is none.
+        partition: its number, from the request.
+        unknown: the error if there is no topic.
+        log: finds the log of a partition that exists.
+    """
+    if topic is None:
+        return None, unknown
+    if not 0 <= partition < len(topic.partitions):
+        return None, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    try:
+        return log(topic, partition), ErrorCode.NONE
+    except ApiError as refused:
+        return None, refused.error_code
+
+
 class Reading:
     """Holds what was found when a fetch's partitions were all read once."""
 
@@ -150,7 +173,7 @@ class Reading:
         # By row of the partition: the answer of the remote store that a read waits for.
         self.pending: dict[int, RemoteWait] = {}
         self.bytes_found = 0
-        self.has_error = False
+        self.has_error = False  # one for which the answer must not wait
 
 
 def read_targets(
@@ -205,7 +228,7 @@ def read_targets(
         if result is not None:
             reading.bytes_found += result.length
             left = max(0, left - result.length)
-        if error:
+        if error and (log is not None or error not in _NOT_READ):
             reading.has_error = True
         reading.results.append((target, result, error))
     return reading

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from mpbroker.ipc.counters.fetched_bytes import first_word
 from mpbroker.ipc.response_parts import FilePart
+from mpbroker.ipc.session_layout import NO_ROW
 from mpbroker.protocol.acl import AclOperation
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
@@ -27,6 +28,7 @@ from mpbroker.server.fetch.fetch_handler import (
     Reading,
     SegmentRegion,
     Target,
+    find_log,
     full_targets,
     grouped,
     partition_data,
@@ -36,14 +38,18 @@ from mpbroker.server.fetch.fetch_handler import (
 from mpbroker.server.fetch.fetch_session import (
     FINAL_EPOCH,
     INITIAL_EPOCH,
+    NO_ID,
     NO_SESSION,
     FetchSessions,
     SessionEntry,
+    SessionTopic,
+    SessionTopics,
 )
 from mpbroker.server.request import CLOSE, PARKED, Deferred, Request
 
 if TYPE_CHECKING:
     from mpbroker.base.storage_errors import RemoteWait
+    from mpbroker.metadata.topics import Topic
     from mpbroker.network.request_channel import HandlerEnd
     from mpbroker.server.authorization.authorization import Access
     from mpbroker.server.quotas.client_quotas import ClientQuotas
@@ -241,7 +247,7 @@ class FetchService:
             (found > 0 if reading.pending else found >= wanted)
             or reading.has_error
             or message.max_wait_ms <= 0
-            or not answer.targets
+            or all(target.log is None for target in answer.targets)
         )
 
     # -- sessions --------------------------------------------------------------------
@@ -270,117 +276,137 @@ class FetchService:
         )
         if error:
             raise ApiError(error, f"fetch session {session_id} at epoch {epoch}")
-        answer = self._continue(message, version, session_id, base, may_read)
+        answer = Answer([], session_id, base, full=False)
         answer.again = claimed == epoch + 1
+        if message.topics or message.forgotten_topics_data:
+            self._change(message, version, answer, may_read)
+        entries = self._sessions.entries(base)
+        if not entries:
+            self._sessions.close(session_id)
+            return Answer([], NO_SESSION, -1, full=True)
+        answer.targets = [
+            self._target_of(answer, index, entry, may_read)
+            for index, entry in enumerate(entries)
+        ]
         return answer
 
     def _create(self, targets: list[Target], *, uses_ids: bool) -> int:
-        entries = []
-        for target in targets:
-            if target.error or target.log is None:
-                return NO_SESSION  # the client must name them all until they exist
-            entries.append(self._entry(target))
-        return self._sessions.create(entries, time.monotonic_ns(), uses_ids=uses_ids)
+        topics = SessionTopics()
+        entries = [self._entry(target, topics, uses_ids=uses_ids) for target in targets]
+        now = time.monotonic_ns()
+        return self._sessions.create(entries, topics, now, uses_ids=uses_ids)
 
-    def _continue(
-        self,
-        message: FetchRequest,
-        version: int,
-        session_id: int,
-        base: int,
-        may_read: MayRead | None,
-    ) -> Answer:
-        entries = self._sessions.entries(base)
-        if message.topics or message.forgotten_topics_data:
-            entries = self._changed(message, version, session_id, entries, may_read)
-            if not entries:
-                self._sessions.close(session_id)
-                return Answer([], NO_SESSION, -1, full=True)
-            if not self._sessions.store(session_id, base, entries):
-                self._sessions.close(session_id)
-                raise ApiError(
-                    ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
-                    "it has grown too large, or has ended",
-                )
-        targets = []
-        for index, entry in enumerate(entries):
-            found = self._registry.partition_by_row_id(entry.row_id)
-            if found is None:  # deleted: a full request gets the error for it
-                self._sessions.close(session_id)
-                raise ApiError(
-                    ErrorCode.FETCH_SESSION_ID_NOT_FOUND, "a topic of it is gone"
-                )
-            topic, partition, _ = found
-            allowed = may_read is None or may_read(topic.name)
-            targets.append(
-                Target(
-                    topic.name,
-                    topic.topic_id,
-                    partition,
-                    entry.fetch_offset,
-                    entry.max_bytes,
-                    entry.leader_epoch,
-                    self._log(topic, partition) if allowed else None,
-                    _NONE if allowed else _DENIED,
-                    entry=index,
-                )
-            )
-        return Answer(targets, session_id, base, full=False)
-
-    def _entry(self, target: Target) -> SessionEntry:
-        assert target.log is not None
+    def _entry(
+        self, target: Target, topics: SessionTopics, *, uses_ids: bool
+    ) -> SessionEntry:
+        topic = SessionTopic(target.name, target.topic_id if uses_ids else NO_ID)
+        log = target.log
         return SessionEntry(
-            self._registry.row_id(target.log.row.index),
+            NO_ROW if log is None else self._registry.row_id(log.row.index),
             target.fetch_offset,
             target.max_bytes,
             target.leader_epoch,
+            named=topics.named(topic, target.partition),
         )
 
-    def _changed(
+    def _target_of(
+        self, answer: Answer, index: int, entry: SessionEntry, may_read: MayRead | None
+    ) -> Target:
+        """Find the partition of a session's entry, or the error that it gets."""
+        found = self._registry.partition_by_row_id(entry.row_id)
+        if found is not None:
+            topic: Topic | None = found.topic
+            name, topic_id, unknown = found.topic.name, found.topic.topic_id, _NONE
+        else:
+            name, topic_id = known = self._sessions.topic(answer.base, entry.place)
+            topic, unknown = self._look_for(known, entry.partition)
+            if topic is not None:
+                name, topic_id = topic.name, topic.topic_id
+        if may_read is not None and name and not may_read(name):
+            topic, unknown = None, _DENIED
+        log, error = find_log(topic, entry.partition, unknown, self._log)
+        if found is None and log is not None:
+            row_id = self._registry.row_id(log.row.index)
+            self._sessions.note_row(answer.session_id, answer.base, index, row_id)
+        return Target(
+            name,
+            topic_id,
+            entry.partition,
+            entry.fetch_offset,
+            entry.max_bytes,
+            entry.leader_epoch,
+            log,
+            error,
+            entry=index,
+        )
+
+    def _look_for(
+        self, known: SessionTopic, partition: int
+    ) -> tuple[Topic | None, ErrorCode]:
+        """Look again for a topic that did not exist, or that was deleted.
+
+        Returns:
+            The topic and NONE; or None and the error that tells what is wrong, as in
+            Kafka: UNKNOWN_TOPIC_ID if no topic has had this id,
+            INCONSISTENT_TOPIC_ID if another topic has the name of the deleted one.
+        """
+        named = self._registry.topic(known.name)
+        if known.topic_id == NO_ID:
+            return named, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        topic = self._registry.topic_by_id(known.topic_id)
+        if topic is not None:
+            return topic, _NONE
+        if not known.name:
+            return None, ErrorCode.UNKNOWN_TOPIC_ID
+        if named is not None and partition < len(named.partitions):
+            return None, ErrorCode.INCONSISTENT_TOPIC_ID
+        return None, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+    def _change(
         self,
         message: FetchRequest,
         version: int,
-        session_id: int,
-        entries: list[SessionEntry],
+        answer: Answer,
         may_read: MayRead | None,
-    ) -> list[SessionEntry]:
-        """Return a session's entries after the changes that a request makes.
+    ) -> None:
+        """Make the changes to a session that a request asks for.
 
         A request adds partitions, changes fetch offsets, and forgets partitions.
 
         Raises:
-            ApiError: FETCH_SESSION_ID_NOT_FOUND if the request adds a partition that
-                cannot be read. The session is closed.
+            ApiError: FETCH_SESSION_ID_NOT_FOUND if the session has grown too large, or
+                has ended.
         """
-        by_row = {entry.row_id: entry for entry in entries}
+        uses_ids = version >= 13
+        sessions, base = self._sessions, answer.base
+        topics = sessions.topics(base)
+        entries = {entry.named: entry for entry in sessions.entries(base)}
         for forgotten in message.forgotten_topics_data:
             topic = (
-                self._registry.topic_by_id(forgotten.topic_id)
-                if version >= 13
-                else self._registry.topic(forgotten.topic)
+                SessionTopic("", forgotten.topic_id)
+                if uses_ids
+                else SessionTopic(forgotten.topic, NO_ID)
             )
             for partition in forgotten.partitions:
-                if topic is not None and 0 <= partition < len(topic.partitions):
-                    row = topic.partitions[partition]
-                    by_row.pop(self._registry.row_id(row), None)
+                entries.pop(topics.find(topic, partition), None)
         for target in full_targets(
             message, version, self._registry, self._log, may_read
         ):
-            if target.error or target.log is None:
-                self._sessions.close(session_id)
-                raise ApiError(
-                    ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
-                    "it names what does not exist; a full request says what",
-                )
-            entry = self._entry(target)
-            known = by_row.get(entry.row_id)
+            entry = self._entry(target, topics, uses_ids=uses_ids)
+            known = entries.get(entry.named)
             if known is not None:
                 entry = entry._replace(
                     sent_high_watermark=known.sent_high_watermark,
                     sent_log_start=known.sent_log_start,
                 )
-            by_row[entry.row_id] = entry
-        return list(by_row.values())
+            entries[entry.named] = entry
+        stored = sessions.store(answer.session_id, base, list(entries.values()), topics)
+        if not stored:
+            sessions.close(answer.session_id)
+            raise ApiError(
+                ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
+                "it has grown too large, or has ended",
+            )
 
     # -- answers -----------------------------------------------------------------------
 

@@ -6,8 +6,13 @@ words for each partition (ipc/session_layout.py). The session table's mutex guar
 and epochs. The entries belong to the request that has claimed the session's epoch,
 until the next request claims it.
 
-A fetch of too many partitions, or of a partition that does not exist, gets no session:
-its client names all partitions in every request, as before KIP-227.
+The row also has the session's topics, by name or by id as its client names them. So a
+partition that does not exist has a place in the session, and is served when it is
+created. Topics are only added, behind those that are there, before an entry refers to
+them: a process that is killed leaves no entry with a wrong topic.
+
+A fetch of too many partitions or topics gets no session: its client names all
+partitions in every request, as before KIP-227.
 
 Source: KIP-227; kafka.server.FetchSession.
 """
@@ -15,6 +20,7 @@ Source: KIP-227; kafka.server.FetchSession.
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Callable
 from typing import Final
 
@@ -24,11 +30,13 @@ from mpbroker.ipc.session_layout import (
     ENTRY_FETCH_OFFSET,
     ENTRY_LEADER_EPOCH,
     ENTRY_MAX_BYTES,
+    ENTRY_PARTITION,
     ENTRY_ROW,
     ENTRY_SENT_ERROR,
     ENTRY_SENT_HIGH_WATERMARK,
     ENTRY_SENT_LOG_START,
     MAX_SESSIONS,
+    PLACE_BITS,
     SESSION_CREATED,
     SESSION_ENTRY_COUNT,
     SESSION_ENTRY_WORDS,
@@ -36,6 +44,9 @@ from mpbroker.ipc.session_layout import (
     SESSION_HEADER_WORDS,
     SESSION_ID,
     SESSION_MAX_ENTRIES,
+    SESSION_TOPICS,
+    SESSION_TOPICS_END,
+    SESSION_TOPICS_WORDS,
     SESSION_USED,
     SESSION_USES_IDS,
     SESSION_WORDS,
@@ -46,22 +57,52 @@ from mpbroker.protocol.error_code import ErrorCode
 FINAL_EPOCH: Final = -1
 INITIAL_EPOCH: Final = 0
 NO_SESSION: Final = 0
+NO_ID: Final = bytes(16)
 _MAX_EPOCH: Final = 0x7FFF_FFFF
 # A session is not taken from a client that used it within this time.
 _MIN_AGE_NS: Final = 120 * 1_000_000_000
+# The words of a topic: its id, the length of its name, and from here on its name.
+_ID_WORDS: Final = struct.Struct("=qq")
+_NAME: Final = 3
 TABLE_BYTES: Final = MAX_SESSIONS * SESSION_WORDS * 8
+
+
+class SessionTopic(NamedTuple):
+    """Describes a topic of a session."""
+
+    name: str  # "": it is named by id, and did not exist when it came to the session
+    topic_id: bytes  # 16 bytes; NO_ID: its client names it by name
+
+    @property
+    def key(self) -> bytes | str:
+        return self.name if self.topic_id == NO_ID else self.topic_id
+
+    @property
+    def words(self) -> int:
+        """How many words it takes in a session's row."""
+        return _NAME + _words_of(len(self.name.encode()))
 
 
 class SessionEntry(NamedTuple):
     """Describes one partition of a session, and what the last answer said of it."""
 
-    row_id: int  # TopicRegistry.row_id()
+    row_id: int  # TopicRegistry.row_id(); NO_ROW: it did not exist
     fetch_offset: int
     max_bytes: int
     leader_epoch: int
     sent_high_watermark: int = -1  # -1: nothing sent yet
     sent_log_start: int = -1
     sent_error: int = 0
+    named: int = 0  # the partition's number, and its topic's place (session_layout.py)
+
+    @property
+    def partition(self) -> int:
+        return self.named >> PLACE_BITS
+
+    @property
+    def place(self) -> int:
+        """Where the row has its topic; see FetchSessions.topic()."""
+        return self.named & (1 << PLACE_BITS) - 1
 
 
 class FetchSessions:
@@ -95,15 +136,26 @@ class FetchSessions:
         return Segment.create("mpbroker-sessions", TABLE_BYTES)
 
     def create(
-        self, entries: list[SessionEntry], now_ns: int, *, uses_ids: bool
+        self,
+        entries: list[SessionEntry],
+        topics: SessionTopics,
+        now_ns: int,
+        *,
+        uses_ids: bool,
     ) -> int:
         """Start a fetch session; return its id.
 
         Return NO_SESSION if there is no room for it, or ``entries`` is empty.
+
+        Args:
+            entries: the session's partitions.
+            topics: the topics that the entries refer to.
+            now_ns: monotonic.
+            uses_ids: whether the client names topics by id.
         """
         if not entries:
             return NO_SESSION
-        if len(entries) > SESSION_MAX_ENTRIES:
+        if len(entries) > SESSION_MAX_ENTRIES or topics.end > SESSION_TOPICS_WORDS:
             self._refused()
             return NO_SESSION
         words = self._words
@@ -122,7 +174,8 @@ class FetchSessions:
             words[base + SESSION_USED] = now_ns
             words[base + SESSION_CREATED] = now_ns
             words[base + SESSION_USES_IDS] = uses_ids
-            self._store(base, entries)
+            words[base + SESSION_TOPICS_END] = 0
+            self._store(base, entries, topics)
             words[base + SESSION_ID] = session_id
         return session_id
 
@@ -223,23 +276,61 @@ class FetchSessions:
             for start in range(0, len(flat), SESSION_ENTRY_WORDS)
         ]
 
-    def store(self, session_id: int, base: int, entries: list[SessionEntry]) -> bool:
+    def topic(self, base: int, place: int) -> SessionTopic:
+        """Return the topic that an entry refers to."""
+        return _topic_at(self._topic_words(base), place)
+
+    def topics(self, base: int) -> SessionTopics:
+        """Return a session's topics, to which others may be added."""
+        end = min(max(0, self._words[base + SESSION_TOPICS_END]), SESSION_TOPICS_WORDS)
+        return SessionTopics(self._topic_words(base)[:end])
+
+    def _topic_words(self, base: int) -> memoryview:
+        first = base + SESSION_TOPICS
+        return self._words[first : first + SESSION_TOPICS_WORDS]
+
+    def store(
+        self,
+        session_id: int,
+        base: int,
+        entries: list[SessionEntry],
+        topics: SessionTopics | None = None,
+    ) -> bool:
         """Replace a fetch session's entries, which are one for each partition.
 
         Return False, and store nothing, if they are too many or the session has ended.
+
+        Args:
+            session_id: the session's id.
+            base: its handle.
+            entries: the entries.
+            topics: topics() of the session, with what was added; None: no topic is new.
         """
         if len(entries) > SESSION_MAX_ENTRIES:
+            return False
+        if topics is not None and topics.end > SESSION_TOPICS_WORDS:
             return False
         with self._cell.locked():
             if self._words[base + SESSION_ID] != session_id:
                 return False
-            self._store(base, entries)
+            self._store(base, entries, topics)
         return True
 
-    def _store(self, base: int, entries: list[SessionEntry]) -> None:
+    def _store(
+        self, base: int, entries: list[SessionEntry], topics: SessionTopics | None
+    ) -> None:
         words = self._words
+        if topics is not None and topics.added:
+            # Before the entries: an entry never refers to a topic that is not there.
+            first = base + SESSION_TOPICS + topics.end - len(topics.added)
+            for number, added in enumerate(topics.added):
+                words[first + number] = added
+            words[base + SESSION_TOPICS_END] = topics.end
         word = base + SESSION_HEADER_WORDS
         for entry in entries:
+            # First: a process that is killed in this loop leaves the rest of an entry
+            # that has moved under its new place, and the whole entry behind it.
+            words[word + ENTRY_PARTITION] = entry.named
             words[word + ENTRY_ROW] = entry.row_id
             words[word + ENTRY_FETCH_OFFSET] = entry.fetch_offset
             words[word + ENTRY_MAX_BYTES] = entry.max_bytes
@@ -249,6 +340,13 @@ class FetchSessions:
             words[word + ENTRY_SENT_ERROR] = entry.sent_error
             word += SESSION_ENTRY_WORDS
         words[base + SESSION_ENTRY_COUNT] = len(entries)
+
+    def note_row(self, session_id: int, base: int, index: int, row_id: int) -> None:
+        """Store the row of a partition that was found only now."""
+        word = base + SESSION_HEADER_WORDS + index * SESSION_ENTRY_WORDS
+        with self._cell.locked():
+            if self._words[base + SESSION_ID] == session_id:
+                self._words[word + ENTRY_ROW] = row_id
 
     def sent(self, base: int, index: int) -> tuple[int, int, int]:
         """Return the high watermark, log start and error that ``note_sent`` stored."""
@@ -283,6 +381,55 @@ class FetchSessions:
             words[word + ENTRY_SENT_ERROR] = error
 
 
+class SessionTopics:
+    """Holds the topics of a session that lie in its row, and those to be added.
+
+    Args:
+        words: those in its row; None: there are none.
+    """
+
+    def __init__(self, words: memoryview | None = None) -> None:
+        self.added: list[int] = []  # words
+        self.end = 0  # where the next one begins, in words
+        # By what requests of the session name it by: its id, or else its name.
+        self._places: dict[bytes | str, int] = {}
+        while words is not None and self.end < len(words):
+            topic = _topic_at(words, self.end)
+            self._places[topic.key] = self.end
+            self.end += topic.words
+
+    def find(self, topic: SessionTopic, partition: int) -> int:
+        """Return what an entry says of its partition; -1: no entry says it."""
+        place = self._places.get(topic.key)
+        return -1 if place is None else partition << PLACE_BITS | place
+
+    def named(self, topic: SessionTopic, partition: int) -> int:
+        """Return what an entry says of its partition; add the topic if it is new."""
+        place = self._places.get(topic.key)
+        if place is None:
+            place = self._places[topic.key] = self.end
+            name = topic.name.encode()
+            name_words = topic.words - _NAME
+            self.added += _ID_WORDS.unpack(topic.topic_id)
+            self.added.append(len(name))
+            self.added += struct.unpack(
+                f"={name_words}q", name.ljust(name_words * 8, b"\0")
+            )
+            self.end += topic.words
+        return partition << PLACE_BITS | place
+
+
+def _topic_at(words: memoryview, place: int) -> SessionTopic:
+    topic_id = words[place : place + 2].tobytes()
+    size = words[place + 2]
+    name = words[place + _NAME : place + _NAME + _words_of(size)].tobytes()[:size]
+    return SessionTopic(name.decode(), topic_id)
+
+
+def _words_of(size: int) -> int:
+    return -(-size // 8)
+
+
 assert tuple(SessionEntry._fields) == (
     "row_id",
     "fetch_offset",
@@ -291,6 +438,7 @@ assert tuple(SessionEntry._fields) == (
     "sent_high_watermark",
     "sent_log_start",
     "sent_error",
+    "named",
 )
 assert (ENTRY_ROW, ENTRY_FETCH_OFFSET, ENTRY_MAX_BYTES, ENTRY_LEADER_EPOCH) == (
     0,
@@ -298,3 +446,4 @@ assert (ENTRY_ROW, ENTRY_FETCH_OFFSET, ENTRY_MAX_BYTES, ENTRY_LEADER_EPOCH) == (
     2,
     3,
 )
+assert (ENTRY_SENT_ERROR, ENTRY_PARTITION) == (6, 7)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from mpbroker.metadata.topics import ConfigChange
 from mpbroker.protocol.messages.alter_configs import (
     AlterConfigsRequest,
     AlterConfigsResource,
@@ -16,7 +17,6 @@ from mpbroker.protocol.messages.alter_configs import (
 )
 from mpbroker.server.configs.config_resources import (
     alter_each,
-    alter_resource,
     each_once,
     null_value,
 )
@@ -28,16 +28,18 @@ def handle_alter_configs(
 ) -> AlterConfigsResponse:
     """Change each resource whose new configs are valid; answer each resource."""
 
-    def alter(resource: AlterConfigsResource) -> None:
+    def change_of(resource: AlterConfigsResource) -> ConfigChange:
         wanted = _wanted(resource)
-        alter_resource(
-            resource,
-            lambda _: wanted,
+        return lambda _: wanted
+
+    return AlterConfigsResponse(
+        responses=alter_each(
+            request.resources,
+            change_of,
             context.broker,
             validate_only=request.validate_only,
         )
-
-    return AlterConfigsResponse(responses=alter_each(request.resources, alter))
+    )
 
 
 def _wanted(resource: AlterConfigsResource) -> Mapping[str, str]:

@@ -7,6 +7,7 @@ ReplicationControlManager.createPartitions.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from mpbroker.metadata.topic_names import (
@@ -14,7 +15,12 @@ from mpbroker.metadata.topic_names import (
     SHARE_STATE_TOPIC,
     TRANSACTION_TOPIC,
 )
-from mpbroker.metadata.topics import MAX_PARTITIONS_PER_BATCH, Topic
+from mpbroker.metadata.topics import (
+    MAX_PARTITIONS_PER_BATCH,
+    MorePartitions,
+    Topic,
+    TopicRegistry,
+)
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.create_partitions import (
@@ -46,21 +52,21 @@ def handle_create_partitions(
 ) -> CreatePartitionsResponse:
     """Add partitions to each topic for which the request is valid; answer each topic.
 
-    Each topic's number of partitions is noted before the change (intent.py). So a
-    second execution after the death of a handler knows what the first one has changed.
+    All are added with one write. Each topic's number of partitions is noted before it
+    (intent.py). So a second execution after the death of a handler knows what the first
+    one has changed.
     """
     registry, intent = context.broker.registry, context.intent
-    permit = context.mutation_permit(strict_since=3)
     earlier = intent.earlier()
     counts = [*earlier, *[0] * (len(request.topics) - len(earlier))]
     named = Counter(wanted.name for wanted in request.topics)
     results: dict[str, CreatePartitionsTopicResult] = {}
+    valid: dict[int, MorePartitions] = {}  # by place in the request
     left = MAX_PARTITIONS_PER_BATCH
     for place, wanted in enumerate(request.topics):
-        result = CreatePartitionsTopicResult(
+        results[wanted.name] = CreatePartitionsTopicResult(
             name=wanted.name, error_code=ErrorCode.NONE
         )
-        results[wanted.name] = result
         try:
             if named[wanted.name] > 1:
                 raise invalid_request("Duplicate topic name.")
@@ -69,35 +75,91 @@ def handle_create_partitions(
                 topic.partitions
             ):
                 continue
-            if topic is not None and topic.is_internal:
-                setting = _SETTINGS[topic.name]
-                raise ApiError(
-                    ErrorCode.INVALID_PARTITIONS, _FIXED.format(topic.name, setting)
-                )
-            _check_assignments(wanted, topic, context.broker.node_id)
+            _check(wanted, topic, context.broker.node_id)
             if topic is not None:
                 left -= max(0, wanted.count - len(topic.partitions))
                 if left < 0:
-                    raise ApiError(
-                        ErrorCode.POLICY_VIOLATION,
-                        "Unable to perform excessively large batch operation: one"
-                        f" request may add {MAX_PARTITIONS_PER_BATCH} partitions.",
-                    )
-            if permit is not None and topic is not None:
-                registry.create_partitions(
-                    wanted.name, wanted.count, validate_only=True
-                )
-                permit(wanted.count - len(topic.partitions))
-            if topic is not None and not request.validate_only:
-                counts[place] = len(topic.partitions)
-                intent.note(counts)
-            registry.create_partitions(
-                wanted.name, wanted.count, validate_only=request.validate_only
-            )
+                    raise _too_many()
+            valid[place] = MorePartitions(wanted.name, wanted.count)
         except ApiError as error:
-            result.error_code = error.error_code
-            result.error_message = str(error)
+            _refuse(results[wanted.name], error)
+    permit = context.mutation_permit(strict_since=3)
+    if permit is not None:
+        valid = _permitted(valid, registry, permit, results)
+
+    def about_to(outcomes: list[ApiError | None]) -> None:
+        for (place, more), error in zip(valid.items(), outcomes, strict=True):
+            topic = registry.topic(more.name)
+            if topic is not None and error is None:
+                counts[place] = len(topic.partitions)
+        intent.note(counts)
+
+    outcomes: list[ApiError | None]
+    try:
+        outcomes = registry.create_partitions(
+            list(valid.values()),
+            validate_only=request.validate_only,
+            about_to=about_to,
+        )
+    except ApiError as error:  # nothing was changed
+        outcomes = [error] * len(valid)
+    for more, refusal in zip(valid.values(), outcomes, strict=True):
+        if refusal is not None:
+            _refuse(results[more.name], refusal)
     return CreatePartitionsResponse(results=list(results.values()))
+
+
+def _permitted(
+    wanted: Mapping[int, MorePartitions],
+    registry: TopicRegistry,
+    permit: Callable[[int], None],
+    results: Mapping[str, CreatePartitionsTopicResult],
+) -> dict[int, MorePartitions]:
+    """Return the changes for which the sender's quota is enough, and charge it.
+
+    A change that cannot be made is returned too, and not charged.
+
+    Args:
+        wanted: the changes, by their place in the request.
+        registry: says which of them can be made.
+        permit: charges the quota; raises ApiError if it is not enough.
+        results: gets the refusals of the other topics, by name.
+    """
+    permitted = {}
+    outcomes = registry.create_partitions(list(wanted.values()), validate_only=True)
+    for (place, more), error in zip(wanted.items(), outcomes, strict=True):
+        topic = registry.topic(more.name)
+        try:
+            if topic is not None and error is None:
+                permit(more.total - len(topic.partitions))
+            permitted[place] = more
+        except ApiError as refusal:
+            _refuse(results[more.name], refusal)
+    return permitted
+
+
+def _refuse(result: CreatePartitionsTopicResult, error: ApiError) -> None:
+    result.error_code, result.error_message = error.error_code, str(error)
+
+
+def _too_many() -> ApiError:
+    return ApiError(
+        ErrorCode.POLICY_VIOLATION,
+        "Unable to perform excessively large batch operation: one request may add"
+        f" {MAX_PARTITIONS_PER_BATCH} partitions.",
+    )
+
+
+def _check(wanted: CreatePartitionsTopic, topic: Topic | None, node_id: int) -> None:
+    """Refuse a topic whose partitions cannot be changed, or a wrong assignment.
+
+    Raises:
+        ApiError: INVALID_PARTITIONS, or as _check_assignments().
+    """
+    if topic is not None and topic.is_internal:
+        setting = _SETTINGS[topic.name]
+        raise ApiError(ErrorCode.INVALID_PARTITIONS, _FIXED.format(topic.name, setting))
+    _check_assignments(wanted, topic, node_id)
 
 
 def _check_assignments(

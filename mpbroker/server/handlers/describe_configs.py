@@ -7,7 +7,6 @@ types and documentation; ConfigHelper.describeConfigs.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from typing import Final
 
 from mpbroker.base.config_def import ConfigDef, ConfigKey, UpdateMode
 from mpbroker.metadata.log_config_def import LOG_CONFIG_DEF
@@ -23,6 +22,7 @@ from mpbroker.protocol.messages.describe_configs import (
     DescribeConfigsResult,
     DescribeConfigsSynonym,
 )
+from mpbroker.server.answer_budget import AnswerBudget
 from mpbroker.server.configs.broker_loggers import broker_loggers
 from mpbroker.server.configs.client_metrics_config import (
     CLIENT_METRICS_CONFIG_DEF,
@@ -49,9 +49,6 @@ from mpbroker.server.configs.group_config_def import (
 )
 from mpbroker.server.handler_context import Broker, HandlerContext
 
-# Of resources that a request has named before. Kafka has no limit.
-_MAX_REPETITIONS: Final = 100
-
 
 def handle_describe_configs(
     request: DescribeConfigsRequest, context: HandlerContext
@@ -72,40 +69,24 @@ class _Describer:
         self._registry = broker.registry
         self._node_id = broker.node_id
         self._broker = broker_configs(broker)
-        self._described: set[tuple[int, str]] = set()
-        self._repetitions = 0
+        self._budget = AnswerBudget()
 
     def describe(self, resource: DescribeConfigsResource) -> DescribeConfigsResult:
         result = DescribeConfigsResult(
             resource_type=resource.resource_type, resource_name=resource.resource_name
         )
         try:
-            self._count(resource)
+            self._budget.check()
             result.configs = list(self._entries(resource))
+            # A name of a few bytes asks for some 10 KB, also if no group has it.
+            self._budget.spend(result)
         except ApiError as error:
+            result.configs = []
             result.error_code = error.error_code
             result.error_message = str(error)
         else:
             result.error_message = None
         return result
-
-    def _count(self, resource: DescribeConfigsResource) -> None:
-        """Refuse a resource if the request has repeated resources too often.
-
-        A resource is a few bytes of the request and some 10 KB of the answer. Without
-        a limit a request that repeats one resource could exhaust the memory.
-
-        Raises:
-            ApiError: POLICY_VIOLATION.
-        """
-        named = resource.resource_type, resource.resource_name
-        self._repetitions += named in self._described
-        if self._repetitions > _MAX_REPETITIONS:
-            raise ApiError(
-                ErrorCode.POLICY_VIOLATION,
-                f"A request repeats resources {_MAX_REPETITIONS} times at most.",
-            )
-        self._described.add(named)
 
     def _entries(
         self, resource: DescribeConfigsResource

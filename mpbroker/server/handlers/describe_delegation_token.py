@@ -39,7 +39,7 @@ def handle_describe_delegation_token(
         }
 
     def is_visible(token: DelegationToken) -> bool:
-        if owners is not None and not any(map(token.belongs_to, owners)):
+        if owners is not None and owners.isdisjoint(token.principals):
             return False
         return (
             access is None

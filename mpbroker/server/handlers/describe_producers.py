@@ -16,6 +16,7 @@ from mpbroker.protocol.messages.describe_producers import (
     ProducerState,
     TopicResponse,
 )
+from mpbroker.server.answer_budget import AnswerBudget
 from mpbroker.server.handler_context import HandlerContext
 
 if TYPE_CHECKING:
@@ -25,30 +26,36 @@ if TYPE_CHECKING:
 def handle_describe_producers(
     request: DescribeProducersRequest, context: HandlerContext
 ) -> DescribeProducersResponse:
-    """Answer each partition with the producers that its log knows, or with an error."""
+    """Answer each partition with the producers that its log knows, or with an error.
+
+    A partition that the request repeats is answered once.
+    """
     broker = context.broker
+    wanted: dict[str, dict[int, None]] = {}
+    for row in request.topics:
+        wanted.setdefault(row.name, {}).update(dict.fromkeys(row.partition_indexes))
+    budget = AnswerBudget()
     answers = []
-    for wanted in request.topics:
-        topic = broker.registry.topic(wanted.name)
+    for name, indexes in wanted.items():
+        topic = broker.registry.topic(name)
         partitions = []
-        for index in wanted.partition_indexes:
+        for index in indexes:
             try:
-                existing = require_partition(topic, wanted.name, index)
-                partitions.append(
-                    PartitionResponse(
-                        partition_index=index,
-                        active_producers=_producers(broker.logs.log(existing, index)),
-                    )
+                budget.check()
+                existing = require_partition(topic, name, index)
+                found = PartitionResponse(
+                    partition_index=index,
+                    active_producers=_producers(broker.logs.log(existing, index)),
                 )
+                budget.spend(found)
             except ApiError as error:
-                partitions.append(
-                    PartitionResponse(
-                        partition_index=index,
-                        error_code=error.error_code,
-                        error_message=str(error),
-                    )
+                found = PartitionResponse(
+                    partition_index=index,
+                    error_code=error.error_code,
+                    error_message=str(error),
                 )
-        answers.append(TopicResponse(name=wanted.name, partitions=partitions))
+            partitions.append(found)
+        answers.append(TopicResponse(name=name, partitions=partitions))
     return DescribeProducersResponse(topics=answers)
 
 

@@ -39,7 +39,8 @@ def handle_find_coordinator(
 ) -> FindCoordinatorResponse:
     """Answer each key with its node, or with an error.
 
-    A request before version 4 has only one key. Key types other than group, transaction
+    A request before version 4 has only one key. A key that comes twice is answered
+    once. Key types other than group, transaction
     and share-partition are refused.
     """
     if context.version < _BATCHED_SINCE:
@@ -54,7 +55,7 @@ def handle_find_coordinator(
     return FindCoordinatorResponse(
         coordinators=[
             _coordinator_of(key, request.key_type, context)
-            for key in request.coordinator_keys
+            for key in dict.fromkeys(request.coordinator_keys)
         ]
     )
 

@@ -10,6 +10,7 @@ from enum import IntEnum
 
 from mpbroker.base.config_def import ConfigType
 from mpbroker.metadata.log_config_def import LOG_CONFIG_DEF
+from mpbroker.metadata.topics import ConfigChange
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.incremental_alter_configs import (
@@ -28,7 +29,6 @@ from mpbroker.server.configs.config_entries import (
 )
 from mpbroker.server.configs.config_resources import (
     alter_each,
-    alter_resource,
     broker_configs,
     each_once,
     null_value,
@@ -54,18 +54,19 @@ def handle_incremental_alter_configs(
     broker, validate_only = context.broker, request.validate_only
     loggers = broker_loggers(broker.node_id, broker.levels)
 
-    def alter(resource: AlterConfigsResource) -> None:
+    def change_of(resource: AlterConfigsResource) -> ConfigChange | None:
         _check_operations(resource)
         if resource.resource_type == BROKER_LOGGER_RESOURCE and loggers:
             loggers.alter(
                 resource.resource_name, resource.configs, validate_only=validate_only
             )
-        else:
-            edit = _Edit(resource, broker)
-            alter_resource(resource, edit.apply, broker, validate_only=validate_only)
+            return None
+        return _Edit(resource, broker).apply
 
     return IncrementalAlterConfigsResponse(
-        responses=alter_each(request.resources, alter)
+        responses=alter_each(
+            request.resources, change_of, broker, validate_only=validate_only
+        )
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from mpbroker.base.storage_errors import RemotePendingError
+from mpbroker.base.storage_errors import LookupLimitError, RemotePendingError
 from mpbroker.metadata.topics import require_partition
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
@@ -22,6 +22,7 @@ from mpbroker.protocol.messages.list_offsets import (
 from mpbroker.server.errors import invalid_request
 from mpbroker.server.fetch.fetch_handler import check_leader_epoch
 from mpbroker.server.handler_context import HandlerContext
+from mpbroker.storage.log.log_lookup import LookupBudget
 
 if TYPE_CHECKING:
     from mpbroker.storage.log.log_lookup import EmptyLog, LogLookup
@@ -48,8 +49,11 @@ def handle_list_offsets(
 ) -> ListOffsetsResponse:
     """Answer each partition with an offset, or with an error.
 
-    A partition that is named twice gets INVALID_REQUEST.
+    A partition that is named twice gets INVALID_REQUEST. When the lookups by timestamp
+    have taken as long as those of one request may, the other ones get the error upon
+    which clients ask again.
     """
+    budget = LookupBudget()
     seen: set[tuple[str, int]] = set()
     twice: set[tuple[str, int]] = set()
     for wanted in request.topics:
@@ -73,6 +77,7 @@ def handle_list_offsets(
                         broker.logs.look(existing, index),
                         partition,
                         context.version,
+                        budget,
                         committed=committed,
                     )
                 )
@@ -81,6 +86,11 @@ def handle_list_offsets(
                     ListOffsetsPartitionResponse(
                         partition_index=index, error_code=error.error_code
                     )
+                )
+            except LookupLimitError:
+                code = _later(context.version)
+                answers.append(
+                    ListOffsetsPartitionResponse(partition_index=index, error_code=code)
                 )
             except RemotePendingError as pending:
                 # A client tries again after its backoff, and no handler waits.
@@ -101,6 +111,11 @@ def _not_yet(pending: RemotePendingError, version: int) -> ErrorCode:
     """Return the error for an offset that must first be read from the remote store."""
     if pending.wait.failure():
         return ErrorCode.KAFKA_STORAGE_ERROR
+    return _later(version)
+
+
+def _later(version: int) -> ErrorCode:
+    """Return the error upon which a client asks for the same partition again."""
     if version >= _SINCE_NOT_AVAILABLE:
         return ErrorCode.OFFSET_NOT_AVAILABLE
     return ErrorCode.LEADER_NOT_AVAILABLE
@@ -110,6 +125,7 @@ def _lookup(
     log: LogLookup | EmptyLog,
     wanted: ListOffsetsPartition,
     version: int,
+    budget: LookupBudget,
     *,
     committed: bool,
 ) -> ListOffsetsPartitionResponse:
@@ -129,7 +145,7 @@ def _lookup(
     elif timestamp == EARLIEST_LOCAL:
         found = (log.earliest_local(), -1)
     elif timestamp == MAX_TIMESTAMP:
-        found = log.max_timestamp()
+        found = log.max_timestamp(budget)
         if found is not None and found[0] >= end:
             found = None
     elif timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
@@ -140,7 +156,7 @@ def _lookup(
     elif timestamp < 0:
         raise invalid_request(f"timestamp {timestamp}")
     else:
-        found = log.offset_for_timestamp(timestamp)
+        found = log.offset_for_timestamp(timestamp, budget)
         if found is not None and found[0] >= end:
             found = None
     if found is None:

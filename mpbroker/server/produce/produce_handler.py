@@ -17,7 +17,7 @@ Source: Kafka protocol guide, "Produce"; KafkaApis.handleProduceRequest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 from mpbroker.base.named_tuple import NamedTuple
@@ -40,6 +40,7 @@ from mpbroker.protocol.records.log_validator import (
     RecordsError,
     ValidatedBatch,
     ValidationPolicy,
+    is_compressed,
     validate_produce,
 )
 from mpbroker.protocol.transactional_produce import producer_of
@@ -239,10 +240,10 @@ class _Execution:
         "check_copy",
         "earlier",
         "inflation",
-        "named",
         "now_ms",
         "outcome",
         "progress",
+        "replaced",
         "request",
         "version",
     )
@@ -255,6 +256,8 @@ class _Execution:
         now_ms: int,
         check: Check | None,
         check_copy: CheckCopy | None,
+        *,
+        has_turn: bool,
     ) -> None:
         self.request = request
         self.version = version
@@ -265,15 +268,36 @@ class _Execution:
         self.earlier = progress.earlier()
         self.capacity = progress.capacity()
         self.outcome = ProduceOutcome()
-        self.named: set[int] = set()  # rows of the partitions so far
+        self.replaced = _replaced(request, version)
         self.inflation = InflationBudget(
             sum(
                 len(partition.records)
                 for topic in request.topic_data
                 for partition in topic.partition_data
                 if partition.records is not None
-            )
+            ),
+            has_turn=has_turn,
         )
+
+
+def _replaced(request: ProduceRequest, version: int) -> Collection[int]:
+    """Return the ordinals of partitions that the request names again behind them.
+
+    Kafka keeps the last batch of each partition and drops the others in silence. So a
+    request cannot have a thousand batches of one partition inflated.
+    """
+    last: dict[tuple[str | bytes, int], int] = {}
+    replaced = set()
+    ordinal = 0
+    for data in request.topic_data:
+        topic = data.topic_id if version >= _TOPIC_IDS_SINCE else data.name
+        for partition in data.partition_data:
+            key = topic, partition.index
+            if key in last:
+                replaced.add(last[key])
+            last[key] = ordinal
+            ordinal += 1
+    return replaced
 
 
 class ProduceHandler:
@@ -311,11 +335,14 @@ class ProduceHandler:
         now_ms: int,
         check: Check | None = None,
         check_copy: CheckCopy | None = None,
+        *,
+        has_turn: bool = True,
     ) -> ProduceOutcome:
         """Append the batch of every partition of a request, if it is valid.
 
         A partition that is refused has an error in the response; the others are
-        appended.
+        appended. If the request names a partition again, its last batch counts, and the
+        partition has one answer, as in Kafka.
 
         Args:
             request: the request.
@@ -326,14 +353,24 @@ class ProduceHandler:
             check: called with the name of each topic; None: every sender may write.
             check_copy: called for each batch that keeps its offsets; None: every
                 sender may copy.
+            has_turn: whether it may inflate batches to as much as one request may.
+
+        Raises:
+            HeavyRequestError: it must wait for its turn. The caller executes it again,
+                as after a death: what was appended until now stays.
         """
-        execution = _Execution(request, version, progress, now_ms, check, check_copy)
+        execution = _Execution(
+            request, version, progress, now_ms, check, check_copy, has_turn=has_turn
+        )
         outcome = execution.outcome
         ordinal = 0
         for data in request.topic_data:
             topic = self._topic(data, version)
             answers = []
             for partition in data.partition_data:
+                if ordinal in execution.replaced:
+                    ordinal += 1
+                    continue
                 log = None
                 try:
                     self._judge(execution, data, topic, partition, ordinal)
@@ -356,6 +393,27 @@ class ProduceHandler:
                 answers.append(answer)
                 pulse.step()
                 ordinal += 1
+            if answers or not data.partition_data:
+                outcome.response.responses.append(
+                    TopicProduceResponse(
+                        name=data.name,
+                        topic_id=data.topic_id,
+                        partition_responses=answers,
+                    )
+                )
+        return outcome
+
+    def refusal(
+        self, request: ProduceRequest, code: ErrorCode, message: str
+    ) -> ProduceOutcome:
+        """Return an outcome with the same error for all partitions of a request."""
+        outcome = ProduceOutcome()
+        outcome.failed = True
+        error = ApiError(code, message)
+        for data in request.topic_data:
+            answers = [
+                _refusal(each.index, error, None) for each in data.partition_data
+            ]
             outcome.response.responses.append(
                 TopicProduceResponse(
                     name=data.name,
@@ -416,6 +474,9 @@ class ProduceHandler:
         Returns:
             The outcome. None if nothing was appended now: the request was refused,
             needs more checks, or was executed before. Then the caller calls ``handle``.
+
+        Raises:
+            HeavyRequestError: as ``handle`` without its turn.
         """
         topic = self._topics.topic(request.topic)
         if (
@@ -433,7 +494,10 @@ class ProduceHandler:
                 check(topic.name)
             log = self._log(topic, request.partition)
             policy = self._policy(topic, version)
-            batch = validate_produce(request.records, policy, now_ms)
+            budget = None
+            if is_compressed(request.records):
+                budget = InflationBudget(len(request.records), has_turn=False)
+            batch = validate_produce(request.records, policy, now_ms, budget)
             if batch.header.is_transactional:
                 return None  # the request names no transaction: `handle` refuses it
             result = log.append(batch, slot=progress.slot, now_ms=now_ms)
@@ -508,15 +572,6 @@ class ProduceHandler:
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
                 f"{topic.name} has {len(topic.partitions)} partitions",
             )
-        row = topic.partitions[index]
-        if row in execution.named:
-            # Kafka keeps the last of them and drops the others in silence.
-            raise ApiError(
-                ErrorCode.INVALID_REQUEST,
-                f"partition {index} of {topic.name} is named more than once: send one"
-                " batch a partition in a request",
-            )
-        execution.named.add(row)
 
     def _append(
         self,

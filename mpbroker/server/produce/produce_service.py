@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING
 from mpbroker.ipc.layout import RowStatus
 from mpbroker.protocol.acl import AclOperation
 from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import TooManyElementsError
 from mpbroker.protocol.fast_produce import parse_single_produce
 from mpbroker.protocol.messages.produce import ProduceRequest
+from mpbroker.protocol.records.log_validator import HeavyRequestError
 from mpbroker.server.group_commit import GroupCommit
 from mpbroker.server.produce.core_produces import (
     NO_ANSWER,
@@ -42,6 +44,7 @@ from mpbroker.server.request import (
     Deferred,
     Request,
 )
+from mpbroker.server.turns import PATIENCE_NS, DelayedTurn
 
 if TYPE_CHECKING:
     from mpbroker.network.request_channel import HandlerEnd
@@ -127,16 +130,25 @@ class ProduceService:
         now_ms = time.time_ns() // 1_000_000
         check: Check | None = None if access is None else access.require_write
         single = parse_single_produce(version, request.body)
+        is_heavy = False
         if single is not None:
-            done = self._handler.handle_single(single, version, progress, now_ms, check)
+            try:
+                done = self._handler.handle_single(
+                    single, version, progress, now_ms, check
+                )
+            except HeavyRequestError:
+                done, is_heavy = None, True
             if done is not None:
                 self._parts.core_cache.allow(access, AclOperation.WRITE, single.topic)
                 return self._answer_single(request, single.acks, done)
-        message = ProduceRequest.decode(version, request.body)
-        check_copy: CheckCopy | None = None
+        try:
+            message = ProduceRequest.decode(version, request.body)
+        except TooManyElementsError as error:
+            if getattr(error.partial, "acks", 0) == 0:
+                return CLOSE  # it must not be answered
+            raise
         if access is not None:
             check = access.write_check(message.transactional_id)
-            check_copy = partial(access.require_cluster, AclOperation.CLUSTER_ACTION)
         if (
             message.transactional_id is not None
             and self._forward is not None
@@ -144,8 +156,39 @@ class ProduceService:
         ):
             self._forward(request.slot)
             return FORWARDED
+        if not is_heavy:
+            try:
+                return self._append(request, message, access, has_turn=False)
+            except HeavyRequestError:
+                pass  # what it has appended until now is noted in its slot
+        return self._wait_for_turn(request, message, access)
+
+    def _append(
+        self,
+        request: Request,
+        message: ProduceRequest,
+        access: Access | None,
+        *,
+        has_turn: bool,
+    ) -> bytes | Deferred:
+        """Append a decoded Produce's records; answer now, or later.
+
+        Raises:
+            HeavyRequestError: as `ProduceHandler.handle`.
+        """
+        check: Check | None = None
+        check_copy: CheckCopy | None = None
+        if access is not None:
+            check = access.write_check(message.transactional_id)
+            check_copy = partial(access.require_cluster, AclOperation.CLUSTER_ACTION)
         outcome = self._handler.handle(
-            message, version, progress, now_ms, check, check_copy
+            message,
+            request.api_version,
+            SlotProgress(self._channel, request.slot),
+            time.time_ns() // 1_000_000,
+            check,
+            check_copy,
+            has_turn=has_turn,
         )
         if access is not None:
             self._allow(access, outcome)
@@ -159,6 +202,45 @@ class ProduceService:
             )
             return PARKED
         return self._finish(request, message, outcome)
+
+    # -- batches that inflate to much --------------------------------------------------
+
+    def _wait_for_turn(
+        self, request: Request, message: ProduceRequest, access: Access | None
+    ) -> bytes | Deferred:
+        """Park a Produce that takes long to inflate, until it is its turn."""
+        if self._channel.must_end(request.slot):
+            return self._without_turn(request, message)
+
+        def refuse() -> None:
+            self._channel.unpark(request.slot)
+            answer = self._without_turn(request, message)
+            if isinstance(answer, bytes):
+                body = with_throttle(request, answer)
+                self._channel.send_bytes(request.slot, request.frame(body))
+            else:
+                self._channel.close_connection(request.slot)
+
+        def run() -> bytes | Deferred:
+            answer = self._append(request, message, access, has_turn=True)
+            return (
+                with_throttle(request, answer) if isinstance(answer, bytes) else answer
+            )
+
+        deadline = time.monotonic_ns() + PATIENCE_NS
+        operation = DelayedTurn(request, run, refuse, deadline)
+        self._channel.park(request.slot, deadline)
+        self._purgatory.watch(operation)
+        self._purgatory.turns.add(operation)
+        return PARKED
+
+    def _without_turn(
+        self, request: Request, message: ProduceRequest
+    ) -> bytes | Deferred:
+        """Answer a Produce that does not get its turn; producers try again."""
+        code = ErrorCode.REQUEST_TIMED_OUT
+        why = "many batches wait here that inflate to very much"
+        return self._finish(request, message, self._handler.refusal(message, code, why))
 
     def _finish(
         self, request: Request, message: ProduceRequest, outcome: ProduceOutcome

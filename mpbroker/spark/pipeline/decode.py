@@ -16,9 +16,8 @@ import pyarrow as pa
 from mpbroker.spark.pipeline.description import ValueFormat
 from mpbroker.spark.pipeline.schemas import avro, column_types, json_columns
 from mpbroker.spark.pipeline.schemas.columns import HEADERS, record_fields
+from mpbroker.spark.pipeline.schemas.field_names import UntakenFields, filled, paths
 
-# The largest number of untaken fields to look for: some objects have ids for names.
-UNTAKEN_MAX: Final = 21
 # The names of so many values of a batch are looked at, then those of each eighth value:
 # with 20 names a look takes 0.8 us, and to parse the value 2.7 us.
 _LOOK_FIRST: Final = 256
@@ -76,28 +75,29 @@ class Decoder:
 
     Attributes:
         schema: the columns of decoded rows.
-        fields: those of them that come from the values; none for "raw".
-        untaken: names of the values' fields that no column takes, `UNTAKEN_MAX` at
-            most. A name that is in few values of a large batch may be missing.
+        seen: the ways to the values' fields that were not null in each decoded row.
+        untaken: those to the values' fields that no column takes, some of them at
+            least. A name that is in few values of a large batch may be missing.
     """
 
     def __init__(self, value: ValueFormat, *, with_headers: bool) -> None:
         self._value = value
-        self.fields = tuple(value.fields)
-        self.untaken: set[Any] = set()
-        # The names that tell nothing new; None: do not look at names.
-        self._known_names: set[Any] | None = set(value.fields)
-        if value.unknown_fields == "dead_letter":
-            self._known_names = None  # such a value is bad, and its error says why
+        self.seen: set[str] = set()
         self.schema = row_schema(value, with_headers=with_headers)
         self._record_fields = record_fields(with_headers=with_headers)
         self._struct = column_types.struct(
             value.fields, closed=value.unknown_fields == "dead_letter"
         )
+        self._fields = frozenset(paths(self._struct))
+        self._names = UntakenFields(self._struct)
         self._parse = _parser(value, exact=self._struct.exact)
         self._json: json_columns.JsonColumns | None = None
         if value.format == "json" and value.envelope != "debezium":
             self._json = json_columns.reader_of(self._struct)
+
+    @property
+    def untaken(self) -> set[Any]:
+        return self._names.names
 
     def decode(self, batch: pa.RecordBatch) -> Decoded:
         """Return the batch's decoded rows and its bad records, each in order."""
@@ -119,9 +119,19 @@ class Decoder:
         for index, misfit in misfits.items():
             errors.setdefault(index, str(misfit))
         table = pa.Table.from_arrays([*columns, *own.values()], schema=self.schema)
-        return self._parted(
+        found = self._parted(
             table, batch, own, errors, pa.array(parsed.gone, pa.bool_())
         )
+        if not self._fields <= self.seen:
+            self._note_seen(found.rows)
+        return found
+
+    def _note_seen(self, rows: pa.Table) -> None:
+        for name, kind in self._struct.fields.items():
+            for chunk in rows.column(name).chunks:
+                if chunk.null_count < len(chunk):
+                    self.seen.add(name)
+                    self.seen.update(filled(kind, chunk, name))
 
     def _columns(
         self, values: Sequence[bytes | None]
@@ -152,6 +162,8 @@ class Decoder:
             keep: keep the parsed documents; otherwise put True in the place of each.
         """
         found = _Parsed([], {}, [])
+        # A value with an unknown field may be bad; then its error says why.
+        looked_at = _LOOK_FIRST if self._value.unknown_fields != "dead_letter" else 0
         for index, value in enumerate(values):
             document = None
             is_gone = value is None
@@ -161,23 +173,11 @@ class Decoder:
                     document, is_gone = changed_row(document)
             except (*avro.AVRO_ERRORS, RecursionError) as error:
                 found.errors[index] = f"{type(error).__name__}: {error}"[:300]
-            if document is not None and not (index >= _LOOK_FIRST and index % _STEP):
-                self._look_at_names(document)
+            if looked_at and (index < looked_at or not index % _STEP):
+                self._names.look(document)
             found.documents.append(document if keep or document is None else True)
             found.gone.append(is_gone)
         return found
-
-    def _look_at_names(self, document: Mapping[Any, Any]) -> None:
-        """Note the names of a value's fields that no column takes."""
-        # Most values have the names of the one before: then this is all that is done.
-        if self._known_names is None or document.keys() <= self._known_names:
-            return
-        for name in document.keys() - self._known_names:
-            self.untaken.add(name)
-            self._known_names.add(name)
-            if len(self.untaken) >= UNTAKEN_MAX:
-                self._known_names = None
-                return
 
     def _document(self, value: bytes | None) -> Any:
         """Return a value's fields by name; None for a tombstone.

@@ -21,14 +21,16 @@ from mpbroker.spark.checkpoint import (
     has_commits,
     query_id,
 )
-from mpbroker.spark.pipeline.decode import UNTAKEN_MAX, bad_schema, row_schema
+from mpbroker.spark.pipeline.decode import bad_schema, row_schema
 from mpbroker.spark.pipeline.description import Description, ValueFormat
 from mpbroker.spark.pipeline.errors import PipelineError
 from mpbroker.spark.pipeline.event_time import EventTimes
 from mpbroker.spark.pipeline.progress import Progress
 from mpbroker.spark.pipeline.query import read_stream, run_query, start
 from mpbroker.spark.pipeline.registered import Columns, columns_of
+from mpbroker.spark.pipeline.schemas import column_types
 from mpbroker.spark.pipeline.schemas.columns import HEADERS
+from mpbroker.spark.pipeline.schemas.field_names import UNTAKEN_MAX, paths
 from mpbroker.spark.pipeline.staging import (
     BAD,
     FILES_DDL,
@@ -157,7 +159,7 @@ class BatchSink:
             return
         is_first = not self._progress.fields and self._progress.rows
         if self._progress.rows:
-            self._progress.fields.update(self._value.fields)
+            self._progress.fields.update(paths(column_types.struct(self._value.fields)))
         for each in files:
             if each["kind"] == SEEN:
                 self._progress.seen.update(orjson.loads(each["partition"]))

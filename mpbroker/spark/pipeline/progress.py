@@ -32,7 +32,8 @@ class Progress:
         bad: values that could not be decoded.
         late: rows older than the pipeline's TOML file allows.
         late_label: the words for late rows in a line: "late", "late and dropped".
-        fields: the fields of values, if there are some.
+        fields: the fields of values, if there are some, those inside of others as
+            ``from.airport``, ``legs[].to``.
         seen: those of them that were not null in each row.
         untaken: fields of the values that no column takes, some of them at least.
         skipped: batches that an earlier run had already committed.
@@ -90,10 +91,16 @@ class Progress:
 
     def say_nulls(self) -> None:
         """Name the fields that were null in each row: their names may be misspelt."""
-        unseen = sorted(self.fields - self.seen)
-        if unseen and self.rows:
+        missing = self.fields - self.seen
+        # All that is inside of a missing field is missing.
+        names = [
+            name
+            for name in sorted(missing)
+            if not any(name.startswith((f"{each}.", f"{each}[")) for each in missing)
+        ]
+        if names and self.rows:
             self.say(
-                f"null in all {self.rows:,} rows: {', '.join(unseen)} (do the values"
+                f"null in all {self.rows:,} rows: {', '.join(names)} (do the values"
                 " have fields of these names?)"
             )
 

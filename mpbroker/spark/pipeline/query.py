@@ -87,7 +87,7 @@ def run_query(
         except PySparkException as error:
             raise PipelineError(reason(error)) from error
         try:
-            with _signals_stop(progress.stopping):
+            with signals_stop(progress.stopping):
                 while not query.awaitTermination(_LOOK_S):
                     for watch in watches:
                         watch(query)
@@ -114,11 +114,12 @@ def run_query(
 
 
 @contextmanager
-def _signals_stop(stopping: threading.Event) -> Iterator[None]:
+def signals_stop(stopping: threading.Event) -> Iterator[None]:
     """Let Ctrl-C set an event; SIGTERM, too, where it would act as Ctrl-C.
 
     An exception in the middle of a call to the JVM would break the connection to it:
-    the query could not be stopped, and py4j would print where it was. A second Ctrl-C
+    the query could not be stopped, and py4j would print where it was. And Python 3.11
+    takes a thread for ended if an exception interrupts its ``join``. A second Ctrl-C
     raises KeyboardInterrupt all the same.
     """
     if threading.current_thread() is not threading.main_thread():

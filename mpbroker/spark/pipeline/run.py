@@ -8,6 +8,7 @@ spark-submit [OPTIONS] .../mpbroker/spark/pipeline/run.py flights.toml [--dry-ru
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -34,7 +35,7 @@ from mpbroker.spark.pipeline.description import Description, load
 from mpbroker.spark.pipeline.errors import DescriptionError, PipelineError
 from mpbroker.spark.pipeline.progress import Progress
 from mpbroker.spark.pipeline.published_status import Publisher
-from mpbroker.spark.pipeline.query import reason
+from mpbroker.spark.pipeline.query import reason, signals_stop
 from mpbroker.spark.pipeline.registered import resolved
 from mpbroker.spark.pipeline.staging import open_directory
 from mpbroker.spark.quiet import failures_not_logged
@@ -126,6 +127,8 @@ class _Run:
 
     def __init__(self, path: str, description: Description) -> None:
         self.path, self.description = path, description
+        # Of several, one that fails says so at once: the others may run for months.
+        self.is_alone = True
         self.progress = Progress(description.name)
         self.outcome = Outcome(path)
         self._publisher: Publisher | None = None
@@ -169,6 +172,8 @@ class _Run:
             if not isinstance(error, MpbrokerError):
                 raise
             self.outcome = Outcome(self.path, error=error)
+            if not self.is_alone:
+                self.progress.say(f"failed: {error}")
         else:
             self.end()
             self.outcome = Outcome(self.path, self.progress.report())
@@ -258,20 +263,22 @@ def _start(runs: Sequence[_Run], master: str | None) -> None:
     from pyspark import InheritableThread
 
     threads = []
+    stopping = threading.Event()
     for run in runs:
+        run.is_alone = False
+        run.progress.stopping = stopping
         own = None if run.description.job == "report" else spark
         target = InheritableThread(target=run.go, args=(own,), daemon=True)
         threads.append(target)
         target.start()
-    while any(thread.is_alive() for thread in threads):
-        try:
+    cancelled = False
+    with signals_stop(stopping):
+        while any(thread.is_alive() for thread in threads):
             for thread in threads:
                 thread.join(_LOOK_S)
-        except KeyboardInterrupt:
-            for run in runs:
-                run.progress.stopping.set()
-            if spark is not None:
+            if stopping.is_set() and spark is not None and not cancelled:
                 spark.sparkContext.cancelAllJobs()  # a replay has no query to stop
+                cancelled = True
 
 
 def _job(

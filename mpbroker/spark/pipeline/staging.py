@@ -168,7 +168,6 @@ class Stager:
         bad: list[pa.Table] = []
         rows: list[pa.Table] = []
         size = 0
-        seen: set[str] = set()
         decoder = (
             Decoder(self.value, with_headers=self.with_headers) if self.value else None
         )
@@ -178,11 +177,6 @@ class Stager:
             else:
                 decoded = decoder.decode(batch)
                 found = decoded.rows
-                seen.update(
-                    name
-                    for name in decoder.fields
-                    if found.column(name).null_count < found.num_rows
-                )
                 if self.table.key:
                     found = found.append_column(DELETED, decoded.deleted)
                 rows.append(found)
@@ -195,8 +189,8 @@ class Stager:
         files += self._write_rows(rows)
         if bad:
             files += self._write_bad(pa.concat_tables(bad))
-        if seen:
-            names = orjson.dumps(sorted(seen)).decode()
+        if decoder is not None and decoder.seen:
+            names = orjson.dumps(sorted(decoder.seen)).decode()
             files.append({**_NO_FILE, "kind": SEEN, "partition": names})
         if decoder is not None and decoder.untaken:
             # MessagePack has names that are bytes or numbers.

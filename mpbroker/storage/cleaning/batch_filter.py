@@ -18,6 +18,7 @@ from mpbroker.protocol.records.batch_header import (
     BATCH_HEADER_SIZE,
     CODEC_MASK,
     DELETE_HORIZON_FLAG,
+    NO_PRODUCER_ID,
     TIMESTAMP_TYPE_FLAG,
     BatchHeader,
     pack_header,
@@ -78,10 +79,29 @@ def read_raw_records(header: BatchHeader, batch: bytes) -> KeptRecords:
         CorruptLogError, RecordBatchError, DecompressionError: the batch is damaged.
     """
     payload = records_payload(header, batch)
-    return KeptRecords(payload, list(_walk(payload, header.record_count)))
+    return KeptRecords(payload, list(walk_raw_records(payload, header.record_count)))
 
 
-def _walk(payload: bytes, count: int) -> Iterator[RawRecord]:
+def build_plain(header: BatchHeader, payload: bytes) -> bytes:
+    """Return a batch for the compiled walk, which reads neither codecs nor producers.
+
+    Args:
+        header: the header of the stored batch.
+        payload: its records, decompressed.
+    """
+    attributes = header.attributes & TIMESTAMP_TYPE_FLAG
+    plain = header._replace(attributes=attributes, producer_id=NO_PRODUCER_ID)
+    return b"".join((pack_header(plain, payload), payload))
+
+
+def walk_raw_records(payload: bytes, count: int) -> Iterator[RawRecord]:
+    """Yield the records in a batch's decompressed bytes.
+
+    One at a time: 10 KB can inflate to ten million of them, of 250 bytes each here.
+
+    Raises:
+        CorruptLogError: a record is damaged.
+    """
     at = 0
     try:
         for _ in range(count):
@@ -134,15 +154,20 @@ def build_filtered(header: BatchHeader, kept: KeptRecords, horizon_ms: int) -> b
     if not attributes & TIMESTAMP_TYPE_FLAG:
         newest = max(record.timestamp_delta for record in records)
         max_timestamp = header.base_timestamp + newest
-    if attributes & CODEC_MASK:
-        content = compress(header.codec, content)
     new_header = header._replace(
         attributes=attributes,
         base_timestamp=base_timestamp,
         max_timestamp=max_timestamp,
         record_count=len(records),
     )
-    return b"".join((pack_header(new_header, content), content))
+    return build_compressed(new_header, content)
+
+
+def build_compressed(header: BatchHeader, content: bytes) -> bytes:
+    """Return a batch with this header, and records compressed by its codec."""
+    if header.attributes & CODEC_MASK:
+        content = compress(header.codec, content)
+    return b"".join((pack_header(header, content), content))
 
 
 def build_empty(header: BatchHeader) -> bytes:
@@ -187,8 +212,11 @@ __all__ = [
     "BATCH_HEADER_SIZE",
     "KeptRecords",
     "RawRecord",
+    "build_compressed",
     "build_empty",
     "build_filtered",
+    "build_plain",
     "delete_horizon",
     "read_raw_records",
+    "walk_raw_records",
 ]

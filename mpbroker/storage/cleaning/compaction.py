@@ -23,13 +23,21 @@ from typing import Final, NamedTuple
 
 from mpbroker.base.directories import sync_directory
 from mpbroker.ipc.layout import RowStatus
-from mpbroker.protocol.records.batch_header import BatchHeader, parse_batch_header
+from mpbroker.protocol.records.batch_header import (
+    BATCH_HEADER_SIZE,
+    BatchHeader,
+    parse_batch_header,
+)
+from mpbroker.protocol.records.record_batch import records_payload
 from mpbroker.storage.cleaning.batch_filter import (
     KeptRecords,
+    build_compressed,
     build_empty,
     build_filtered,
+    build_plain,
     delete_horizon,
     read_raw_records,
+    walk_raw_records,
 )
 from mpbroker.storage.cleaning.chunk_reader import ChunkReader
 from mpbroker.storage.cleaning.cleaned_transactions import CleanedTransactions
@@ -49,6 +57,7 @@ from mpbroker.storage.producers.producer_state import ProducerState
 
 _MAX_RELATIVE_OFFSET: Final = 0x7FFF_FFFF
 _NO_TIMESTAMP: Final = -1
+_NO_OFFSET: Final = -1
 
 
 class CleaningAbortedError(Exception):
@@ -176,7 +185,11 @@ class Compaction:
         return True
 
     def _map_batch(self, batch: BatchHeader, body: bytes, start: int) -> bool:
-        for record in read_raw_records(batch, body).records:
+        payload = records_payload(batch, body)
+        at, is_full = self._keys.map_batches(build_plain(batch, payload), 0, start)
+        if at or is_full:
+            return not is_full
+        for record in walk_raw_records(payload, batch.record_count):
             offset = batch.base_offset + record.offset_delta
             if record.key is None or offset < start:
                 continue
@@ -337,9 +350,17 @@ class Compaction:
             gone = drop_all = transactions.discards_batch(batch)
         kept: KeptRecords | None = None
         if not drop_all and batch.record_count:
-            kept = read_raw_records(batch, body)
-            if not batch.is_control:
-                kept = self._keep(batch, kept, horizon)
+            if batch.is_control:
+                kept = read_raw_records(batch, body)
+            else:
+                payload = records_payload(batch, body)
+                filtered = self._filter(batch, body, payload)
+                if filtered:
+                    timestamp = parse_batch_header(filtered).max_timestamp
+                    writer.write(filtered, batch.last_offset, timestamp)
+                    return
+                if filtered is None:
+                    kept = self._keep(batch, payload, horizon)
         if kept is None or not kept.records:
             # The last batch stays, so that the files have the end offset of what was
             # compacted.
@@ -359,12 +380,38 @@ class Compaction:
         timestamp = parse_batch_header(body).max_timestamp
         writer.write(body, batch.last_offset, timestamp)
 
-    def _keep(
-        self, batch: BatchHeader, all_records: KeptRecords, horizon: int
-    ) -> KeptRecords:
+    def _filter(self, batch: BatchHeader, body: bytes, payload: bytes) -> bytes | None:
+        """Return a batch with the records that stay, by the compiled walk.
+
+        Args:
+            batch: the batch's header.
+            body: all bytes of the batch, header included.
+            payload: its records, decompressed.
+
+        Returns:
+            No bytes if no record stays. None: the walk is not compiled, or the batch
+            has tombstones that stay, or is damaged: Python must decide.
+        """
+        if batch.has_delete_horizon:
+            return None
+        plain = build_plain(batch, payload)
+        at, found, spans = self._keys.filter_batches(plain, 0, _NO_OFFSET)
+        if not at:
+            return None
+        if not spans:
+            return b""
+        header = parse_batch_header(found)
+        if header.record_count == batch.record_count:
+            return body
+        new_header = batch._replace(
+            max_timestamp=header.max_timestamp, record_count=header.record_count
+        )
+        return build_compressed(new_header, found[BATCH_HEADER_SIZE:])
+
+    def _keep(self, batch: BatchHeader, payload: bytes, horizon: int) -> KeptRecords:
         keys = self._keys
         kept = []
-        for record in all_records.records:
+        for record in walk_raw_records(payload, batch.record_count):
             offset = batch.base_offset + record.offset_delta
             if offset > keys.latest_offset:
                 kept.append(record)
@@ -373,7 +420,7 @@ class Compaction:
                 continue
             if record.has_value or not 0 <= horizon <= self._now_ms:
                 kept.append(record)
-        return KeptRecords(all_records.payload, kept)
+        return KeptRecords(payload, kept)
 
     def _is_last_of_producer(self, batch: BatchHeader) -> bool:
         if batch.producer_id < 0:

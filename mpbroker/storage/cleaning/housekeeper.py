@@ -13,12 +13,15 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from mpbroker.base.logger import get_logger
+from mpbroker.ipc import pulse
 from mpbroker.ipc.doorbell import Doorbell
 from mpbroker.ipc.layout import HEADER, HEADER_PHASE, Phase
 from mpbroker.ipc.segment import Segment
 
 _LOG = get_logger(__name__)
 _SECOND: Final = 1000.0
+# A housekeeper that took no turn for much longer hangs: see the supervisor's leases.
+_TURN_S: Final = 10.0
 
 
 class Housekeeper:
@@ -67,7 +70,7 @@ class Housekeeper:
         """Run the tasks that are due until the broker stops; then close the logs."""
         while self._words[HEADER + HEADER_PHASE] < Phase.STOPPED:
             left = self._tasks[0][0] - time.monotonic()
-            self._epoll.poll(max(0.0, min(left, 3600.0)))
+            self._epoll.poll(max(0.0, min(left, _TURN_S)))
             self.turn()
         self._catch_up()
         self._shut_down()
@@ -84,6 +87,8 @@ class Housekeeper:
                 task(_now_ms())
             except Exception:  # noqa: BLE001 - the next round tries again
                 _LOG.exception("a housekeeping task failed")
+            pulse.step()
+        pulse.step()
         try:
             self._catch_up()  # it marks what was deleted
             self._let_go()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from mpbroker.base.logger import get_logger
 from mpbroker.base.storage_errors import StorageError
+from mpbroker.ipc import pulse
 from mpbroker.ipc.layout import RowStatus
 from mpbroker.metadata.log_config import LogConfig
 from mpbroker.metadata.topic_names import INTERNAL_TOPICS, TopicPartition
@@ -470,6 +471,7 @@ class LogUpkeep:
             if self._manager.is_elsewhere(topic):
                 continue
             for partition in range(len(topic.partitions)):
+                pulse.step()
                 if not self._manager.is_untouched(topic, partition):
                     yield topic, partition
 

@@ -18,6 +18,7 @@ Source: Kafka's OffsetCheckpointFile.
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
@@ -31,6 +32,9 @@ LOG_START_OFFSET: Final = "log-start-offset-checkpoint"
 CLEANER_OFFSET: Final = "cleaner-offset-checkpoint"
 TOPIC_IDS: Final = "checkpoint-topic-ids"
 _LOCK_FILE: Final = ".checkpoint-lock"
+# A third of the time after which the supervisor replaces a process that does not move.
+LOCK_PATIENCE_S: Final = 10.0
+_LOOK_AGAIN_S: Final = 0.01
 
 
 @contextmanager
@@ -41,14 +45,28 @@ def checkpoints_locked(log_directory: str) -> Iterator[None]:
     upgrade's trial holds that.
 
     Raises:
-        OSError: the lock's file cannot be made.
+        OSError: the lock's file cannot be made; or another process has the lock for too
+            long, because it is stopped, or waits for a disk that hangs. Handlers wait
+            for it, too, with the requests of all clients.
     """
     fd = create_file(f"{log_directory}/{_LOCK_FILE}")
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        _lock(fd)
         yield
     finally:
         os.close(fd)
+
+
+def _lock(fd: int) -> None:
+    deadline = time.monotonic() + LOCK_PATIENCE_S
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(_LOOK_AGAIN_S)
 
 
 def parse_checkpoint(text: str, *, fields: int) -> list[list[str]]:

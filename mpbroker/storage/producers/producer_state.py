@@ -18,6 +18,9 @@ from mpbroker.protocol.errors import ApiError
 from mpbroker.storage.files.txn_index import AbortedTransaction
 
 BATCHES_KEPT: Final = 5
+# Some 64 MB in each process that uses the partition. Any client may send batches with
+# made-up producer ids.
+MAX_PRODUCERS: Final = 65_536
 NO_EPOCH: Final = -1
 NO_SEQUENCE: Final = -1
 SEQUENCE_MASK: Final = 0x7FFF_FFFF
@@ -211,9 +214,7 @@ class ProducerState:
         transactional: int,
     ) -> None:
         """Add a committed batch to its producer's state; ``end_offset`` stays."""
-        entry = self.entries.get(producer_id)
-        if entry is None:
-            entry = self.entries[producer_id] = ProducerEntry(producer_id, epoch)
+        entry = self.entries.get(producer_id) or self._begin(producer_id, epoch)
         batches = entry.batches
         if entry.epoch != epoch:
             entry.epoch = epoch
@@ -226,6 +227,34 @@ class ProducerState:
         if transactional and entry.txn_first_offset < 0:
             entry.txn_first_offset = batch.base_offset
             self.ongoing[batch.base_offset] = producer_id
+
+    def _begin(self, producer_id: int, epoch: int) -> ProducerEntry:
+        """Add an unknown producer; if there are too many, forget some others before."""
+        if len(self.entries) >= MAX_PRODUCERS:
+            self._forget_oldest()
+        entry = self.entries[producer_id] = ProducerEntry(producer_id, epoch)
+        return entry
+
+    def _forget_oldest(self) -> None:
+        """Forget a sixteenth of the producers: those whose last batches are oldest.
+
+        They are treated as if they had expired (see ``check``). A producer with an open
+        transaction stays. The order is that of offsets: timestamps are the clients'.
+        """
+
+        def last_offset(producer_id: int) -> int:
+            batches = self.entries[producer_id].batches
+            return batches[-1].last_offset if batches else -1
+
+        idle = [
+            producer_id
+            for producer_id, entry in self.entries.items()
+            if entry.txn_first_offset < 0
+        ]
+        idle.sort(key=last_offset)
+        surplus = len(self.entries) - MAX_PRODUCERS + MAX_PRODUCERS // 16
+        for producer_id in idle[:surplus]:
+            del self.entries[producer_id]
 
     def ended_by(
         self, producer_id: int, marker: EndTransactionMarker
@@ -261,9 +290,7 @@ class ProducerState:
             aborted = self.ended_by(producer_id, marker)
             if aborted is not None:
                 self.aborted.append(aborted)
-        entry = self.entries.get(producer_id)
-        if entry is None:
-            entry = self.entries[producer_id] = ProducerEntry(producer_id, epoch)
+        entry = self.entries.get(producer_id) or self._begin(producer_id, epoch)
         if entry.epoch != epoch:
             entry.epoch = epoch
             entry.batches.clear()

@@ -167,6 +167,7 @@ class ControlCommands:
         from mpbroker.inspect.cluster_figures import cluster_figures
         from mpbroker.inspect.remote_figures import remote_figures  # no start needs it
         from mpbroker.storage.full_directories import full_directories
+        from mpbroker.storage.offline_directories import offline_directories
 
         rows = self._sources.rows()
         since = {row: at for row, (_, at) in self._unsynced_since.items()}
@@ -193,6 +194,9 @@ class ControlCommands:
                 },
                 "offline": [list(name) for name in named if name is not None],
                 "offline_partitions": len(offline),
+                "offline_log_dirs": offline_directories(
+                    self._sources.view.control, self._sources.identity
+                ),
                 "full": full_directories(
                     self._sources.view.control, self._sources.identity["log_dirs"]
                 ),

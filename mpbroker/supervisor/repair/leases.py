@@ -1,9 +1,10 @@
 """Leases: replace a process that lives and makes no progress.
 
-Progress can be seen from outside, at no cost: a handler, a processor and the
-coordinator store certain words of shared memory in each turn, or each second. A process
-whose words have not changed for a whole lease (30 s) hangs. It is killed, and its death
-is repaired like any other. These cases are told apart:
+Progress can be seen from outside, at no cost: each process stores certain words of
+shared memory in each turn, or each second. A process whose words have not changed for
+a whole lease hangs. It is killed, and its death is repaired like any other. A lease is
+30 s; that of the housekeeper and of the exporter 5 min, since a part of their work may
+take long, and no client waits for it. These cases are told apart:
 
     stopped (SIGSTOP)          it may hold a lock: killed at the second look
     traced (by a debugger)     left alone
@@ -40,19 +41,30 @@ from typing import Final, Protocol
 from mpbroker.base.logger import get_logger
 from mpbroker.inspect.process_state import children_of, process_state, waits_for_disk
 from mpbroker.ipc.layout import (
+    ACCEPTOR_PULSES,
     COORDINATOR,
+    EXPORTER_PULSE,
     HANDLER_AWAITS,
     HANDLER_BUSY_SLOT,
     HANDLER_COUNTERS,
     HANDLER_READY,
     HANDLER_STEPS,
+    HEADER,
+    HEADER_PHASE,
+    HOUSEKEEPER_PULSE,
+    KEEPER_PULSE,
     PROCESSOR_BEAT,
     PROCESSOR_COUNTERS,
     PROCESSOR_READY,
+    PULSE_AWAITS,
+    PULSE_PID,
+    PULSE_STEPS,
     HandlerCounter,
+    Phase,
     ProcessorCounter,
     handler_row,
     processor_row,
+    pulse_words,
 )
 from mpbroker.ipc.robust_mutex import on_wait
 from mpbroker.supervisor.child import Child, Role
@@ -64,6 +76,12 @@ INTERVAL_S: Final = 1.0
 # or recovers a log after a crash. A request that touches many logs stores a word for
 # each (HANDLER_STEPS). The coordinator loads its logs in steps of some megabytes.
 LEASE_SAMPLES: Final = 30
+_LONG_LEASES: Final = {Role.HOUSEKEEPER: 300, Role.EXPORTER: 300}
+_PULSES: Final = {
+    Role.HOUSEKEEPER: HOUSEKEEPER_PULSE,
+    Role.KEEPER: KEEPER_PULSE,
+    Role.EXPORTER: EXPORTER_PULSE,
+}
 # Two: a stop that is over at once, as of a whole process group, kills no process.
 STOPPED_SAMPLES: Final = 2
 
@@ -226,9 +244,10 @@ class Leases:
         else:
             lease.silent += 1
             lease.computes += state == "R"
-            if lease.silent >= LEASE_SAMPLES:
-                child.overran = lease.computes > LEASE_SAMPLES // 2
-                _kill(child, f"has not moved in {LEASE_SAMPLES * INTERVAL_S:.0f} s")
+            samples = _LONG_LEASES.get(child.role, LEASE_SAMPLES)
+            if lease.silent >= samples:
+                child.overran = lease.computes > samples // 2
+                _kill(child, f"has not moved in {samples * INTERVAL_S:.0f} s")
 
     def _awaited(self, child: Child) -> str:
         """Return as text the disk or the lock that a process waits for; "": none.
@@ -254,8 +273,22 @@ class Leases:
         for child in self._owner.children:
             if child.pid == pid and child.is_alive:
                 row = _row_of(child)
-                return 0 if row is None else self._words[row + HANDLER_AWAITS]
+                if row is not None:
+                    return self._words[row + HANDLER_AWAITS]
+                shown = self._shown(child)
+                return 0 if shown is None else self._words[shown + PULSE_AWAITS]
         return 0
+
+    def _shown(self, child: Child) -> int | None:
+        """Return where in the header a process shows its pulse; None: it shows none.
+
+        That may be a process of an earlier version, or one that has just started.
+        """
+        number = _pulse_of(child)
+        if number is None:
+            return None
+        first = pulse_words(number)
+        return first if self._words[first + PULSE_PID] == child.pid else None
 
     def _pulse(self, child: Child) -> Sequence[int] | None:
         """Return the words of shared memory that change when a child makes progress.
@@ -281,7 +314,11 @@ class Leases:
                 words[idle],
                 words[row + PROCESSOR_BEAT],
             )
-        return None
+        shown = self._shown(child)
+        # A broker that stops has limits of its own for the last work of each process.
+        if shown is None or words[HEADER + HEADER_PHASE] >= Phase.DRAINING:
+            return None
+        return (words[shown + PULSE_STEPS],)
 
 
 def _row_of(child: Child) -> int | None:
@@ -292,6 +329,13 @@ def _row_of(child: Child) -> int | None:
     if child.role is Role.HANDLER:
         return handler_row(child.number)
     return handler_row(COORDINATOR) if child.role is Role.COORDINATOR else None
+
+
+def _pulse_of(child: Child) -> int | None:
+    """Return the number of the pulse of a process without a row; None: it has none."""
+    if child.role is Role.ACCEPTOR:
+        return ACCEPTOR_PULSES + child.number
+    return _PULSES.get(child.role)
 
 
 def may_one_be_stopped() -> bool:

@@ -13,6 +13,9 @@ import java.util.List;
 import java.util.Map;
 import java.util.Properties;
 import java.util.concurrent.Future;
+import org.apache.kafka.clients.admin.Admin;
+import org.apache.kafka.clients.admin.MemberToRemove;
+import org.apache.kafka.clients.admin.RemoveMembersFromConsumerGroupOptions;
 import org.apache.kafka.clients.consumer.ConsumerRecord;
 import org.apache.kafka.clients.consumer.ConsumerRecords;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
@@ -73,6 +76,13 @@ public final class TransactionalClient {
                 return JSON.valueToTree(consume(request));
             case "transform":
                 return JSON.valueToTree(transform(request));
+            case "open":
+                return JSON.valueToTree(open(request));
+            case "abort":
+                producer.abortTransaction();
+                return JSON.valueToTree("aborted");
+            case "remove_member":
+                return JSON.valueToTree(removeMember(request));
             default:
                 throw new IllegalArgumentException("no such command: " + request);
         }
@@ -166,6 +176,31 @@ public final class TransactionalClient {
         } catch (KafkaException error) {
             return recover(error, asked);
         }
+    }
+
+    /** Begins and writes, and leaves the transaction open. */
+    private String open(JsonNode request) throws Exception {
+        producer = newProducer(request);
+        producer.beginTransaction();
+        for (JsonNode record : request.get("records")) {
+            producer.send(new ProducerRecord<>(record.get("topic").asText(),
+                    record.get("partition").asInt(), null, record.get("value").binaryValue()));
+        }
+        producer.flush();
+        return "open";
+    }
+
+    /** Removes a static member from a group. */
+    private static String removeMember(JsonNode request) throws Exception {
+        Properties config = new Properties();
+        config.put("bootstrap.servers", request.get("bootstrap").asText());
+        try (Admin admin = Admin.create(config)) {
+            admin.removeMembersFromConsumerGroup(request.get("group").asText(),
+                    new RemoveMembersFromConsumerGroupOptions(List.of(
+                            new MemberToRemove(request.get("instance").asText()))))
+                    .all().get();
+        }
+        return "removed";
     }
 
     /** Lets a successor begin, and then asks for a commit all the same. */

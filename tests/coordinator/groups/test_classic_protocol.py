@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from mpbroker.coordinator.groups import pending_members
 from mpbroker.coordinator.groups.classic_group import (
     PREVIOUS_STATES,
     ClassicGroup,
@@ -16,10 +17,14 @@ from mpbroker.coordinator.groups.classic_group import (
     IllegalGroupTransitionError,
 )
 from mpbroker.coordinator.groups.group_records import GroupMetadataValue, read_record
-from mpbroker.coordinator.outbox import Call
+from mpbroker.coordinator.outbox import Call, appended_to
 from mpbroker.coordinator.waiting_calls import WaitingCalls
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.messages.join_group import (
+    JoinGroupRequest,
+    JoinGroupRequestProtocol,
+)
 from mpbroker.protocol.messages.leave_group import LeaveGroupRequest, MemberIdentity
 from tests.coordinator.rig import Rig, subscription
 
@@ -84,8 +89,57 @@ def test_a_member_that_never_comes_back_with_its_id_is_forgotten(rig):
     member_id = rig.new_id(session_ms=6000)
     assert rig.group().pending_join_members == {member_id}
     rig.advance(6000)
-    assert not rig.group().pending_join_members
+    assert rig.group() is None  # nobody else has ever known of it
     assert rig.answer(rig.join(member_id)).error_code == ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_a_group_of_members_stays_when_a_pending_one_is_forgotten(rig):
+    rig.stable(1, session_ms=30_000)
+    rig.new_id(session_ms=6000)
+    rig.advance(6000)
+    assert not rig.group().pending_join_members
+    assert rig.group().is_in(S.STABLE)
+    rig.commit({("t", 0): 1}, group="simple")
+    rig.new_id(group="simple", session_ms=6000)
+    rig.advance(6000)
+    assert rig.fetch("simple") == {("t", 0): 1}
+
+
+def test_pending_members_of_all_groups_are_limited(rig, monkeypatch):
+    """A client could have millions for half an hour, each with a group of its own."""
+    monkeypatch.setattr(pending_members, "MAX_PENDING_MEMBERS", 3)
+    ids = [rig.new_id(group=f"g{number}") for number in range(5)]
+    assert [rig.group(f"g{number}") is None for number in range(5)] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
+    assert len(rig.timers) == 3
+    late = rig.answer(rig.join(ids[0], group="g0"))
+    assert late.error_code == ErrorCode.UNKNOWN_MEMBER_ID
+    assert rig.answer(rig.join(ids[4], group="g4")).error_code == 0
+
+
+def test_the_bytes_of_pending_members_are_limited(rig, monkeypatch):
+    monkeypatch.setattr(pending_members, "_MAX_BYTES", 10_000)
+    for number in range(5):
+        rig.new_id(group=f"g{number}", client="c" * 4000)
+    left = [rig.group(f"g{number}") is not None for number in range(5)]
+    assert left == [False, False, False, True, True]
+
+
+def test_pending_members_count_for_group_max_size():
+    rig = Rig(group_max_size=2)
+    first, second = rig.new_id(), rig.new_id()
+    refused = rig.answer(rig.join())
+    assert refused.error_code == ErrorCode.GROUP_MAX_SIZE_REACHED
+    rig.join(first)
+    refused = rig.answer(rig.join())
+    assert refused.error_code == ErrorCode.GROUP_MAX_SIZE_REACHED
+    rig.leave(second)
+    rig.new_id()
 
 
 @pytest.mark.parametrize(
@@ -232,6 +286,28 @@ def test_followers_wait_for_the_leaders_assignment(rig):
     rig.sync(leader, 3, {follower: b"x"})
     assert bytes(rig.answer(waits).assignment) == b"x"
     assert rig.group().is_in(S.STABLE)
+
+
+def test_a_member_whose_sync_may_not_wait_expires_unless_it_comes_back(rig):
+    rig.stable(3)
+    leader, gone, back = rig.group().members
+    for member in (leader, gone, back):
+        rig.join(member)
+    assert rig.group().is_in(S.COMPLETING_REBALANCE)
+    generation = rig.group().generation_id
+    waits = [rig.sync(member, generation) for member in (gone, back)]
+    for call in waits:
+        call.end_wait()  # its client has hung up, or others need the slot
+    rig.advance(1)
+    for call in waits:
+        assert rig.answer(call).error_code == ErrorCode.REBALANCE_IN_PROGRESS
+    rig.advance(5_000)
+    again = rig.sync(back, generation)
+    rig.heartbeat(leader, generation)
+    assert not again.answered
+    rig.advance(5_000)
+    assert set(rig.group().members) == {leader, back}
+    assert rig.answer(again).error_code == ErrorCode.REBALANCE_IN_PROGRESS
 
 
 def test_a_rebalance_answers_the_members_that_wait_for_an_assignment(rig):
@@ -606,16 +682,123 @@ def test_a_restart_keeps_members_generation_and_assignments(rig):
     assert rig.group().is_in(S.EMPTY)
 
 
-def test_a_generation_that_was_not_completed_is_gone_after_a_restart(rig):
+@pytest.mark.parametrize("restarts", [(0,), (1,), (2,), (0, 1, 2)])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_join_that_was_answered_outlives_a_restart(restarts, is_first):
+    """Wherever between the answers to the joins and the last sync it happens."""
+    rig = Rig(group_initial_rebalance_delay_ms=3000 if is_first else 0)
+
+    def maybe_restart(step):
+        if step in restarts:
+            rig.restart()
+
+    if is_first:
+        leader, follower = rig.new_id(), rig.new_id()
+        generation = 1
+    else:
+        leader, follower = rig.stable(2)
+        generation = 3
+    joins = [rig.join(leader), rig.join(follower)]
+    rig.advance(6000 if is_first else 0)
+    answers = {rig.answer(join).generation_id for join in joins}
+    assert answers == {generation}
+    maybe_restart(0)
+    sync = rig.sync(follower, generation)
+    maybe_restart(1)
+    if not sync.answered and 1 in restarts:
+        sync = rig.sync(follower, generation)  # it was parked, and is executed again
+    first = rig.sync(leader, generation, {leader: b"x", follower: b"y"})
+    assert bytes(rig.answer(first).assignment) == b"x"
+    maybe_restart(2)
+    assert bytes(rig.answer(sync).assignment) == b"y"
+    for member in (leader, follower):
+        assert rig.heartbeat(member, generation) == ErrorCode.NONE
+
+
+def test_joins_are_answered_once_the_generation_is_in_the_log(rig):
+    leader, follower = rig.stable(2)
+    rig.join(leader)
+    call = Call(9, "c", "/host")
+    request = JoinGroupRequest(
+        group_id="g",
+        session_timeout_ms=10_000,
+        rebalance_timeout_ms=20_000,
+        member_id=follower,
+        protocol_type="consumer",
+        protocols=[JoinGroupRequestProtocol(name="range", metadata=subscription("t"))],
+    )
+    rig.coordinator.join_group(call, request, rig.now_ms)
+    log = rig.coordinator.partition_for("g")
+    assert list(rig.out.records) == [log]
+    assert [answer.after for answer in rig.out.answers] == [(appended_to(log),)] * 2
+
+
+def test_a_join_whose_coordinator_dies_before_the_answer_is_of_its_generation():
+    rig = Rig(group_initial_rebalance_delay_ms=3000)
+    both = {"range": subscription("t"), "sticky": subscription("t", "u")}
+    leader, follower = rig.new_id(), rig.new_id()
+    for member in (leader, follower):
+        rig.join(member, protocols=both)
+    rig.advance(6000)
+    rig.restart()
+    for member in (leader, follower):
+        answer = rig.answer(rig.join(member, protocols=both, parked_ms=5))
+        assert (answer.error_code, answer.generation_id) == (ErrorCode.NONE, 1)
+    assert rig.group().is_in(S.COMPLETING_REBALANCE)
+    other = rig.join(leader, protocols={"range": subscription("u")}, parked_ms=5)
+    assert not other.answered  # it subscribes to something else
+    assert rig.group().is_in(S.PREPARING_REBALANCE)
+
+
+def test_a_member_that_sends_no_sync_after_a_restart_is_out(rig):
+    leader, follower = rig.stable(2, session_ms=60_000)
+    rig.join(leader, session_ms=60_000)
+    rig.join(follower, session_ms=60_000)
+    rig.restart()
+    rig.sync(leader, 3, {leader: b"x"})
+    rig.advance(20_000)
+    assert list(rig.group().members) == [leader]
+    assert rig.heartbeat(leader, 3) == ErrorCode.REBALANCE_IN_PROGRESS
+
+
+def test_the_record_of_a_generation_without_an_assignment_begins_a_rebalance_in_kafka(
+    rig,
+):
+    """It names a member whose session is over, and that Kafka removes."""
     leader, follower = rig.stable(2)
     rig.join(leader)
     rig.join(follower)
+    record = last_record(rig)
+    assert (record.generation, record.leader) == (3, leader)
+    rows = {row.member_id: row.session_timeout for row in record.members}
+    assert rows == {leader: 10_000, follower: 10_000, "": 0}
+    assert all(not row.assignment for row in record.members)
+
+
+# -- ids that were given out, after a restart ------------------------------------------
+
+
+def test_an_id_that_was_given_out_outlives_a_restart(rig):
+    new = rig.new_id()
+    rig.advance(1000)
     rig.restart()
-    sync = rig.sync(leader, 3, {leader: b"x"})
-    assert rig.answer(sync).error_code == ErrorCode.ILLEGAL_GENERATION
-    assert rig.heartbeat(follower, 2) == 0
-    rig.join(leader)  # what a client does then
-    assert rig.answer(rig.join(follower)).generation_id == 3
+    assert rig.answer(rig.join("stranger")).error_code == ErrorCode.UNKNOWN_MEMBER_ID
+    answer = rig.answer(rig.join(new))
+    assert (answer.error_code, answer.member_id) == (ErrorCode.NONE, new)
+
+
+@pytest.mark.parametrize("restarts", [1, 2])
+def test_an_id_that_has_ended_is_unknown_after_a_restart(rig, restarts):
+    mine, left = rig.stable(2)
+    expired, returned = rig.new_id(session_ms=10_000), rig.new_id()
+    rig.leave(left)
+    rig.leave(returned)
+    rig.advance(10_000)
+    for _ in range(restarts):
+        rig.restart(lambda: rig.heartbeat(left, 2))
+    for member_id in (mine, left, expired, returned):
+        answer = rig.answer(rig.join(member_id))
+        assert answer.error_code == ErrorCode.UNKNOWN_MEMBER_ID
 
 
 # -- members that have gone, after a restart -------------------------------------------

@@ -32,6 +32,7 @@ from mpbroker.protocol.messages.offset_fetch import (
     OffsetFetchRequestTopic,
     OffsetFetchRequestTopics,
 )
+from mpbroker.server.answer_budget import AnswerBudget
 from tests.coordinator.rig import Rig, subscription
 
 MINUTE_MS = 60_000
@@ -471,3 +472,59 @@ def test_a_group_that_is_named_again_is_described_once(rig):
     request = ConsumerGroupDescribeRequest(group_ids=named)
     described = rig.ask("consumer_group_describe", request, 1)
     assert [each.group_id for each in described.groups] == ["g", "h"]
+
+
+def test_a_group_and_a_partition_that_are_fetched_again_are_answered_once(rig):
+    rig.commit({("t", 0): 5, ("t", 1): 6, ("u", 0): 7})
+
+    def fetch(*groups, version=9):
+        request = OffsetFetchRequest(
+            groups=[
+                OffsetFetchRequestGroup(
+                    group_id=group_id,
+                    topics=None
+                    if topics is None
+                    else [
+                        OffsetFetchRequestTopics(name=name, partition_indexes=indexes)
+                        for name, indexes in topics
+                    ],
+                )
+                for group_id, topics in groups
+            ]
+        )
+        return [
+            (
+                row.group_id,
+                {
+                    topic.name: [
+                        (each.partition_index, each.committed_offset)
+                        for each in topic.partitions
+                    ]
+                    for topic in row.topics
+                },
+            )
+            for row in rig.ask("offset_fetch", request, version).groups
+        ]
+
+    everything = {"t": [(0, 5), (1, 6)], "u": [(0, 7)]}
+    assert fetch(*[("g", None)] * 1000, ("h", None)) == [("g", everything), ("h", {})]
+    assert fetch(("g", [("u", [0])]), ("g", None)) == [("g", everything)]
+    named = [("t", [1, 1, 1]), ("u", [0]), ("t", [0, 1])]
+    assert fetch(("g", named), ("g", [("u", [0, 1])])) == [
+        ("g", {"t": [(1, 6), (0, 5)], "u": [(0, 7), (1, -1)]})
+    ]
+
+
+def test_descriptions_of_groups_share_a_budget(rig, monkeypatch):
+    monkeypatch.setattr(AnswerBudget.__init__, "__defaults__", (100_000,))
+    protocols = {"range": bytes(60_000)}
+    for group in ("a", "b", "c"):
+        member = rig.answer(rig.join(group=group)).member_id
+        joined = rig.join(member, group=group, protocols=protocols)
+        rig.sync(member, rig.answer(joined).generation_id, {member: b""}, group=group)
+    request = DescribeGroupsRequest(groups=["a", "none", "b", "c", "none2"])
+    found = rig.ask("describe_groups", request, 5).groups
+    refused = ErrorCode.POLICY_VIOLATION
+    assert [row.error_code for row in found] == [0, 0, refused, refused, refused]
+    (row,) = rig.ask("describe_groups", DescribeGroupsRequest(groups=["c"]), 5).groups
+    assert len(row.members[0].member_metadata) == 60_000

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpbroker.coordinator.streams.streams_config import StreamsConfig
 from mpbroker.coordinator.streams.topology import StatusCode
 from mpbroker.protocol.error_code import ErrorCode as E
 from mpbroker.protocol.messages.consumer_group_heartbeat import (
@@ -30,6 +29,7 @@ from mpbroker.protocol.messages.streams_group_heartbeat import (
     Topology,
 )
 from tests.coordinator.rig import Rig
+from tests.support.coordinator_settings import streams_settings
 
 Tasks = dict[str, list[int]]
 
@@ -56,7 +56,7 @@ def topology(epoch: int = 0) -> Topology:
 
 
 def new_rig(**config: int) -> Rig:
-    return Rig(streams=StreamsConfig(**{"initial_rebalance_delay_ms": 0, **config}))
+    return Rig(streams=streams_settings(**{"initial_rebalance_delay_ms": 0, **config}))
 
 
 class Client:

@@ -31,13 +31,11 @@ from mpbroker.coordinator.coordinator_process import (
 )
 from mpbroker.coordinator.coordinator_topic import CoordinatorTopic
 from mpbroker.coordinator.durability import Durability
-from mpbroker.coordinator.groups.group_config import GroupConfig
 from mpbroker.coordinator.groups.group_coordinator import GroupCoordinator
 from mpbroker.coordinator.outbox import Call, Outbox
 from mpbroker.coordinator.record_writer import Syncs
 from mpbroker.coordinator.timers import Timers
 from mpbroker.coordinator.transactions.open_transactions import SharedOpenTransactions
-from mpbroker.coordinator.transactions.transaction_coordinator import TransactionConfig
 from mpbroker.coordinator.transactions.transaction_markers import MarkerWriter
 from mpbroker.coordinator.transactions.transactions import Transactions
 from mpbroker.ipc.tables.partition_table import PartitionTable
@@ -73,6 +71,7 @@ from mpbroker.storage.log.partition_log import PartitionLog
 from tests.coordinator.rig import FakeTopics, no_sessions, no_share_groups
 from tests.coordinator.test_durability import FakeNotices
 from tests.storage.batches import Validated, batch
+from tests.support.coordinator_settings import group_settings, transaction_settings
 from tests.support.promises import promised
 
 PARTITIONS: Final = 3
@@ -150,7 +149,7 @@ class Machine:
         out, timers = Outbox(), Timers()
         own = OwnAppends(self.rows if self.chance.random() < 0.5 else None)
         context = CoordinatorContext(out, timers, FakeTopics(), no_sessions())
-        groups = GroupCoordinator(GroupConfig(), context, 1, lambda: "id")
+        groups = GroupCoordinator(group_settings(), context, 1, lambda: "id")
         topic = CoordinatorTopic(
             registry,
             self._log,
@@ -161,7 +160,7 @@ class Machine:
             own_appends=own,
         )
         self.transactions = Transactions(
-            TransactionConfig(),
+            transaction_settings(),
             context,
             topic,
             groups,

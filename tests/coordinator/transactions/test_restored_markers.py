@@ -13,7 +13,6 @@ from unittest.mock import MagicMock
 import pytest
 
 from mpbroker.coordinator.context import CoordinatorContext
-from mpbroker.coordinator.groups.group_config import GroupConfig
 from mpbroker.coordinator.groups.group_coordinator import GroupCoordinator
 from mpbroker.coordinator.groups.group_offsets import OffsetAndMetadata
 from mpbroker.coordinator.outbox import AppendedMarker, Markers, Outbox
@@ -29,6 +28,7 @@ from mpbroker.storage.log.own_appends import OwnAppends
 from mpbroker.storage.log.partition_log import PartitionLog
 from tests.coordinator.rig import FakeTopics, no_sessions
 from tests.storage.batches import batch
+from tests.support.coordinator_settings import group_settings
 
 PRODUCER = 7
 NAMED = AppendedMarker(PRODUCER, 0, True, "t", bytes(16), 0, 10)
@@ -167,7 +167,7 @@ def test_a_marker_ends_nothing_of_a_partition_that_is_not_loaded_as_far(
     topic = SimpleNamespace(topic_id=bytes(16), partitions=[0], config=LogConfig({}))
     registry: Any = SimpleNamespace(topic={OFFSETS_TOPIC: topic}.get)
     groups = GroupCoordinator(
-        GroupConfig(),
+        group_settings(),
         CoordinatorContext(Outbox(), Timers(), FakeTopics(), no_sessions()),
         1,
         lambda: "id",

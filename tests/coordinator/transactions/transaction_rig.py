@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from mpbroker.coordinator.context import CoordinatorContext
-from mpbroker.coordinator.groups.group_config import GroupConfig
 from mpbroker.coordinator.groups.group_coordinator import GroupCoordinator
 from mpbroker.coordinator.groups.group_records import read_record
 from mpbroker.coordinator.outbox import (
@@ -20,7 +19,6 @@ from mpbroker.coordinator.outbox import (
 )
 from mpbroker.coordinator.timers import Timers
 from mpbroker.coordinator.transactions.transaction_coordinator import (
-    TransactionConfig,
     TransactionCoordinator,
 )
 from mpbroker.coordinator.transactions.transaction_listing import TransactionListing
@@ -34,6 +32,7 @@ from mpbroker.metadata.topic_names import TopicPartition
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.message import Message
 from tests.coordinator.rig import FakeTopics, no_sessions
+from tests.support.coordinator_settings import group_settings, transaction_settings
 
 PARTITIONS = 3
 START_MS = 1_000_000
@@ -107,7 +106,7 @@ class TransactionRig:
     """
 
     def __init__(self, **config: Any) -> None:
-        self.config = TransactionConfig(**config)
+        self.config = transaction_settings(**config)
         self.now_ms = START_MS
         self.topics = FakeTopics()
         self.holds = False
@@ -125,7 +124,9 @@ class TransactionRig:
         self.out, self.timers = Outbox(), Timers()
         context = CoordinatorContext(self.out, self.timers, self.topics, no_sessions())
         self.open = self._open_transactions()
-        self.groups = GroupCoordinator(GroupConfig(), context, PARTITIONS, lambda: "id")
+        self.groups = GroupCoordinator(
+            group_settings(), context, PARTITIONS, lambda: "id"
+        )
         self.coordinator = TransactionCoordinator(
             self.config,
             context,

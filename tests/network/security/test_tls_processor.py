@@ -18,6 +18,7 @@ from mpbroker.ipc.layout import (
 from mpbroker.ipc.response_parts import FilePart
 from mpbroker.network.connection_rows import security_of
 from mpbroker.network.security.encryption import encryption_names, registered_name
+from mpbroker.network.security.listener_authentication import ListenerSecurity
 from mpbroker.protocol.api_key import ApiKey
 from tests.network.rig import frame
 from tests.network.security.sasl.conversation import request
@@ -176,6 +177,27 @@ def test_a_client_certificate_that_is_not_good_is_refused(tls_rig, certificates,
     client.send(frame(b"x"))
     rig.pump(lambda: client.is_closed)
     assert rig.counted(R.TLS_CERTIFICATE) == 1 and rig.requests == []
+
+
+def test_a_bug_in_a_handshake_ends_its_connection_and_no_other(
+    tls_rig, certificates, monkeypatch, caplog
+):
+    rig = tls_rig()
+    other = rig.connect_tls(certificates.client_context())
+    rig.pump(lambda: other.has_handshake)
+    other.send(frame(b"x"))
+    rig.pump(lambda: other.frames() == [b"x"])
+
+    def fail(self, sock):
+        raise IndexError("in a name")
+
+    monkeypatch.setattr(ListenerSecurity, "user_of_certificate", fail)
+    client = rig.connect_tls(certificates.client_context())
+    rig.pump(lambda: client.is_closed)
+    assert rig.counted(R.TLS_OTHER) == 1
+    assert "a bug in the TLS handshake" in caplog.text
+    other.send(frame(b"y"))
+    rig.pump(lambda: other.frames() == [b"x", b"y"])
 
 
 def test_a_certificate_that_is_only_requested_may_be_missing(tls_rig, certificates):

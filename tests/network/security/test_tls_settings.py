@@ -26,7 +26,7 @@ from mpbroker.network.security.tls import TlsSettings, make_context
 
 def refusal(certificates, **options) -> str:
     with pytest.raises(ConfigError) as caught:
-        make_context(certificates.settings(prefix="listener.name.x.", **options))
+        make_context(certificates.settings(**options))
     return str(caught.value)
 
 
@@ -123,13 +123,46 @@ def test_an_encrypted_key_needs_its_password(certificates, tmp_path):
         ({"client_auth": "required"}, "set one"),
         (
             {"client_auth": "required", "truststore_certificates": "-----BEGIN x"},
-            "no certificates",
+            "no certificates can be read",
         ),
     ],
 )
 def test_a_setting_that_cannot_be_used_is_named(certificates, options, complaint):
     message = refusal(certificates, **options)
-    assert complaint in message and message.startswith("listener.name.x.ssl.")
+    assert complaint in message and message.startswith("ssl.")
+    key = message.partition("=")[0].partition(":")[0]
+    own = refusal(
+        certificates, prefix="listener.name.x.", own=frozenset({key}), **options
+    )
+    assert own == f"listener.name.x.{message}"
+
+
+def test_of_key_and_chain_the_one_with_the_fault_is_named(certificates):
+    with open(certificates.server_path) as file:
+        text = file.read()
+    middle = text.index("-----BEGIN CERTIFICATE")
+    key, chain = text[:middle], text[middle:]
+    damaged = chain.replace("MII", "AAA", 1)
+    with open(certificates.issue("other", "localhost")) as file:
+        other_key = file.read().partition("-----BEGIN CERTIFICATE")[0]
+    for key_text, chain_text, begin, found in (
+        (key, "", "ssl.keystore.key is set, and", "chain is not"),
+        ("", chain, "ssl.keystore.certificate.chain is set, and", "key is not"),
+        (key[:40], chain, "ssl.keystore.key: ", "cut off"),
+        (chain, chain, "ssl.keystore.key: ", "CERTIFICATE; it must have"),
+        (key, key, "ssl.keystore.certificate.chain: ", "PRIVATE KEY; it must have"),
+        (key, damaged, "ssl.keystore.certificate.chain: ", "CERTIFICATE; it must have"),
+        (other_key, chain, "ssl.keystore.key and ", "not that of the first"),
+    ):
+        message = refusal(
+            certificates,
+            keystore_location=None,
+            keystore_key=key_text,
+            keystore_certificate_chain=chain_text,
+        )
+        assert message.startswith(begin) and found in message, message
+        for line in key.splitlines()[1:-1]:
+            assert line not in message
 
 
 def of_keystore(path):
@@ -155,7 +188,7 @@ def test_who_names_a_pipe_need_not_wait_for_what_comes_through_it(use, tmp_path)
 
 def test_a_file_without_a_private_key_is_named(certificates):
     message = refusal(certificates, keystore_location=certificates.authority_path)
-    assert "there is no private key in it" in message
+    assert "there is no private key in it: found 1 CERTIFICATE; it must" in message
 
 
 def test_javas_names_of_cipher_suites_are_understood(certificates):

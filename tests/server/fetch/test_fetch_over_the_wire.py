@@ -140,8 +140,21 @@ def test_an_offset_that_is_not_there_is_told_at_once(consumer, offset):
     assert found[0][0] == ErrorCode.OFFSET_OUT_OF_RANGE
 
 
-def test_a_partition_that_does_not_exist_is_told_at_once(consumer):
-    found = named(consumer.fetch({0: 0, 77: 0}, max_wait_ms=25_000))
+def test_a_partition_that_does_not_exist_is_told_at_once_if_there_is_no_other(consumer):
+    found = named(consumer.fetch({77: 0}, max_wait_ms=25_000))
+    assert found[77][0] == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_a_partition_that_does_not_exist_ends_no_wait_for_the_others(consumer):
+    body = consumer.body({0: 0, 77: 0}, max_wait_ms=25_000)
+    consumer.sock.sendall(frame(ApiKey.FETCH, VERSION, body, 5))
+    consumer.sock.settimeout(0.1)
+    with pytest.raises(TimeoutError):
+        consumer.sock.recv(1)
+    consumer.sock.settimeout(20)  # less than it would wait by itself
+    consumer.produce(0)
+    found = named(FetchResponse.decode(VERSION, receive_frame(consumer.sock)[5:]))
+    assert found[0][1] == 1
     assert found[77][0] == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 

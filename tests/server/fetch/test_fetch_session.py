@@ -8,9 +8,20 @@ from contextlib import contextmanager
 
 import pytest
 
-from mpbroker.ipc.session_layout import SESSION_ID, SESSION_MAX_ENTRIES
+from mpbroker.ipc.session_layout import (
+    SESSION_ID,
+    SESSION_MAX_ENTRIES,
+    SESSION_TOPICS_WORDS,
+)
 from mpbroker.protocol.error_code import ErrorCode
-from mpbroker.server.fetch.fetch_session import NO_SESSION, FetchSessions, SessionEntry
+from mpbroker.server.fetch.fetch_session import (
+    NO_ID,
+    NO_SESSION,
+    FetchSessions,
+    SessionEntry,
+    SessionTopic,
+    SessionTopics,
+)
 from tests.support.children import fork
 
 MINUTE = 60 * 1_000_000_000
@@ -29,7 +40,7 @@ def claim(sessions, session, epoch, claimed=0, *, now=0, uses_ids=False):
 
 
 def create(sessions, now=0, entries=ENTRIES, *, uses_ids=False):
-    return sessions.create(entries, now, uses_ids=uses_ids)
+    return sessions.create(entries, SessionTopics(), now, uses_ids=uses_ids)
 
 
 def test_a_session_has_an_id_of_its_own_and_starts_at_epoch_one(sessions):
@@ -139,7 +150,7 @@ def test_the_largest_session_leaves_its_neighbours_alone(sessions):
     first, second = create(sessions), create(sessions)
     _, base = claim(sessions, first, 1)
     assert sessions.store(
-        first, base, [SessionEntry(*[-1] * 7) for _ in range(SESSION_MAX_ENTRIES)]
+        first, base, [SessionEntry(*[-1] * 8) for _ in range(SESSION_MAX_ENTRIES)]
     )
     _, base = claim(sessions, second, 1)
     assert sessions.entries(base) == ENTRIES
@@ -194,19 +205,154 @@ def test_a_handler_that_dies_with_the_table_locked_stops_nobody(memory, sessions
 class DyingSessions(FetchSessions):
     """Killed when an evicted session's row holds half of the next one."""
 
-    def _store(self, base: int, entries: list[SessionEntry]) -> None:
+    def _store(
+        self, base: int, entries: list[SessionEntry], topics: SessionTopics | None
+    ) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_creator_killed_half_way_leaves_no_session_under_the_old_id(memory):
     small = FetchSessions(memory.sessions, memory.session_cell, 1)
-    old = small.create([SessionEntry(1, 0, 100, 0)], 1, uses_ids=False)
+    old = create(small, 1, [SessionEntry(1, 0, 100, 0)])
     dying = DyingSessions(memory.sessions, memory.session_cell, 1)
     later = 10**15
     entries = [SessionEntry(2, 0, 100, 0)]
-    assert fork(lambda: dying.create(entries, later, uses_ids=False)) == -signal.SIGKILL
+    assert fork(lambda: create(dying, later, entries)) == -signal.SIGKILL
     assert small.find(old) is None
-    assert small.create(entries, later, uses_ids=False)
+    assert create(small, later, entries)
+
+
+# -- topics ---------------------------------------------------------------------------
+
+NAMED = [
+    SessionTopic("a", NO_ID),
+    SessionTopic("", NO_ID),
+    SessionTopic("\N{GREEK SMALL LETTER ALPHA}" * 249, NO_ID),
+    SessionTopic("12345678", NO_ID),
+]
+WITH_IDS = [SessionTopic("", b"\xff" * 16), SessionTopic("a", b"\x01" + bytes(15))]
+
+
+def named_entries(topics, *named):
+    return [
+        SessionEntry(-1, 0, 1, 0, named=topics.named(topic, index))
+        for topic, index in named
+    ]
+
+
+@pytest.mark.parametrize("some", [NAMED, WITH_IDS])
+def test_an_entry_names_its_topic_and_partition(sessions, some):
+    topics = SessionTopics()
+    named = [(topic, index) for topic in some for index in (0, 7, 2**31 - 1, -1)]
+    entries = named_entries(topics, *named)
+    session = sessions.create(entries, topics, 0, uses_ids=False)
+    _, base = claim(sessions, session, 1)
+    assert [
+        (sessions.topic(base, entry.place), entry.partition)
+        for entry in sessions.entries(base)
+    ] == named
+
+
+def test_topics_are_added_behind_those_that_are_there(sessions):
+    topics = SessionTopics()
+    first = named_entries(topics, (NAMED[0], 1))
+    session = sessions.create(first, topics, 0, uses_ids=False)
+    _, base = claim(sessions, session, 1)
+    topics = sessions.topics(base)
+    assert topics.find(NAMED[0], 1) == first[0].named
+    assert topics.find(NAMED[2], 1) == -1
+    entries = named_entries(topics, (NAMED[0], 1), (NAMED[2], 0))
+    assert entries[0].named == first[0].named
+    assert sessions.store(session, base, entries, topics)
+    assert sessions.entries(base) == entries
+    assert sessions.topic(base, entries[1].place) == NAMED[2]
+
+
+def test_a_topic_that_got_its_name_later_is_known_by_its_id(sessions):
+    topics = SessionTopics()
+    topic_id = b"\x05" * 16
+    named = topics.named(SessionTopic("", topic_id), 3)
+    assert topics.named(SessionTopic("name", topic_id), 3) == named
+
+
+def test_a_session_whose_topics_do_not_fit_is_not_made_and_does_not_grow(sessions):
+    long = [SessionTopic(f"{number:032767}", NO_ID) for number in range(33)]
+    assert len(long) * 32767 > SESSION_TOPICS_WORDS * 8
+    topics = SessionTopics()
+    entries = named_entries(topics, *((topic, 0) for topic in long))
+    assert sessions.create(entries, topics, 0, uses_ids=False) == NO_SESSION
+    session = create(sessions)
+    _, base = claim(sessions, session, 1)
+    assert not sessions.store(session, base, entries, topics)
+    assert sessions.entries(base) == ENTRIES
+
+
+def test_a_row_that_is_found_later_is_of_its_own_session(sessions):
+    session = create(sessions)
+    _, base = claim(sessions, session, 1)
+    sessions.note_row(session, base, 1, 99)
+    assert [entry.row_id for entry in sessions.entries(base)] == [5, 99]
+    sessions.close(session)
+    create(sessions)
+    sessions.note_row(session, base, 1, 77)
+    assert sessions.entries(base) == ENTRIES
+
+
+class DyingWords:
+    """Words of memory, of which a process stores some before it is killed."""
+
+    def __init__(self, words, left):
+        self._words, self._left = words, left
+
+    def __getitem__(self, index):
+        return self._words[index]
+
+    def __setitem__(self, index, value):
+        if self._left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self._left -= 1
+        self._words[index] = value
+
+
+def test_wherever_a_handler_dies_in_a_change_its_successor_makes_it_whole(
+    memory, sessions
+):
+    """It forgets the first partition, moves the second, and adds one of a new topic."""
+    for killed_after in range(31):
+        topics = SessionTopics()
+        before = named_entries(topics, (NAMED[0], 0), (NAMED[0], 1), (NAMED[2], 2))
+        before = [entry._replace(row_id=row) for row, entry in enumerate(before)]
+        session = sessions.create(before, topics, 0, uses_ids=False)
+        _, base = claim(sessions, session, 1)
+
+        def change(theirs, session=session, base=base, before=before):
+            topics = theirs.topics(base)
+            entries = {entry.named: entry for entry in theirs.entries(base)}
+            entries.pop(before[0].named, None)
+            moved = before[1]._replace(fetch_offset=50)
+            entries[moved.named] = moved
+            (added,) = named_entries(topics, (NAMED[3], 9))
+            entries[added.named] = added
+            assert theirs.store(session, base, list(entries.values()), topics)
+
+        def die(left=killed_after):
+            theirs = FetchSessions(memory.sessions, memory.session_cell, 3)
+            theirs._words = DyingWords(theirs._words, left)
+            change(theirs)
+
+        outcome = fork(die)
+        change(sessions)
+        found = {
+            (sessions.topic(base, entry.place), entry.partition): entry[:2]
+            for entry in sessions.entries(base)
+        }
+        assert found == {
+            (NAMED[0], 1): (1, 50),
+            (NAMED[2], 2): (2, 0),
+            (NAMED[3], 9): (-1, 0),
+        }, killed_after
+        assert (outcome == -signal.SIGKILL) == (killed_after < 30)
+        sessions.close(session)
 
 
 def test_looking_for_a_session_touches_only_rows_that_were_used(memory):

@@ -6,7 +6,9 @@ import time
 
 import pytest
 
+from mpbroker.protocol.acl import AclOperation
 from mpbroker.protocol.api_key import ApiKey
+from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.headers import encode_request_header
 from mpbroker.protocol.messages.fetch import (
     FetchPartition,
@@ -16,6 +18,7 @@ from mpbroker.protocol.messages.fetch import (
 )
 from mpbroker.protocol.records.record_batch import RecordBatchBuilder
 from mpbroker.server.fetch.fetch_session import FetchSessions
+from tests.server.authorization.authorization_stage import Granting
 from tests.server.core_cache.handler_stage import Stage, produce_request
 
 VERSION = 12
@@ -134,6 +137,46 @@ def test_what_a_dead_handler_was_about_to_tell_is_told(stage, monkeypatch):
         for each in topic.partitions
     }
     assert told == {0: 1, 1: 1}
+
+
+@pytest.mark.parametrize("version", [VERSION, 13])
+def test_a_session_reads_no_topic_that_its_sender_may_not_read(
+    memory, tmp_path, version
+):
+    """It has no row then, and is looked for again in each request."""
+    may_read = Granting()
+    stage = Stage(
+        memory, tmp_path / "data", short=False, authorizer=lambda registry: may_read
+    )
+    topic_id = stage.registry.create_topic("t", 1).topic_id
+
+    def errors(slot, session, epoch):
+        wanted = FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=9)
+        topic = FetchTopic(topic="t", topic_id=topic_id, partitions=[wanted])
+        message = FetchRequest(
+            session_id=session,
+            session_epoch=epoch,
+            topics=[] if session else [topic],
+            max_bytes=1 << 20,
+        )
+        header = encode_request_header(ApiKey.FETCH, version, 77, "test")
+        stage.ask(header + message.encode(version), slot)
+        answer = FetchResponse.decode(version, stage.sent(slot)[HEADER_BYTES:])
+        assert not answer.error_code
+        told = [each for topic in answer.responses for each in topic.partitions]
+        return answer.session_id, [ErrorCode(each.error_code) for each in told]
+
+    denied = [ErrorCode.TOPIC_AUTHORIZATION_FAILED]
+    session, told = errors(3, 0, 0)
+    assert session and told == denied
+    assert errors(3, session, 1) == (session, denied)
+    may_read.granted.add((AclOperation.READ, "t"))
+    may_read.kept_version += 1
+    assert errors(3, session, 2) == (session, [ErrorCode.NONE])
+    assert errors(3, session, 3) == (session, [])
+    may_read.granted.clear()
+    may_read.kept_version += 1
+    assert errors(3, session, 4) == (session, denied)
 
 
 @pytest.mark.parametrize(

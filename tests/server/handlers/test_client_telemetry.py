@@ -124,6 +124,12 @@ def test_a_subscription_is_altered_described_listed_and_outlives_the_broker(
         (("match", SET, "client_id"), E.INVALID_CONFIG, "NAME=PATTERN"),
         (("match", SET, "colour=blue"), E.INVALID_CONFIG, "client_software_name"),
         (("match", SET, "client_id=(a"), E.INVALID_CONFIG, "Illegal client matching"),
+        (
+            ("match", SET, r"client_id=(a)\1"),
+            E.INVALID_CONFIG,
+            "Illegal client matching",
+        ),
+        (("match", SET, "client_id=a" * 2000), E.INVALID_CONFIG, "22000 characters"),
     ],
 )
 def test_an_invalid_subscription_is_refused_and_changes_nothing(
@@ -167,6 +173,23 @@ def test_all_that_match_count_together_and_the_shortest_interval(registry):
     set_subscription(registry, "4", "*", 3000)
     found = subscription_of(registry, JAVA, ID)
     assert (found.metrics, found.interval_ms) == (["*"], 2000)
+
+
+def test_no_client_is_matched_with_more_than_16_kib_of_patterns(registry):
+    """All that come behind match none, unless they are about all clients."""
+    for number in range(4):
+        pattern = "client_id=" + "|".join(["app-.*", *["x" * 99] * 40])
+        set_subscription(registry, str(number), f"{number}.", 60_000, pattern)
+    set_subscription(registry, "all", "all.", 60_000)
+    assert subscription_of(registry, JAVA, ID).metrics == [
+        "0.",
+        "1.",
+        "2.",
+        "3.",
+        "all.",
+    ]
+    set_subscription(registry, "last", "last.", 60_000, "client_id=app-.*|" + "y" * 500)
+    assert "last." not in subscription_of(registry, JAVA, ID).metrics
 
 
 @pytest.mark.parametrize("name", Client._fields)

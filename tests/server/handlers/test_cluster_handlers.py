@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpbroker.metadata.cluster_nodes import NodeAddress
+from mpbroker.metadata.topics import MorePartitions
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages import describe_cluster as cluster
@@ -197,7 +198,7 @@ def test_authorized_operations_come_only_if_the_request_wants_them(registry):
 
 def test_metadata_follows_partitions_that_are_added(registry):
     assert len(ask(registry, 12, named("a")).topics[0].partitions) == 2
-    registry.create_partitions("a", 4)
+    registry.create_partitions([MorePartitions("a", 4)])
     assert len(ask(registry, 12, named("a")).topics[0].partitions) == 4
 
 

@@ -1,11 +1,14 @@
 """DescribeConfigs, AlterConfigs and IncrementalAlterConfigs, as clients see them."""
 
+import os
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mpbroker.config import BROKER_CONFIG_DEF
 from mpbroker.metadata.log_config_def import LOG_CONFIG_DEF
+from mpbroker.metadata.topics import Alteration
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages import alter_configs as alter
 from mpbroker.protocol.messages import describe_configs as describe
@@ -13,6 +16,7 @@ from mpbroker.protocol.messages import incremental_alter_configs as incremental
 from mpbroker.protocol.messages.list_config_resources import (
     ListConfigResourcesRequest,
 )
+from mpbroker.server.answer_budget import AnswerBudget
 from mpbroker.server.handlers.alter_configs import handle_alter_configs
 from mpbroker.server.handlers.describe_configs import handle_describe_configs
 from mpbroker.server.handlers.incremental_alter_configs import (
@@ -224,18 +228,39 @@ def test_a_key_without_a_value_is_not_said_to_be_set(registry):
     ]
 
 
-@pytest.mark.parametrize("more", [0, 1])
-def test_a_resource_may_be_described_again_as_long_as_memory_lasts(registry, more):
-    """Each is 10 KB of an answer, and a few bytes of a request."""
-    resource = describe.DescribeConfigsResource(resource_type=BROKER, resource_name="1")
+def test_an_answer_has_a_budget_whatever_is_described(registry, monkeypatch):
+    """A resource is 10 KB of an answer, and a few bytes of a request."""
+    monkeypatch.setattr(AnswerBudget.__init__, "__defaults__", (100_000,))
+    resources = [
+        describe.DescribeConfigsResource(
+            resource_type=GROUP, resource_name=f"g{number}"
+        )
+        for number in range(200)
+    ]
+    request = describe.DescribeConfigsRequest(
+        resources=[*resources, resources[0]], include_documentation=True
+    )
     response = handle_describe_configs(
-        describe.DescribeConfigsRequest(resources=[resource] * (101 + more)),
-        context(registry, static_configs=STATIC),
+        request, context(registry, static_configs=STATIC)
     )
     codes = [each.error_code for each in response.results]
-    assert codes == [ErrorCode.NONE] * 101 + [ErrorCode.POLICY_VIOLATION] * more
-    first, last = response.results[0], response.results[100]
-    assert first.configs == last.configs
+    fit = codes.index(ErrorCode.POLICY_VIOLATION)
+    assert fit > 1 and set(codes[:fit]) == {ErrorCode.NONE}
+    assert set(codes[fit:]) == {ErrorCode.POLICY_VIOLATION}
+    refused = response.results[-1]
+    assert refused.configs == [] and "100000 bytes" in refused.error_message
+    size = len(response.encode(4))
+    assert 50_000 < size < 150_000
+
+
+def test_a_resource_may_be_described_again(registry):
+    resource = describe.DescribeConfigsResource(resource_type=BROKER, resource_name="1")
+    response = handle_describe_configs(
+        describe.DescribeConfigsRequest(resources=[resource] * 2),
+        context(registry, static_configs=STATIC),
+    )
+    first, last = response.results
+    assert first == last and first.configs
 
 
 def test_credentials_in_a_url_are_never_shown(registry):
@@ -340,6 +365,44 @@ def test_a_resource_named_twice_is_refused_both_times(registry):
     assert overrides(registry) == {"segment.bytes": "1000"}
 
 
+def test_a_request_is_written_at_once_except_for_brokers(registry, monkeypatch):
+    registry.create_topic("u", 1)
+    syncs = []
+    monkeypatch.setattr(os, "fdatasync", syncs.append)
+    wanted = {
+        (TOPIC, "t"): ("retention.ms", "5"),
+        (BROKER, ""): ("log.retention.ms", "6"),
+        (TOPIC, "u"): ("retention.ms", "no number"),
+        (GROUP, "g"): ("consumer.session.timeout.ms", "45000"),
+        (BROKER, "1"): ("log.retention.ms", "7"),
+        (TOPIC, "none"): ("retention.ms", "5"),
+    }
+    resources = [
+        alter.AlterConfigsResource(
+            resource_type=kind,
+            resource_name=name,
+            configs=[alter.AlterableConfig(name=key, value=value)],
+        )
+        for (kind, name), (key, value) in wanted.items()
+    ]
+    response = handle_alter_configs(
+        alter.AlterConfigsRequest(resources=resources),
+        context(registry, static_configs=STATIC),
+    )
+    assert [each.error_code for each in response.responses] == [
+        ErrorCode.NONE,
+        ErrorCode.NONE,
+        ErrorCode.INVALID_CONFIG,
+        ErrorCode.NONE,
+        ErrorCode.NONE,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    ]
+    assert len(syncs) == 3
+    assert overrides(registry) == {"retention.ms": "5"}
+    assert registry.group_overrides("g") == {"consumer.session.timeout.ms": "45000"}
+    assert registry.broker_overrides("1") == {"log.retention.ms": "7"}
+
+
 # -- editing --------------------------------------------------------------------------
 
 
@@ -432,6 +495,7 @@ def test_a_group_has_the_brokers_configs_until_it_has_its_own(registry):
     assert {name: entry.value for name, entry in before.items()} == {
         "consumer.session.timeout.ms": "45000",
         "consumer.heartbeat.interval.ms": "7000",
+        "consumer.assignment.interval.ms": "1000",
         "share.session.timeout.ms": "45000",
         "share.heartbeat.interval.ms": "5000",
         "share.record.lock.duration.ms": "30000",
@@ -446,6 +510,10 @@ def test_a_group_has_the_brokers_configs_until_it_has_its_own(registry):
         "streams.num.standby.replicas": "0",
         "streams.initial.rebalance.delay.ms": "3000",
         "streams.assignment.interval.ms": "1000",
+        "streams.assignor.name": "sticky",
+        "streams.rack.aware.assignment.tags": "",
+        "errors.deadletterqueue.copy.record.enable": "false",
+        "errors.deadletterqueue.topic.name": "",
     }
     session = "consumer.session.timeout.ms"
     assert edit(registry, GROUP, "g", (SET, session, "50000"))[0] == 0
@@ -506,7 +574,8 @@ def test_a_group_resource_has_a_name(registry):
     ],
 )
 def test_resources_with_configs_are_listed_by_type(registry, version, kinds, expected):
-    registry.alter_group_config("g", lambda _: {"consumer.heartbeat.interval.ms": "6"})
+    texts = {"consumer.heartbeat.interval.ms": "6"}
+    registry.alter_configs([Alteration(GROUP, "g", lambda _: texts)])
     request = ListConfigResourcesRequest(resource_types=kinds)
     answer = handle_list_config_resources(request, context(registry, version=version))
     assert answer.error_code == 0

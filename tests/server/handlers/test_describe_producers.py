@@ -33,14 +33,13 @@ def describe(tmp_path, open_log):
             topics=[TopicRequest(name=topic, partition_indexes=list(partitions))]
         )
         request = DescribeProducersRequest.decode(0, request.encode(0))
-        answer = handle_describe_producers(
-            request, context(registry, logs=fake_logs(log=lambda *_: log))
-        )
+        answer = handle_describe_producers(request, ask.context)
         (row,) = DescribeProducersResponse.decode(0, answer.encode(0)).topics
         assert row.name == topic
         return row.partitions
 
     ask.log = log
+    ask.context = context(registry, logs=fake_logs(log=lambda *_: log))
     return ask
 
 
@@ -95,3 +94,14 @@ def test_a_long_name_is_not_repeated_for_each_partition(describe):
     for partition in describe(*range(5000), topic="y" * 32_767):
         assert partition.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         assert len(partition.error_message) < 300
+
+
+def test_a_partition_that_is_named_again_is_described_once(describe):
+    """Or a request of 1 MB made an answer of gigabytes."""
+    assert [row.partition_index for row in describe(0, 1, 0, 1, 1)] == [0, 1]
+    request = DescribeProducersRequest(
+        topics=[TopicRequest(name="none", partition_indexes=[0])] * 3
+    )
+    answer = handle_describe_producers(request, describe.context)
+    (row,) = answer.topics
+    assert [each.partition_index for each in row.partitions] == [0]

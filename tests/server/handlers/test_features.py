@@ -63,7 +63,7 @@ def test_a_new_log_has_the_features_of_kafka_4_0_and_share_groups(registry, vers
         for each in answer.supported_features
     }
     # Java clients that speak version 3 refuse a feature that starts at 0.
-    only = {"metadata.version": (7, 30)}
+    only = {"metadata.version": (7, 33)}
     assert ranges == (dict(SUPPORTED_FEATURES) if version == 4 else only)
 
 
@@ -86,10 +86,10 @@ UP, DOWN, UNSAFE = 1, 2, 3
 
 def test_levels_are_kept_and_told_with_a_greater_epoch(registry, tmp_path):
     before = told(registry).finalized_features_epoch
-    up = [("metadata.version", 30, UP), ("streams.version", 1, UP)]
+    up = [("metadata.version", 33, UP), ("streams.version", 1, UP)]
     assert update(registry, *up) == ("NONE", None)
     assert update(registry, ("share.version", 0, DOWN)) == ("NONE", None)
-    wanted = {**NEW, "metadata.version": 30, "streams.version": 1}
+    wanted = {**NEW, "metadata.version": 33, "streams.version": 1}
     del wanted["share.version"]
     assert levels(registry) == wanted
     assert told(registry).finalized_features_epoch > before
@@ -98,7 +98,7 @@ def test_levels_are_kept_and_told_with_a_greater_epoch(registry, tmp_path):
 
 
 def test_a_dry_run_and_a_request_with_one_mistake_change_nothing(registry):
-    good = ("metadata.version", 30, UP)
+    good = ("metadata.version", 33, UP)
     assert update(registry, good, validate_only=True) == ("NONE", None)
     code, message = update(registry, good, ("share.version", 9, UP))
     assert code == "INVALID_UPDATE_VERSION"
@@ -112,7 +112,7 @@ def test_a_dry_run_and_a_request_with_one_mistake_change_nothing(registry):
     [
         ("nope", 1, UP, "does not support this feature"),
         ("share.version", 2, UP, "only supports versions 0-1"),
-        ("metadata.version", 6, DOWN, "only supports versions 7-30"),
+        ("metadata.version", 6, DOWN, "only supports versions 7-33"),
         ("share.version", 0, UP, "without setting the upgrade type"),
         ("metadata.version", 26, DOWN, "Can't downgrade to a newer version"),
         ("metadata.version", 22, DOWN, "it might delete metadata information"),

@@ -24,7 +24,12 @@ from mpbroker.protocol.messages.produce import (
     ProduceRequest,
     TopicProduceData,
 )
-from mpbroker.protocol.records.record_batch import RecordBatchBuilder
+from mpbroker.protocol.records.log_validator import HeavyRequestError
+from mpbroker.protocol.records.record_batch import (
+    Codec,
+    RecordBatchBuilder,
+    iter_records,
+)
 from mpbroker.server.core_cache import NoCoreCache
 from mpbroker.server.produce.produce_handler import ProduceHandler
 from mpbroker.server.produce.produce_service import SlotProgress
@@ -34,8 +39,8 @@ SLOT = 3
 NOW = 1_700_000_000_000
 
 
-def batch(value=b"x"):
-    builder = RecordBatchBuilder()
+def batch(value=b"x", codec=Codec.NONE):
+    builder = RecordBatchBuilder(codec)
     builder.append(NOW, None, value)
     return bytes(builder.build())
 
@@ -106,12 +111,12 @@ class Stage:
         progress = (extent + length + 7) & ~7 if extent else block + 13 * 1024
         end.send_request(SLOT, at + 4, length - 4, progress, 1)
 
-    def execute(self, partitions, acks=1):
+    def execute(self, partitions, acks=1, *, has_turn=True):
         request = ProduceRequest(
             acks=acks,
             topic_data=[TopicProduceData(name="t", partition_data=partitions)],
         )
-        outcome = self.handler.handle(request, 9, self.progress, NOW)
+        outcome = self.handler.handle(request, 9, self.progress, NOW, has_turn=has_turn)
         return [
             (answer.index, answer.error_code, answer.base_offset)
             for answer in outcome.response.responses[0].partition_responses
@@ -137,12 +142,43 @@ def test_a_second_execution_gives_the_same_answer_and_appends_nothing(stage):
     assert [len(log.appended) for log in stage.logs] == [1, 1, 1, 1]
 
 
-def test_a_partition_named_again_is_refused_and_its_first_batch_appended(stage):
-    """A thousand batches of one partition kept a handler busy for a whole lease."""
-    request = [data(1, batch(b"a")), data(1, batch(b"b")), data(2, batch(b"c"))]
-    answers = [(1, 0, 0), (1, ErrorCode.INVALID_REQUEST, -1), (2, 0, 0)]
+def test_the_last_batch_counts_of_a_partition_that_is_named_again(stage):
+    """As in Kafka. A thousand batches of one partition kept a handler busy."""
+    request = [
+        data(1, batch(b"a")),
+        data(2, batch(b"b")),
+        data(1, batch(b"c")),
+        data(1, batch(b"d")),
+        data(3, batch(b"e")),
+    ]
+    answers = [(2, 0, 0), (1, 0, 0), (3, 0, 0)]
     assert stage.execute(request) == stage.execute(request) == answers
-    assert [len(log.appended) for log in stage.logs] == [0, 1, 1, 0]
+    values = [
+        [record.value for each in log.appended for record in iter_records(each)]
+        for log in stage.logs
+    ]
+    assert values == [[], [b"d"], [b"b"], [b"e"]]
+
+
+def test_a_batch_that_inflates_to_much_waits_for_its_turn_and_is_appended_once(stage):
+    request = [
+        data(0, batch()),
+        data(9, batch()),
+        data(1, batch(bytes(5_000_000), Codec.GZIP)),
+        data(2, batch()),
+    ]
+    with pytest.raises(HeavyRequestError):
+        stage.execute(request, has_turn=False)
+    assert [len(log.appended) for log in stage.logs] == [1, 0, 0, 0]
+    unknown = (9, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1)
+    answers = [(0, 0, 0), unknown, (1, 0, 0), (2, 0, 0)]
+    assert stage.execute(request) == stage.execute(request) == answers
+    assert [len(log.appended) for log in stage.logs] == [1, 1, 1, 0]
+
+
+def test_a_usual_batch_waits_for_no_turn(stage):
+    request = [data(1, batch(bytes(4_000_000), Codec.GZIP))]
+    assert stage.execute(request, has_turn=False) == [(1, 0, 0)]
 
 
 @pytest.mark.parametrize("done", [0, 1, 2, 3, 4])

@@ -13,10 +13,21 @@ import pytest
 from mpbroker.inspect.attach import attach
 from mpbroker.inspect.process_state import process_state, waits_for_disk
 from mpbroker.ipc.layout import (
+    ACCEPTOR_PULSES,
     CONTROL_WORDS,
+    EXPORTER_PULSE,
     HANDLER_AWAITS,
     HANDLER_STEPS,
+    HEADER,
+    HEADER_PHASE,
+    HOUSEKEEPER_PULSE,
+    KEEPER_PULSE,
+    PULSE_AWAITS,
+    PULSE_PID,
+    PULSE_STEPS,
+    Phase,
     handler_row,
+    pulse_words,
 )
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.messages.delete_topics import DeleteTopicsRequest
@@ -76,6 +87,88 @@ def test_a_handler_is_left_alone_while_it_takes_steps_and_no_longer(
     for _ in range(LEASE_SAMPLES):
         leases.check()
     assert process.wait() == -9
+
+
+PULSES = {
+    Role.HOUSEKEEPER: HOUSEKEEPER_PULSE,
+    Role.KEEPER: KEEPER_PULSE,
+    Role.EXPORTER: EXPORTER_PULSE,
+    Role.ACCEPTOR: ACCEPTOR_PULSES + 2,
+}
+LONG_LEASES = {Role.HOUSEKEEPER: 10 * LEASE_SAMPLES, Role.EXPORTER: 10 * LEASE_SAMPLES}
+
+
+@pytest.fixture
+def pulsing(
+    owner: Owner, process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Role], tuple[Leases, memoryview]]:
+    """Make the owner's child one of a role without a row, in a broker that serves."""
+
+    def make(role: Role) -> tuple[Leases, memoryview]:
+        monkeypatch.setattr("mpbroker.inspect.process_state._DISK", frozenset())
+        (handler,) = owner.children
+        child = Child(role, 2 if role is Role.ACCEPTOR else 0, lambda: None)
+        child.pid, child.pidfd = handler.pid, handler.pidfd
+        owner.children = [child]
+        words = memoryview(mmap.mmap(-1, CONTROL_WORDS * 8)).cast("q")
+        words[HEADER + HEADER_PHASE] = Phase.SERVING
+        words[pulse_words(PULSES[role]) + PULSE_PID] = process.pid
+        return Leases(owner, words), words
+
+    return make
+
+
+@pytest.mark.parametrize("role", PULSES)
+def test_a_process_without_a_row_is_left_alone_while_it_takes_steps_and_no_longer(
+    pulsing: Callable[[Role], tuple[Leases, memoryview]],
+    process: subprocess.Popen[bytes],
+    role: Role,
+) -> None:
+    leases, words = pulsing(role)
+    lease = LONG_LEASES.get(role, LEASE_SAMPLES)
+    for sample in range(2 * lease):
+        if sample % (lease - 1) == 0:
+            words[pulse_words(PULSES[role]) + PULSE_STEPS] += 1
+        leases.check()
+        assert process.poll() is None
+    for _ in range(lease):
+        leases.check()
+    assert process.wait() == -9
+
+
+@pytest.mark.parametrize(
+    "why", ["no pulse", "the broker stops", "it has a lock to get"]
+)
+def test_a_process_without_a_row_is_left_alone(
+    pulsing: Callable[[Role], tuple[Leases, memoryview]],
+    process: subprocess.Popen[bytes],
+    why: str,
+) -> None:
+    leases, words = pulsing(Role.KEEPER)
+    first = pulse_words(KEEPER_PULSE)
+    if why == "no pulse":
+        words[first + PULSE_PID] = 0
+    elif why == "the broker stops":
+        words[HEADER + HEADER_PHASE] = Phase.DRAINING
+    else:
+        words[first + PULSE_AWAITS] = os.getppid()
+    for _ in range(2 * LEASE_SAMPLES):
+        leases.check()
+    assert process.poll() is None
+
+
+def test_all_processes_of_a_broker_but_the_supervisor_show_that_they_move(
+    make_broker: Callable[..., Broker],
+) -> None:
+    broker = make_broker({"metrics.listeners": "HTTP://127.0.0.1:0"})
+    view = attach(broker.pid)
+    assert view is not None
+    numbers = (HOUSEKEEPER_PULSE, KEEPER_PULSE, EXPORTER_PULSE, ACCEPTOR_PULSES)
+    pulses = [pulse_words(number) for number in numbers]
+    wait_until(lambda: all(view.control[each + PULSE_STEPS] > 1 for each in pulses))
+    pids = {view.control[each + PULSE_PID] for each in pulses}
+    assert len(pids) == len(pulses)
+    assert "" not in map(process_state, pids)
 
 
 @pytest.fixture

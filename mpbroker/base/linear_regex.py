@@ -59,7 +59,7 @@ class InvalidRegexError(MpbrokerError):
     """RE2 or one of the limits refuses the pattern; the message says why."""
 
 
-class TopicRegex:
+class LinearRegex:
     """A pattern that RE2 has compiled.
 
     Raises:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpbroker.coordinator.topic_regex import InvalidRegexError, TopicRegex
+from mpbroker.base.linear_regex import InvalidRegexError, LinearRegex
 
 atoms = st.sampled_from(
     ["a", "b", "-", r"\.", ".", "[ab]", "[^a]", "[a-c.]", r"\d", r"\D", r"\w", r"\W"]
@@ -35,7 +35,7 @@ FORTY_NAMES = [f"{n:02d}-{random.Random(n).getrandbits(84):021x}" for n in range
 
 @given(patterns, st.lists(st.text("abAB1.-", max_size=6), min_size=1, max_size=5))
 def test_a_pattern_matches_what_pythons_engine_matches(pattern, names):
-    ours, theirs = TopicRegex(pattern), re.compile(pattern, re.ASCII)
+    ours, theirs = LinearRegex(pattern), re.compile(pattern, re.ASCII)
     for name in names:
         expected = theirs.fullmatch(name) is not None
         # In Python a $ matches before a final line feed; names have none.
@@ -45,7 +45,7 @@ def test_a_pattern_matches_what_pythons_engine_matches(pattern, names):
 @given(st.one_of(st.text(max_size=30), st.text(r"ab\pQECx{}()[]?<>:|*+^$19,-é")))
 def test_any_text_is_a_pattern_or_refused(text):
     try:
-        regex = TopicRegex(text)
+        regex = LinearRegex(text)
     except InvalidRegexError as error:
         assert str(error)
         return
@@ -72,7 +72,7 @@ def test_any_text_is_a_pattern_or_refused(text):
     ],
 )
 def test_the_whole_name_must_match(pattern, name, expected):
-    assert TopicRegex(pattern).matches(name) is expected
+    assert LinearRegex(pattern).matches(name) is expected
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_the_whole_name_must_match(pattern, name, expected):
     ],
 )
 def test_the_syntax_of_re2_is_understood(pattern, matching, others):
-    regex = TopicRegex(pattern)
+    regex = LinearRegex(pattern)
     assert all(regex.matches(name) for name in matching)
     assert not any(regex.matches(name) for name in others)
 
@@ -114,12 +114,12 @@ def test_the_syntax_of_re2_is_understood(pattern, matching, others):
 )  # fmt: skip
 def test_a_pattern_that_both_re2_and_re2j_refuse_is_refused(pattern):
     with pytest.raises(InvalidRegexError):
-        TopicRegex(pattern)
+        LinearRegex(pattern)
 
 
 def test_a_refusal_does_not_repeat_a_long_pattern():
     with pytest.raises(InvalidRegexError) as refusal:
-        TopicRegex("(" * 4000)
+        LinearRegex("(" * 4000)
     assert str(refusal.value).startswith("missing )")
     assert len(str(refusal.value)) <= 200
 
@@ -127,7 +127,7 @@ def test_a_refusal_does_not_repeat_a_long_pattern():
 @pytest.mark.parametrize("pattern", ["(a{500}){500}", r"\é"])
 def test_a_pattern_that_re2_refuses_and_re2j_accepts_is_refused(pattern):
     with pytest.raises(InvalidRegexError):
-        TopicRegex(pattern)
+        LinearRegex(pattern)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_a_pattern_that_re2_refuses_and_re2j_accepts_is_refused(pattern):
     ],
 )
 def test_a_pattern_that_re2_accepts_and_re2j_refuses_is_accepted(pattern, name):
-    assert TopicRegex(pattern).matches(name)
+    assert LinearRegex(pattern).matches(name)
 
 
 # -- limits ----------------------------------------------------------------------------
@@ -160,9 +160,9 @@ def test_a_pattern_that_re2_accepts_and_re2j_refuses_is_accepted(pattern, name):
     ],
 )
 def test_a_pattern_that_would_cost_too_much_is_refused(taken, refused, why):
-    TopicRegex(taken)
+    LinearRegex(taken)
     with pytest.raises(InvalidRegexError, match=why):
-        TopicRegex(refused)
+        LinearRegex(refused)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_a_pattern_that_would_cost_too_much_is_refused(taken, refused, why):
 )  # fmt: skip
 @pytest.mark.parametrize("name", ["a" * 249, "ab" * 124])
 def test_a_pattern_that_makes_others_backtrack_for_ever_does_not_match(pattern, name):
-    assert not TopicRegex(pattern).matches(name)
+    assert not LinearRegex(pattern).matches(name)
 
 
 @pytest.mark.parametrize("nothing", ["()", "a{0}", "(()|){0}", "(){999}()"])
@@ -180,9 +180,9 @@ def test_nothing_that_is_repeated_very_often_takes_no_time(nothing):
     often = without_end = nothing
     for _ in range(50):
         often, without_end = f"({often}){{1000}}", f"({without_end})*"
-    assert TopicRegex(f"a{without_end}b{without_end}").matches("ab")
+    assert LinearRegex(f"a{without_end}b{without_end}").matches("ab")
     with pytest.raises(InvalidRegexError, match="repetition size"):
-        TopicRegex(often)
+        LinearRegex(often)
 
 
 @pytest.mark.parametrize("group", ["({})", "(?:{})*", "(a|({})*)*", "(?:{}|b)?"])
@@ -190,20 +190,20 @@ def test_groups_as_deep_as_a_pattern_is_long_are_understood(group):
     pattern = "a"
     while len(inner := group.format(pattern)) <= 4096:
         pattern = inner
-    assert TopicRegex(pattern).matches("a")
+    assert LinearRegex(pattern).matches("a")
 
 
 # How much a process grows by 150 patterns that take most, one after the other.
 GROWTH = r"""
 import resource
-from mpbroker.coordinator.topic_regex import TopicRegex
+from mpbroker.base.linear_regex import LinearRegex
 
 def resident():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * resource.getpagesize()
 
 def use(n):
-    TopicRegex(r"(?:" + r"\pL" * 32 + "){0}(?:.){1000}" + str(n)).matches("a" * 249)
+    LinearRegex(r"(?:" + r"\pL" * 32 + "){0}(?:.){1000}" + str(n)).matches("a" * 249)
 
 use(0)
 before = resident()
@@ -221,9 +221,9 @@ def test_patterns_that_were_used_leave_no_memory_behind():
 def test_a_clients_mistake_is_not_written_to_stderr(capfd):
     for pattern in ("(", r"\pL{1000}", "a**"):
         with pytest.raises(InvalidRegexError):
-            TopicRegex(pattern)
+            LinearRegex(pattern)
     # Its automaton does not fit; RE2 would say so, and goes on without.
-    TopicRegex(r"(?:\b.*){1000}").matches("a b " * 60)
+    LinearRegex(r"(?:\b.*){1000}").matches("a b " * 60)
     assert capfd.readouterr() == ("", "")
 
 
@@ -246,4 +246,4 @@ def test_a_coordinator_imports_re2_with_its_first_pattern():
 def test_where_re2_is_missing_a_pattern_is_refused_and_told_why(monkeypatch):
     monkeypatch.setitem(sys.modules, "re2", None)
     with pytest.raises(InvalidRegexError, match="google-re2 is not installed"):
-        TopicRegex("a")
+        LinearRegex("a")
