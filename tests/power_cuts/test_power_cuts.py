@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from mpbroker.cli.ctl.ctl_connection import ControlClient
-from mpbroker.protocol.error_code import ErrorCode
-from tests.bench import wire
-from tests.faults.test_kill_the_whole_tree import address_of
 from tests.power_cuts.broken import DEFECTS
-from tests.power_cuts.disk import Disk, enter_private_mounts, why_not
+from tests.power_cuts.disk import why_not
 from tests.power_cuts.plain_files import content, losses
-from tests.support.broker import Broker
-from tests.support.children import Child, wait_until
+from tests.support.patience import LONGEST_S
 from tests.support.promises import promised
 
 CUTS = 6
 # A defect may stay unseen for some cuts: what it does not wait for may be on disk.
 MOST_CUTS = 60
-LIST_GROUPS = (16, 4)
-STORAGE_ERROR = int(ErrorCode.KAFKA_STORAGE_ERROR)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -87,93 +77,13 @@ def test_plain_files_outlive_power_cuts() -> None:
 
 
 def test_a_broker_whose_disk_fails_acknowledges_nothing_more(tmp_path: Path) -> None:
-    def with_a_disk() -> None:
-        enter_private_mounts()
-        folder = tmp_path / "power"
-        folder.mkdir()
-        disk = Disk(folder)
-        disk.make(random.Random(1))
-        try:
-            lose_it(disk, tmp_path / "broker.log")
-        finally:
-            disk.close()
-
-    assert Child(with_a_disk).wait(200) == 0
-
-
-def lose_it(disk: Disk, log_path: Path) -> None:
-    """Let every call of a broker's disk fail, and power return later."""
-    broker = Broker(
-        disk.path / "data", {"num.io.threads": 1, "log.segment.delete.delay.ms": 0}
+    # Not in a fork of this process, which may have others' threads (JVM, gRPC).
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.power_cuts.failing_disk", str(tmp_path)],
+        cwd=Path(__file__).parents[2],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LONGEST_S,
     )
-    broker.log_path = log_path
-    batch = batch_of_one(b"kept")
-    lost = batch_of_one(b"not acknowledged")
-    broker.start()
-    try:
-        with wire.Connection(address_of(broker)) as connection:
-            for topic in ("used", "idle"):
-                connection.create_topic(topic)
-                answer = connection.ask(wire.produce(topic, 0, batch, acks=-1))
-                assert wire.parse_produce(answer) == (wire.ERROR_NONE, 0)
-            wait_until_all_have_read(broker, connection)
-            processes = broker.processes()
-            # News of the metadata log that the supervisor can never read.
-            os.kill(broker.pid, signal.SIGSTOP)
-            connection.create_topic("unread")
-            # A coordinator or a housekeeper that cannot read them would end.
-            wait_until_all_have_read(broker, connection)
-            disk.cut()
-            os.kill(broker.pid, signal.SIGCONT)
-            for acks in (-1, 1, -1):
-                answer = connection.ask(wire.produce("used", 0, lost, acks=acks))
-                assert wire.parse_produce(answer).error_code == STORAGE_ERROR
-            with pytest.raises(wire.AnswerError, match=f"error {STORAGE_ERROR}"):
-                connection.create_topic("new")
-            with pytest.raises(wire.AnswerError, match=f"error {STORAGE_ERROR}"):
-                connection.delete_topic("idle")
-            connection.ask(wire.api_versions())  # all else is answered
-            assert broker.processes() == processes, broker.log_tail()
-            said = broker.log_tail()
-            assert "used-0" in said and "is now offline" in said
-            # Its successors find no metadata log; the supervisor repairs each death.
-            for pid in coordinators(broker):
-                os.kill(pid, signal.SIGKILL)
-            wait_until(lambda: broker.log_tail().count("died: exit status") > 1)
-            connection.ask(wire.api_versions())
-        broker.kill()
-        disk.restore()
-        broker.start()
-        with wire.Connection(address_of(broker)) as connection:
-            for topic in ("used", "idle"):
-                values = [record.value for record in connection.read_all(topic, 0)]
-                assert values == [b"kept"]
-            assert connection.create_topic("new")
-        broker.stop()
-    finally:
-        broker.kill()
-
-
-def wait_until_all_have_read(broker: Broker, connection: wire.Connection) -> None:
-    """Wait until the housekeeper and the coordinator run and know the newest topics."""
-    connection.create_topic("gone")
-    connection.ask(wire.produce("gone", 0, batch_of_one(b"gone"), acks=-1))
-    connection.delete_topic("gone")
-    wait_until(lambda: not list(broker.data_dir.glob("gone-0*")))
-    connection.ask(wire.request(LIST_GROUPS, wire.array([]) + wire.NO_TAGS))
-
-
-def batch_of_one(value: bytes) -> bytes:
-    return wire.record_batch([wire.RecordSpec(value)])
-
-
-def coordinators(broker: Broker) -> list[int]:
-    return [
-        child["pid"] for child in children(broker) if child["role"] == "coordinator"
-    ]
-
-
-def children(broker: Broker) -> list[dict[str, Any]]:
-    with ControlClient(os.fspath(broker.data_dir / "control.sock"), 60.0) as client:
-        found: list[dict[str, Any]] = client.request("status")["processes"]
-        return found
+    assert done.returncode == 0, done.stdout
