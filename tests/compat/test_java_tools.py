@@ -201,7 +201,7 @@ def test_configurations_are_altered_and_described(
 ) -> None:
     topic = make_topic()
     this = ("--entity-type", "topics", "--entity-name", topic)
-    config = "kafka.admin.ConfigCommand"
+    config = f"{TOOLS}.ConfigCommand"
     tool(config, *this, "--alter", "--add-config", "retention.ms=5000,segment.ms=700")
     described = tool(config, *this, "--describe")
     assert "retention.ms=5000" in described
@@ -214,7 +214,7 @@ def test_configurations_are_altered_and_described(
 
 def test_brokers_all_of_them_a_listener_and_groups_are_configured(tool: Tool) -> None:
     # Values that change nothing for others who use this broker.
-    config = "kafka.admin.ConfigCommand"
+    config = f"{TOOLS}.ConfigCommand"
     one = ("--entity-type", "brokers", "--entity-name", "1")
     every = ("--entity-type", "brokers", "--entity-default")
     group = ("--entity-type", "groups", "--entity-name", "nobody's")
@@ -397,7 +397,7 @@ def test_a_share_group_reads_and_is_looked_after(
     group = f"queue-of-{topic}"
     this = ("--group", group)
     tool(
-        "kafka.admin.ConfigCommand",
+        f"{TOOLS}.ConfigCommand",
         *("--alter", "--entity-type", "groups", "--entity-name", group),
         *("--add-config", "share.auto.offset.reset=earliest"),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from tests.compat.test_java_tools import run_java
+from tests.compat.test_java_tools import TOOLS, run_java
 from tests.support.broker import Broker
 from tests.support.fetch_clients import have_java_tools
 
@@ -23,7 +23,7 @@ NAMED = ("topics", "groups", "client-metrics")
 
 def configs(broker: Broker, *arguments: str) -> str:
     return run_java(
-        "kafka.admin.ConfigCommand", "--bootstrap-server", broker.bootstrap, *arguments
+        f"{TOOLS}.ConfigCommand", "--bootstrap-server", broker.bootstrap, *arguments
     )
 
 

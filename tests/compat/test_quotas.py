@@ -11,7 +11,7 @@ from confluent_kafka import Producer
 from kafka import KafkaProducer
 
 from tests.broker.load import create_topic, kill
-from tests.compat.test_java_tools import run_java
+from tests.compat.test_java_tools import TOOLS, run_java
 from tests.server.test_quotas_over_the_wire import Client, set_quota
 from tests.support.broker import Broker
 from tests.support.fetch_clients import have_java_tools
@@ -114,7 +114,7 @@ def test_a_throttle_outlives_the_processor(
 def test_kafka_configs_sets_describes_and_deletes_quotas(quota_broker: Broker) -> None:
     def configs(*arguments: str) -> str:
         return run_java(
-            "kafka.admin.ConfigCommand",
+            f"{TOOLS}.ConfigCommand",
             "--bootstrap-server",
             quota_broker.bootstrap,
             *arguments,

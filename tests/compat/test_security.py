@@ -37,7 +37,7 @@ from kafka.net.sasl.oauth import AbstractTokenProvider as KafkaTokenProvider
 
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.error_code import ErrorCode
-from tests.compat.test_java_tools import run_java
+from tests.compat.test_java_tools import TOOLS, run_java
 from tests.conftest import _running
 from tests.network.security.sasl.conversation import (
     authenticate,
@@ -408,7 +408,7 @@ def test_kafka_configs_sets_describes_and_deletes_scram_users(secured: Secured) 
     entity = ("--entity-type", "users", "--entity-name", "dave")
 
     def configs(*arguments: str) -> str:
-        return run_java("kafka.admin.ConfigCommand", *bootstrap, *entity, *arguments)
+        return run_java(f"{TOOLS}.ConfigCommand", *bootstrap, *entity, *arguments)
 
     configs("--alter", "--add-config", "SCRAM-SHA-256=[iterations=8192,password=pw]")
     assert "SCRAM-SHA-256=iterations=8192" in configs("--describe")

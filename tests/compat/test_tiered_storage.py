@@ -259,7 +259,7 @@ def test_kafkas_tools_tell_of_both_tiers(written):
     )
     assert partition["size"] < 3 * SEGMENT_BYTES
     topic = ("--entity-type", "topics", "--entity-name", TOPIC)
-    config = "kafka.admin.ConfigCommand"
+    config = f"{TOOLS}.ConfigCommand"
     run_java(
         config, *server, *topic, "--alter", "--add-config", "local.retention.ms=90000"
     )

@@ -282,10 +282,14 @@ def test_a_session_reads_no_more_than_its_user_still_may(stage):
     assert fetch(stage, session=(session, 3))[1] == [(0, True)]
 
 
-def test_a_fetch_session_does_not_grow_by_denied_topics(stage):
+def test_a_fetch_session_keeps_denied_topics_and_refuses_them_each_time(stage):
     create_acls(stage.registry, [acl(READ, "one")])
     _, _, session = fetch(stage, "one", session=(0, 0))
     code, rows, _ = fetch(stage, "two", session=(session, 1))
-    assert (code, rows) == (ErrorCode.FETCH_SESSION_ID_NOT_FOUND, [])
-    _, rows, session = fetch(stage, "one", "two", session=(0, 0))
-    assert rows == [(0, False), (DENIED, False)] and not session
+    assert (code, rows) == (ErrorCode.NONE, [(DENIED, False)])
+    assert fetch(stage, session=(session, 2))[:2] == (ErrorCode.NONE, [(DENIED, False)])
+    create_acls(stage.registry, [acl(READ, "two"), acl(WRITE, "*")])
+    assert produce(stage, "two") == [0]
+    assert fetch(stage, session=(session, 3))[:2] == (ErrorCode.NONE, [(0, True)])
+    _, rows, session = fetch(stage, "one", "missing", session=(0, 0))
+    assert rows == [(0, False), (DENIED, False)] and session
