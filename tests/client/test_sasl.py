@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 
 import pytest
 from hypothesis import given
@@ -203,10 +204,11 @@ def test_settings_that_cannot_be_used_say_what_to_do(given, words):
 def test_files_that_are_no_certificates_are_named(tmp_path):
     path = tmp_path / "trust.pem"
     settings = {"security_protocol": "SSL", "ssl_truststore_location": str(path)}
-    with pytest.raises(ConfigError, match=r"ssl\.truststore\.location: No such file"):
+    name = re.escape(f"ssl.truststore.location={path}: ")
+    with pytest.raises(ConfigError, match=f"{name}No such file"):
         security(**settings).make_channels()
     path.write_text("no certificate")
-    with pytest.raises(ConfigError, match=r"ssl\.truststore\.location: OpenSSL"):
+    with pytest.raises(ConfigError, match=f"{name}no certificates can be read"):
         security(**settings).make_channels()
 
 
