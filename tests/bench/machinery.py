@@ -138,7 +138,12 @@ CUTS: Final = (
         "            alike += 1\n",
         "        totals[requests + current] += alike\n"
         "        totals[spent + current] += before - since\n",
-        "        words[row + HANDLER_BUSY_SLOT] = 0\n",
+    ),
+    Cut(
+        "server/request_handler.py",
+        "        words[row + HANDLER_BUSY_SLOT] = 0\n"
+        "        words[row + HANDLER_COUNTERS",
+        "        words[row + HANDLER_COUNTERS",
     ),
     *_statements(
         "native/server/handler_wait.c",

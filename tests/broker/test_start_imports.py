@@ -65,7 +65,8 @@ BEFORE_THE_FORK = """
     server.produce.core_produces server.produce.produce_handler
     server.produce.produce_service server.produce_transactions server.purgatory
     server.quotas.client_quotas server.request server.request_handler
-    server.service_parts storage.files.batch_scan storage.files.checkpoints
+    server.service_parts server.turns storage.files.batch_scan
+    storage.files.checkpoints
     storage.files.leader_epochs storage.files.log_files storage.files.log_segment
     storage.files.offset_index storage.files.segment_list storage.files.segment_recovery
     storage.files.time_index storage.files.txn_index storage.log.core_plans

@@ -74,7 +74,12 @@ from mpbroker.protocol.messages.incremental_alter_configs import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
 )
-from mpbroker.protocol.messages.list_offsets import ListOffsetsRequest
+from mpbroker.protocol.messages.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopic,
+)
 from mpbroker.protocol.messages.metadata import (
     MetadataRequest,
     MetadataRequestTopic,
@@ -160,7 +165,7 @@ class Wire:
         return response.decode(version, answer[head:])
 
     def create(self, name: str, partitions: int = 1, **configs: str) -> bytes:
-        """Create a topic; return its id when all its partitions have a leader."""
+        """Create a topic; return its id when all its partitions are served."""
         topic = CreatableTopic(
             name=name,
             num_partitions=partitions,
@@ -180,7 +185,19 @@ class Wire:
             return len(leaders) == partitions and min(leaders) >= 0
 
         wait_until(leads)
+        # Kafka's metadata names a leader a moment before it is one.
+        wait_until(lambda: self._serves(name, partitions))
         return created.topic_id
+
+    def _serves(self, name: str, partitions: int) -> bool:
+        rows = [
+            ListOffsetsPartition(partition_index=number, timestamp=-1)
+            for number in range(partitions)
+        ]
+        topic = ListOffsetsTopic(name=name, partitions=rows)
+        request = ListOffsetsRequest(replica_id=-1, topics=[topic])
+        (found,) = self.ask(request, 5, ListOffsetsResponse).topics
+        return not any(each.error_code for each in found.partitions)
 
     def delete(self, name: str) -> None:
         """Delete a topic; return when the broker has no such topic any more."""
