@@ -64,6 +64,7 @@ READ_ONLY = [
 VALUES = {
     "compression.gzip.level": "5",
     "compression.type": "lz4",
+    "errors.deadletterqueue.topic.name.prefix": "lost.",
     "group.consumer.heartbeat.interval.ms": "6000",
     "group.consumer.session.timeout.ms": "50000",
     "log.cleaner.io.buffer.load.factor": "0.8",
