@@ -69,7 +69,7 @@ def test_features_are_described_downgraded_and_upgraded(tool: Tool) -> None:
         "eligible.leader.replicas.version": ("0", "1"),
         "group.version": ("0", "1"),
         "kraft.version": ("0", "1"),
-        "metadata.version": ("3.3-IV3", "4.3-IV0"),
+        "metadata.version": ("3.3-IV3", "4.4-IV2"),
         "share.version": ("0", "1"),
         "streams.version": ("0", "1"),
         "transaction.version": ("0", "2"),
