@@ -405,10 +405,6 @@ class Roles:
                 # A housekeeper that was killed may not have noted deletions.
                 (config.log_cleaner_backoff_ms, note_deletions),
                 (cleaners.LOOK_INTERVAL_MS, cleaners.look),
-                (
-                    config.delegation_token_expiry_check_interval_ms,
-                    lambda _: registry.remove_expired_tokens(),
-                ),
             ],
             config.log_initial_task_delay_ms,
             shut_down,
@@ -447,6 +443,10 @@ class Roles:
             (_REMOVAL_INTERVAL_MS, upkeep.remove_deleted),
             (LOOK_INTERVAL_MS, self.parts.full_directories().look),
             (LOOK_INTERVAL_MS, self.parts.offline_directories().look),
+            (
+                config.delegation_token_expiry_check_interval_ms,
+                lambda _: registry.remove_expired_tokens(),
+            ),
             *self._moving_tasks(logs, registry),
         ]
 

@@ -394,13 +394,7 @@ class ProduceHandler:
                 pulse.step()
                 ordinal += 1
             if answers or not data.partition_data:
-                outcome.response.responses.append(
-                    TopicProduceResponse(
-                        name=data.name,
-                        topic_id=data.topic_id,
-                        partition_responses=answers,
-                    )
-                )
+                outcome.response.responses.append(_rows_of(data, answers))
         return outcome
 
     def refusal(
@@ -414,13 +408,7 @@ class ProduceHandler:
             answers = [
                 _refusal(each.index, error, None) for each in data.partition_data
             ]
-            outcome.response.responses.append(
-                TopicProduceResponse(
-                    name=data.name,
-                    topic_id=data.topic_id,
-                    partition_responses=answers,
-                )
-            )
+            outcome.response.responses.append(_rows_of(data, answers))
         return outcome
 
     def begins_elsewhere(
@@ -865,6 +853,15 @@ def refuse(
     answer.error_code = error_code
     answer.error_message = message
     answer.base_offset = answer.log_append_time_ms = answer.log_start_offset = -1
+
+
+def _rows_of(
+    data: TopicProduceData, rows: list[PartitionProduceResponse]
+) -> TopicProduceResponse:
+    """Return a topic's part of an answer, with the rows of its partitions."""
+    return TopicProduceResponse(
+        name=data.name, topic_id=data.topic_id, partition_responses=rows
+    )
 
 
 def _refusal(
