@@ -27,7 +27,7 @@ from tests.support.broker import Broker
 TOPIC: Final = "kept"
 # With a write to disk for each of them, a request keeps a handler for longer than any
 # client waits.
-NAMES: Final = 9000
+NAMES: Final = 4000
 GROUP: Final = 32
 VERSION: Final = 1
 KEY: Final = "consumer.session.timeout.ms"
