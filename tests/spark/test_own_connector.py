@@ -333,11 +333,12 @@ def stream_outcome(spark, finish, reader, options):
         frame = reader.options(**options).load()
         writer = frame.writeStream.format("memory").queryName(name)
         query = finish(writer.trigger(availableNow=True).start)
+        rows = spark.table(name).collect()
     except Exception:  # noqa: BLE001  # as in `outcome`
         return "refused"
+    finally:
+        spark.catalog.dropTempView(name)  # a query that failed has made it, too
     batches = [each for each in query.recentProgress if each["numInputRows"]]
-    rows = spark.table(name).collect()
-    spark.catalog.dropTempView(name)
     return (
         [each["numInputRows"] for each in batches],
         [lag_of(each["sources"][0]) for each in batches],

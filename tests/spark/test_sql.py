@@ -61,8 +61,9 @@ def ask(spark, bootstrap):
 
     def run(query, **more):
         def once():
+            before = {each.name for each in spark.catalog.listTables()}
             found = sql(query, bootstrap=bootstrap, spark=spark, **more)
-            assert not [each.name for each in spark.catalog.listTables()]
+            assert {each.name for each in spark.catalog.listTables()} <= before
             return [tuple(row) for row in found.collect()]
 
         return patiently(once)
