@@ -53,5 +53,7 @@ public final class StreamsApplication {
             // Standard input only says how long to run.
         }
         streams.close(Duration.ofSeconds(60));
+        // The listener may learn of it too late: from a thread that nobody waits for.
+        System.out.println(streams.state());
     }
 }
