@@ -2,7 +2,7 @@
 
 Optional: where no compiler is, or the build fails, the installation goes on without it
 and the Python twin beside it is used. MPBROKER_CORE=required makes a failure an error,
-for wheels; MPBROKER_CORE=no builds none.
+for what is published; MPBROKER_CORE=no builds none.
 """
 
 import os

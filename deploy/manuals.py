@@ -22,13 +22,27 @@ from typing import Final
 import click
 
 from mpbroker import __version__
+from mpbroker.base.config_def import ConfigDef, ConfigKey
 from mpbroker.cli.exit_codes import EXIT_CODE_HELP
 from mpbroker.cli.root import COMMANDS, root
 from mpbroker.cli.serve import OPTIONS, serve_help
+from mpbroker.client.consumer.consumer_config import CONSUMER_CONFIG
+from mpbroker.client.settings import ADMIN_CONFIG
+from mpbroker.client.share.share_consumer_config import SHARE_CONSUMER_CONFIG
 from mpbroker.config import BROKER_CONFIG_DEF, explain
 from mpbroker.config.explanation import Explanation, explain_topic_key
 from mpbroker.metadata.log_config_def import LOG_CONFIG_DEF
+from mpbroker.producer.config import PRODUCER_CONFIG
+from mpbroker.server.configs.group_config_def import GROUP_CONFIG_DEF
 
+# By heading; those of the broker and of topics are told with more facts.
+OTHER_SETTINGS: Final[dict[str, ConfigDef]] = {
+    "Of groups": GROUP_CONFIG_DEF,
+    "Of a Producer": PRODUCER_CONFIG,
+    "Of a Consumer": CONSUMER_CONFIG,
+    "Of a ShareConsumer": SHARE_CONSUMER_CONFIG,
+    "Of an AdminClient": ADMIN_CONFIG,
+}
 _VERBATIM: Final = "\b"  # click's mark of a paragraph whose lines are kept
 
 
@@ -210,7 +224,7 @@ def _markdown(page: Manual, level: int) -> Iterator[str]:
     if not page.commands:
         yield from ("```text", f"{page.name} {page.usage}", "```", "")
     for kept, text in page.paragraphs:
-        yield from ("```sh", text, "```", "") if kept else (_escaped(text), "")
+        yield from ("```sh", text, "```", "") if kept else (escaped(text), "")
     if page.options:
         yield from ("| option | meaning |", "| --- | --- |")
         for spelling, meaning in page.options:
@@ -222,7 +236,7 @@ def _markdown(page: Manual, level: int) -> Iterator[str]:
 
 
 def setting_reference() -> str:
-    """Return all settings, of the broker and of topics, with what is known of them."""
+    """Return all settings, of brokers, topics, groups and clients, with their facts."""
     lines = ["# Settings", ""]
     lines += [
         "Made from the table that the broker reads its settings by. `mpbroker config"
@@ -236,14 +250,27 @@ def setting_reference() -> str:
         lines += [f"## {title}", ""]
         for name in sorted(key.name for key in definition):
             lines += _setting(tell(name))
+    for title, definition in OTHER_SETTINGS.items():
+        lines += [f"## {title}", ""]
+        for key in sorted(definition, key=lambda key: key.name):
+            lines += _other_setting(key)
     return "\n".join(lines)
 
 
+def _other_setting(key: ConfigKey) -> Iterator[str]:
+    yield from (f"### {key.name}", "", escaped(key.documentation), "")
+    default = key.format(key.default)
+    facts = [
+        ("type", key.type.name.lower()),
+        ("accepts", key.limit),
+        ("default", _default(None if default is None else key.shown(default))),
+    ]
+    yield from _table(facts)
+
+
 def _setting(each: Explanation) -> Iterator[str]:
-    yield from (f"### {each.name}", "", _escaped(each.documentation), "")
-    default = "none" if each.default is None else f"`{each.default}`"
-    if each.default == "":
-        default = "empty"
+    yield from (f"### {each.name}", "", escaped(each.documentation), "")
+    default = _default(each.default)
     if each.is_computed:
         default = "computed from the machine"
     facts = [
@@ -260,12 +287,20 @@ def _setting(each: Explanation) -> Iterator[str]:
             ", ".join(f"`{name}`" for name in each.related),
         ),
     ]
+    yield from _table(facts)
+
+
+def _default(text: str | None) -> str:
+    return "none" if text is None else f"`{text}`" if text else "empty"
+
+
+def _table(facts: Sequence[tuple[str, str]]) -> Iterator[str]:
     yield from ("| | |", "| --- | --- |")
     yield from (f"| {name} | {_cell(text)} |" for name, text in facts if text)
     yield ""
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     """Return text without what Markdown would take for HTML or emphasis."""
     pieces = re.split(r"(`[^`]*`)", text)
     return "".join(
@@ -275,7 +310,7 @@ def _escaped(text: str) -> str:
 
 
 def _cell(text: str) -> str:
-    return _escaped(" ".join(text.split())).replace("|", "\\|")
+    return escaped(" ".join(text.split())).replace("|", "\\|")
 
 
 if __name__ == "__main__":

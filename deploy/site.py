@@ -1,4 +1,4 @@
-"""Build the documentation's site, with references made of the commands and settings.
+"""Build the documentation's site, with references made of what the code says.
 
     python -m deploy.site FOLDER
 
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from deploy.manuals import command_reference, setting_reference
+from deploy.python_reference import python_reference
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 _LINK: Final = re.compile(r"\]\((?!https?://|#)([^)#\s]+)")
@@ -47,6 +48,7 @@ def write_tree(folder: Path) -> None:
     (folder / "reference").mkdir()
     (folder / "reference/commands.md").write_text(command_reference())
     (folder / "reference/settings.md").write_text(setting_reference())
+    (folder / "reference/python.md").write_text(python_reference())
 
 
 def _copy(name: Path, folder: Path) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from mpbroker.cli.command_group import CommandGroup
 from mpbroker.cli.exit_codes import CliError, ExitCode
 from mpbroker.cli.options import format_option, timeout_option
 from mpbroker.cli.output import print_json, print_table
@@ -25,7 +26,7 @@ _STORES: Final = ("s3://", "gs://", "az://", "file:///")
 _T = TypeVar("_T")
 
 
-@click.group("cluster")
+@click.group("cluster", cls=CommandGroup)
 def command() -> None:
     """Set up and show the database of a cluster.
 

@@ -38,7 +38,7 @@ Only shows the new positions; with --execute it stores them.
 \b
   mpbroker group reset-offsets g -t events -o beginning
   mpbroker group reset-offsets g -t events:0,1 -o 1200 --execute
-  mpbroker group reset-offsets g --all-topics -o s@1700000000000 --execute
+  mpbroker group reset-offsets g --all-topics -o s@2026-11-28T12:00:00Z --execute
   mpbroker group reset-offsets g --all-topics --shift-by -10 --execute
 """
 
@@ -224,7 +224,7 @@ def _ends(
 def _print_group(group: dict[str, Any]) -> None:
     members = group["members"]
     how = f", {group['assignor']}" if group["assignor"] else ""
-    count = f"{len(members)} member{'' if len(members) == 1 else 's'}"
+    count = _members(len(members))
     print(f"{group['group']}: {group['type']}, {group['state']}{how}, {count}")
     names = ["topic", "partition", "offset", "end", "lag"]
     headings = ["TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG"]
@@ -302,7 +302,7 @@ def delete(
     "to",
     metavar="OFFSET",
     help="beginning, end, an offset, -N (the last N records of each partition), or"
-    " s@MS (from that time on).",
+    " s@TIME (from that time on, in ms or ISO 8601).",
 )
 @click.option(
     "--shift-by", type=int, metavar="N", help="Forward by N offsets; back if negative."
@@ -368,8 +368,14 @@ def reset_offsets(
         ["TOPIC", "PARTITION", "CURRENT-OFFSET", "NEW-OFFSET"],
         [list(row.values()) for row in rows],
     )
-    if not execute:
+    if execute:
+        print("the new offsets are stored")
+    else:
         print("nothing is stored yet; --execute stores it")
+
+
+def _members(count: int) -> str:
+    return f"{count} member{'' if count == 1 else 's'}"
 
 
 def _share_offsets(cluster: Cluster, group_id: str) -> dict[TopicPartition, int] | None:
@@ -399,7 +405,7 @@ def _check_is_empty(cluster: Cluster, group_id: str) -> None:
         return  # a new group, which gets its first positions
     if group.members:
         raise CliError(
-            f"group {group_id!r} has {len(group.members)} members and is"
+            f"group {group_id!r} has {_members(len(group.members))} and is"
             f" {group.state}; its positions can be reset while it has no members"
         )
 

@@ -147,7 +147,7 @@ def parse_serve_arguments(arguments: Sequence[str]) -> ServeArguments:
         name, equals, value = argument.partition("=")
         option = _OPTIONS.get(name)
         if option is None or (option.value is None and equals):
-            raise _usage(f"no such option: {name}")
+            raise _usage(f"no such option: {name}{_hint(name)}")
         if option.value is None:
             flags.add(option.names[-1])
             continue
@@ -172,6 +172,16 @@ def parse_serve_arguments(arguments: Sequence[str]) -> ServeArguments:
         pid_file=_path(options, "--pid-file"),
         help="--help" in flags,
     )
+
+
+def _hint(name: str) -> str:
+    """Return what the user of an unknown option may have meant, as a clause, or ""."""
+    if name == "--data-dir":  # as the commands of `ctl` call it
+        return "; the directory is a setting: log.dirs=DIR"
+    from difflib import get_close_matches  # imported here: only errors need it
+
+    near = get_close_matches(name, _OPTIONS, n=1)
+    return f"; did you mean {near[0]}?" if near and near[0] != name else ""
 
 
 def _usage(message: str) -> CliError:

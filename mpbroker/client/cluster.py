@@ -315,9 +315,10 @@ class Cluster:
                 after = f"after {self.timeout_s:g} s"
                 if now_ms >= self.end_by_ms:
                     after = "when the client was to end"
-                raise RequestTimeoutError(
-                    f"cannot reach {self._address(number)}: not ready {after}"
-                )
+                text = f"cannot reach {self._address(number)}: not ready {after}"
+                if client.failures(number):
+                    text += f"; the last attempt: {client.error_of(number)}"
+                raise RequestTimeoutError(text)
             wait_ms = min(client.delay_ms(number, now_ms), deadline_ms - now_ms)
             client.poll(wait_ms, now_ms)
             now_ms = monotonic_ms()

@@ -419,6 +419,7 @@ class NetworkClient:
     ) -> None:
         waiting = self._in_flight[node].popleft()
         self.counts.responses += 1
+        self._node(node).has_answered = True
         throttle_ms = getattr(response, "throttle_time_ms", 0)
         if throttle_ms > 0 and version >= THROTTLED_FROM.get(response.api_key, 1 << 15):
             self._node(node).throttled_until_ms = now_ms + throttle_ms

@@ -64,6 +64,7 @@ class NodeConnection:
             settings.socket_connection_setup_timeout_max_ms,
         )
         self.failures = 0  # in a row
+        self.has_answered = False  # a request of ours, since it was connected last
         self.last_error: MpbrokerError | None = None
         self._not_before_ms = -float("inf")
         self._resolved_from: Address | None = None
@@ -131,6 +132,7 @@ class NodeConnection:
     def connecting(self, now_ms: float, rng: random.Random) -> None:
         """Note that an attempt to connect begins."""
         self.state = NodeState.CONNECTING
+        self.has_answered = False
         self.last_attempt_ms = now_ms
         self.setup_deadline_ms = now_ms + self._setup.delay_ms(self.failures, rng)
 
@@ -150,9 +152,12 @@ class NodeConnection:
 
     def why_lost(self, address: Address | int, reason: str) -> str:
         """Return the error text for a lost connection, or for a failed attempt."""
+        hint = _HINTS.get(reason, "")
         if not self.is_connecting:
-            return f"lost the connection to {address}: {reason}"
-        return f"cannot reach {address}: {reason}{_HINTS.get(reason, '')}"
+            # A listener that wants a login closes upon the first request without one.
+            hint = "" if self.has_answered else hint
+            return f"lost the connection to {address}: {reason}{hint}"
+        return f"cannot reach {address}: {reason}{hint}"
 
     def disconnected(
         self, error: MpbrokerError, now_ms: float, rng: random.Random

@@ -59,6 +59,20 @@ _PAIRS: Final[Mapping[str, tuple[Serializer | None, Deserializer | None]]] = {
 }
 
 
+def arguments_hint(error: Exception, second: str) -> str:
+    """Return what a function that takes the value alone gets instead, or "".
+
+    kafka-python's serializers and deserializers take the value alone.
+
+    Args:
+        error: the error of a serializer or deserializer.
+        second: the name of its second argument.
+    """
+    # The errors of f(a) and of str.encode when they are called with two arguments.
+    is_likely = isinstance(error, (TypeError, LookupError))
+    return f" (it is called with the topic and the {second})" if is_likely else ""
+
+
 def load_serializer(key: str, value: object) -> Serializer | None:
     """Return the serializer that a setting names; None: keys and values are bytes.
 

@@ -51,6 +51,7 @@ class RecordMetadata(NamedTuple):
 
     @property
     def has_offset(self) -> bool:
+        """Whether the broker told the offset; with acks=0 it does not."""
         return self.offset >= 0
 
 

@@ -74,6 +74,7 @@ class RoundRobinPartitioner:
         partition_count: int,
         available: Sequence[int],
     ) -> int:
+        """Return the next partition of the topic, among those that have a leader."""
         counter = self._counters.setdefault(topic, count())
         turn = next(counter)  # one step, which no other thread interrupts
         if available:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from mpbroker.client.serialization import Serializer
+from mpbroker.client.serialization import Serializer, arguments_hint
 from mpbroker.producer.batch import (
     NO_OFFSET,
     Callback,
@@ -140,15 +140,18 @@ def to_bytes(serializer: Serializer | None, topic: str, what: str, value: Any) -
             value = serializer(topic, value)
         except Exception as error:
             raise SerializationError(
-                f"the serializer refused the {what} of a record for {topic!r}: {error}"
+                f"the serializer refused the {what} of a record for {topic!r}:"
+                f" {error}{arguments_hint(error, 'value')}"
             ) from error
     if value is None or type(value) is bytes:
         return value
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)  # a copy: the user may change the buffer
+    # There are no serializers of headers.
+    other = "" if what == "header" else f", or give the producer a {what}_serializer"
     raise SerializationError(
         f"the {what} of a record for {topic!r} is {type(value).__name__}, not bytes;"
-        f" encode it, or give the producer a {what}_serializer"
+        f" encode it{other}"
     )
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from mpbroker import __version__
 from mpbroker.cli import main
+from mpbroker.cli.command_group import CommandGroup
 from mpbroker.cli.exit_codes import ExitCode
 from mpbroker.cli.root import COMMANDS, root
 
@@ -56,6 +57,7 @@ def test_every_option_says_what_it_does_and_every_command_in_a_line(path, comman
         (["group", "reset"], "reset-offsets"),
         (["topic", "lst"], "list"),
         (["pipeline", "rnu"], "run"),
+        (["cluster", "stats"], "status"),
         (["zzz"], None),
     ],
 )
@@ -65,6 +67,11 @@ def test_a_mistyped_command_is_told_the_nearest_one(mpbroker, typed, meant):
     assert f"No such command '{typed[-1]}'." in result.err
     assert ("Did you mean" in result.err) == (meant is not None)
     assert meant is None or f"Did you mean '{meant}'?" in result.err
+
+
+def test_every_group_of_commands_knows_the_nearest_one():
+    groups = [each for _, each in commands(root) if isinstance(each, click.Group)]
+    assert [each.name for each in groups if not isinstance(each, CommandGroup)] == []
 
 
 def test_help_imports_no_command():

@@ -51,7 +51,9 @@ def test_options_and_settings_may_be_mixed_in_any_order():
     [
         (["server.properties"], "--config server.properties"),
         (["=9092"], "not KEY=VALUE"),
-        (["--bogus"], "no such option: --bogus"),
+        (["--bogus"], "no such option: --bogus (see"),
+        (["--confg", "x"], "no such option: --confg; did you mean --config? (see"),
+        (["--data-dir", "x"], "--data-dir; the directory is a setting: log.dirs=DIR"),
         (["--config"], "--config needs a value"),
         (["--config="], "--config needs a file name"),
         (["-c", "a", "--config", "b"], "--config is given twice"),

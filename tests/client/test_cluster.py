@@ -85,9 +85,38 @@ def test_when_no_address_answers_each_has_its_reason(closed_port):
 
 
 def test_a_broker_that_hangs_up_is_reported(fake_broker, broker):
+    broker.request(MetadataRequest(), MetadataResponse)
     fake_broker.answer_with(ApiKey.METADATA, lambda request: CLOSE)
-    with pytest.raises(BrokerUnavailableError, match="closed by the broker"):
+    with pytest.raises(BrokerUnavailableError, match=r"closed by the broker$"):
         broker.request(MetadataRequest(), MetadataResponse)
+
+
+def test_a_broker_that_hangs_up_upon_the_first_request_may_want_a_login(
+    fake_broker, broker
+):
+    # Listeners of SASL tell everybody their versions, and nobody more.
+    fake_broker.answer_with(ApiKey.METADATA, lambda request: CLOSE)
+    with pytest.raises(BrokerUnavailableError, match=r"is security\.protocol the list"):
+        broker.request(MetadataRequest(), MetadataResponse)
+
+
+def test_a_broker_that_is_not_ready_in_time_is_told_with_the_failure_before(
+    fake_broker,
+):
+    answer = threading.Event()
+    fake_broker.answer_with(
+        ApiKey.API_VERSIONS,
+        lambda request: CLOSE,
+        lambda request: answer.wait(30) and None,
+    )
+    with Cluster([fake_broker.address], 0.2) as cluster:
+        with pytest.raises(BrokerUnavailableError):
+            cluster.any_broker()
+        with pytest.raises(
+            BrokerUnavailableError, match=r"not ready after .* closed by"
+        ):
+            cluster.any_broker()
+        answer.set()
 
 
 def test_a_broker_that_hangs_up_at_once_may_be_spoken_to_in_the_wrong_way(

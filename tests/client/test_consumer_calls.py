@@ -62,6 +62,16 @@ def test_a_record_that_a_deserializer_refuses_can_be_skipped(make_consumer, topi
     assert read(consumer, 6) == [4, 5, 6, 7, 8, 9]
 
 
+def test_a_deserializer_of_the_bytes_alone_is_told_its_arguments(make_consumer, topic):
+    consumer = make_consumer(auto_offset_reset="earliest", value_deserializer=int)
+    consumer.assign([(topic, 0)])
+    # int("topic", b"0"): kafka-python's users have such a one.
+    with pytest.raises(
+        RecordDeserializationError, match="with the topic and the bytes"
+    ):
+        consumer.poll(5000)
+
+
 def test_a_deserializer_that_does_not_exist_is_refused(bootstrap):
     with pytest.raises(ConfigError, match="StringDeserializer"):
         Consumer(bootstrap_servers=bootstrap, key_deserializer="com.example.Mine")

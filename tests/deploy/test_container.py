@@ -122,6 +122,11 @@ def test_what_is_copied_is_there_and_sent_to_the_build():
         assert not is_sent(kept_back)
 
 
+def test_no_image_is_made_without_the_compiled_core():
+    (installs,) = (text for text in texts("RUN") if " install --no-cache-dir" in text)
+    assert "MPBROKER_CORE=required" in installs
+
+
 def test_the_broker_runs_as_nobody_special_and_where_it_may_write():
     stage = last_stage()
     (user,) = texts("USER", stage)

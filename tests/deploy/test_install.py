@@ -352,6 +352,12 @@ def test_a_package_has_equal_bytes_each_time_and_what_debian_wants(
     )
 
 
+def test_a_package_is_not_built_with_an_option_that_is_not_there():
+    done = subprocess.run([DEBIAN / "build", "--bogus"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "no such option: --bogus" in done.stderr
+
+
 @with_dpkg
 def test_a_package_is_installed_removed_and_purged(package, dpkg):
     root = dpkg("-i", package)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import shutil
 import subprocess
 
 import pytest
 
+import mpbroker
 from deploy import manuals
+from deploy import python_reference as python
+from mpbroker import extensions
 from mpbroker.cli.root import COMMANDS
 from mpbroker.config import BROKER_CONFIG_DEF
 from mpbroker.metadata.log_config_def import LOG_CONFIG_DEF
@@ -62,11 +66,10 @@ def test_the_reference_of_commands_has_every_command_and_option():
 def test_the_reference_of_settings_has_every_setting_with_its_facts():
     text = manuals.setting_reference()
     heads = re.findall(r"^### (.*)$", text, re.M)
-    names = (
-        [key.name for key in BROKER_CONFIG_DEF],
-        [key.name for key in LOG_CONFIG_DEF],
-    )
-    assert heads == [*sorted(names[0]), *sorted(names[1])]
+    tables = BROKER_CONFIG_DEF, LOG_CONFIG_DEF, *manuals.OTHER_SETTINGS.values()
+    assert heads == [
+        name for table in tables for name in sorted(key.name for key in table)
+    ]
     own = text.partition("### num.io.threads\n")[2].partition("\n### ")[0]
     assert "| accepts | a whole number of 32 bits, between 1 and 119 |" in own
     assert "| default | computed from the machine |" in own
@@ -76,6 +79,30 @@ def test_the_reference_of_settings_has_every_setting_with_its_facts():
     assert "| default from | `log.retention.ms`, `log.retention.minutes`" in own
 
 
+def test_the_reference_of_settings_has_those_of_groups_and_clients():
+    text = manuals.setting_reference()
+    own = text.partition("## Of a Producer")[2].partition("### linger.ms\n")[2]
+    assert "| default | `5` |" in own.partition("\n### ")[0]
+    assert "### group.id\n" in text.partition("## Of a Consumer\n")[2]
+    assert "### share.auto.offset.reset\n" in text.partition("## Of groups\n")[2]
+
+
+def test_the_reference_of_python_has_every_public_name_and_method():
+    text = python.python_reference()
+    heads = set(re.findall(r"^###+ (.*)$", text, re.M))
+    public = {name: getattr(mpbroker, name) for name in mpbroker.__all__}
+    public |= {name: getattr(extensions, name) for name in extensions.__all__}
+    del public["__version__"]
+    assert heads >= public.keys()
+    for name, one in public.items():
+        for method, found in python.public_methods(one) if inspect.isclass(one) else ():
+            assert f"{name}.{method}" in heads
+            assert inspect.getdoc(found), f"{name}.{method}"
+    own = text.partition("#### Consumer.poll\n")[2].partition("\n#### ")[0]
+    assert "Consumer.poll(timeout_ms: " in own and "- `WakeupError`: " in own
+    assert "await AsyncAdminClient.create_topic(" in text
+
+
 def test_what_markdown_would_take_for_html_is_escaped():
-    assert manuals._escaped("a <b> *c* `<d>`") == r"a \<b\> \*c\* `<d>`"
+    assert manuals.escaped("a <b> *c* `<d>`") == r"a \<b\> \*c\* `<d>`"
     assert manuals._roff(".so x\\y") == "\\&.so x\\ey"

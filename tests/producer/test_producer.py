@@ -138,6 +138,10 @@ def test_serializers_make_the_bytes(make_producer, new_topic, read):
     assert [(r.key, r.value) for r in read(topic)[0]] == [(b"k", b'{"a": 1}')]
     with pytest.raises(SerializationError, match="value of a record"):
         producer.send(topic, object(), "k")
+    # As kafka-python's users have it.
+    producer = make_producer(key_serializer=str.encode)
+    with pytest.raises(SerializationError, match="called with the topic and the value"):
+        producer.send(topic, b"", "k")
 
 
 @pytest.mark.parametrize("name", [b"events", 5, "\ud800", "e" * 40_000])
@@ -158,6 +162,8 @@ def test_what_is_not_bytes_needs_a_serializer(make_producer, new_topic):
         producer.send(topic, b"", 7)
     with pytest.raises(SerializationError, match="headers"):
         producer.send(topic, b"", headers=[("a",)])
+    with pytest.raises(SerializationError, match=r"header .* encode it$"):
+        producer.send(topic, b"", headers=[("a", "text")])
     for timestamp in (-1, 1 << 63, 1.5, "now"):
         with pytest.raises(SerializationError, match="timestamp_ms"):
             producer.send(topic, b"", timestamp_ms=timestamp)

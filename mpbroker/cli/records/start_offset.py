@@ -78,7 +78,7 @@ def _parse_start(text: str) -> OffsetRange:
     if text == "stored":
         raise _refusal(
             "only consumer groups have stored offsets: join one with -G, or give"
-            " beginning, end, an offset, -N, s@MS or e@MS"
+            " beginning, end, an offset, -N, s@TIME or e@TIME"
         )
     if text.startswith("s@"):
         return OffsetRange(start_time_ms=_time_ms(text, text[2:]))
@@ -108,7 +108,9 @@ def _time_ms(text: str, time: str) -> int:
 def _number(text: str, digits: str) -> int:
     readable = digits.isascii() and digits.isdigit() and len(digits) < 20
     if not readable or int(digits) > _OFFSET_MAX:
-        raise _refusal(f"{text!r} is none of beginning, end, OFFSET, -N, s@MS, e@MS")
+        raise _refusal(
+            f"{text!r} is none of beginning, end, OFFSET, -N, s@TIME, e@TIME"
+        )
     return int(digits)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from mpbroker.client.cluster import TopicPartition
 from mpbroker.client.consumer.fetcher import FetchedBatch
 from mpbroker.client.errors import ClientError
-from mpbroker.client.serialization import Deserializer
+from mpbroker.client.serialization import Deserializer, arguments_hint
 from mpbroker.protocol.records import record_columns
 from mpbroker.protocol.records.record_batch import iter_records
 
@@ -56,7 +56,7 @@ class RecordDeserializationError(ClientError):
         self.offset = record.offset
         super().__init__(
             f"the deserializer refused the {what} of record {record.offset} of"
-            f" {self.partition}: {error}"
+            f" {self.partition}: {error}{arguments_hint(error, 'bytes')}"
         )
 
 
