@@ -27,6 +27,7 @@ from mpbroker.storage.remote.remote_manifest import RemoteManifest
 from mpbroker.storage.remote.remote_plan import (
     PartitionPlan,
     RemotePlan,
+    plan_path,
     read_known,
     write_plan,
 )
@@ -108,6 +109,20 @@ def test_a_plan_is_followed_once_and_a_deleted_topic_goes(
     monkeypatch.setattr(remote_partition.time, "monotonic", lambda: late)
     copier.run(gone)
     assert not read_known(str(tmp_path))
+
+
+def test_a_plan_is_on_disk_so_that_none_before_it_comes_back(tmp_path, monkeypatch):
+    """An older plan lacks topics, whose objects would be removed."""
+    forced = []
+    fsync = os.fsync
+
+    def note(fd):
+        forced.append(os.readlink(f"/proc/self/fd/{fd}").removesuffix(".tmp"))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", note)
+    write_plan(str(tmp_path), RemotePlan(frozenset({_ID}), ()))
+    assert forced == [f"{plan_path(str(tmp_path))}.{os.getpid()}", str(tmp_path)]
 
 
 def test_a_store_that_fails_is_tried_again_and_told_once(
