@@ -44,13 +44,16 @@ if TYPE_CHECKING:
 # From 8 MiB on a file goes up in parts. Four parts at a time hold 32 MiB of memory.
 _PART_BYTES: Final = 8 * 1024 * 1024
 _PARTS_AT_ONCE: Final = 4
+# The largest object that is read into memory as a whole, if the reader does not know
+# its size. A manifest with 500,000 segments has about as much.
+_MOST_BYTES: Final = 64 * 1024 * 1024
 _DELETE_AT_ONCE: Final = 1000  # the limit of one DeleteObjects request
 # The error code in a store's response, or in obstore's message about one of several
 # objects to delete.
 _CODE: Final = re.compile(r"<Code>(\w{1,64})</Code>|\(code: (\w{1,64})\)")
 # Errors after which the store may serve the same request later: it is away, overloaded,
 # or full.
-_PASSING: Final = re.compile(r"HTTP error|status code: 5\d\d ")
+_PASSING: Final = re.compile(r"HTTP error|status code: (?:5\d\d|408|429) ")
 # Explanations for operators, by the error code of an S3 server.
 _ADVICE: Final[Mapping[str, str]] = {
     "InvalidAccessKeyId": "the store does not know the access key",
@@ -207,15 +210,26 @@ class ObjectStore:
         except (BaseError, OSError) as error:
             raise self._error(f"cannot read {key}", error) from error
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, most: int = _MOST_BYTES) -> bytes:
         """Return an object's content.
+
+        Args:
+            key: the object's key.
+            most: the largest size in bytes; a larger object is not read.
 
         Raises:
             RemoteObjectMissingError: there is no such object.
-            RemoteStorageError: the store cannot be read now.
+            RemoteStorageError: the store cannot be read now, or the object is larger.
         """
         try:
-            return bytes(obstore.get(self._store, key).bytes())
+            found = obstore.get(self._store, key)
+            size = int(found.meta["size"])
+            if size > most:
+                raise RemoteStorageError(
+                    f"{self.url}: {key} has {size} bytes, and {most} at most were"
+                    " written: its content is not what the broker wrote"
+                )
+            return bytes(found.bytes())
         except FileNotFoundError as error:
             raise self._missing(key, error) from error
         except (BaseError, OSError) as error:

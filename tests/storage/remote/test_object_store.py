@@ -46,6 +46,14 @@ def test_what_is_written_is_read_listed_and_deleted(store):
             read("id/0/manifest")
 
 
+@BOTH
+def test_an_object_that_is_larger_than_what_was_written_is_not_read(store):
+    store.put("owner", bytes(100))
+    assert store.get("owner", 100) == bytes(100)
+    with pytest.raises(RemoteStorageError, match="owner has 100 bytes, and 99 at most"):
+        store.get("owner", 99)
+
+
 @pytest.fixture
 def forced(monkeypatch):
     """The paths that were forced to disk, in this order."""
@@ -217,6 +225,7 @@ def test_calls_that_do_not_block_tell_the_same(monkeypatch):
         ("500", "InternalError"),
         ("503", "ServiceUnavailable"),
         ("SlowDown", "too many requests"),
+        ("429", "TooManyRequests"),
         ("full", "the store is full"),
         ("refused", "error sending request"),
         ("expired", "credentials have expired"),
