@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 
@@ -22,6 +23,7 @@ from mpbroker.storage.remote.remote_log_manager import (
     Copier,
     RemoteLimits,
     RemoteLogManager,
+    attempt,
 )
 from mpbroker.storage.remote.remote_manifest import RemoteManifest
 from mpbroker.storage.remote.remote_plan import (
@@ -296,6 +298,23 @@ def test_a_failure_is_told_too(store, log, tmp_path, start, told):
     while not told:
         manager.turn(10_000)
     assert "has no object" in pending.value.wait.failure()
+
+
+def test_a_full_disk_ends_nothing_and_is_told_once(start, monkeypatch, caplog):
+    def refuse(self):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    turns = iter(range(1, 1_000))
+    monkeypatch.setattr(SharedStats, "write", refuse)
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(turns) * 10))
+    manager = start()
+    for _ in range(3):
+        manager.turn(0)
+    assert caplog.text.count("No space left on device") == len(caplog.records) == 1
+    failing = attempt(lambda: 1 // 0, "")
+    assert attempt(lambda: 1 // 0, failing) == failing
+    assert len(caplog.records) == 2
+    assert not attempt(lambda: None, failing)
 
 
 def test_a_place_that_was_taken_over_is_not_written_to(store, log, tmp_path, caplog):
