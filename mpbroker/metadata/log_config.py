@@ -53,6 +53,8 @@ class LogConfig:
     min_compaction_lag_ms: int
     mirror_source: str
     preallocate: bool
+    remote_copy_lag_bytes: int
+    remote_copy_lag_ms: int
     remote_log_copy_disable: bool
     remote_log_delete_on_disable: bool
     remote_storage_enable: bool
@@ -274,6 +276,15 @@ def _check_remote(config: LogConfig) -> None:
             raise ConfigError(
                 f"local.{name}={local}: above {name}={whole}, which limits the whole"
                 " log; lower it"
+            )
+        effective = whole if local == _AS_A_WHOLE else local
+        lag_name = f"remote.copy.lag.{name.removeprefix('retention.')}"
+        lag = config.value(lag_name)
+        assert isinstance(lag, int)
+        if 0 <= effective < lag:
+            raise ConfigError(
+                f"{lag_name}={lag}: above local.{name}, which is {effective} here, and"
+                " only what is copied leaves the disk; lower it"
             )
         if config.remote_log_copy_disable and local not in (_AS_A_WHOLE, whole):
             raise ConfigError(

@@ -334,18 +334,18 @@ _KEYS: Final = [
         "remote.copy.lag.bytes",
         _LONG,
         -1,
-        "A closed segment is copied to the remote store as soon as it can be.",
+        "Bytes behind a closed segment from which on it is copied to the remote store,"
+        " or earlier by remote.copy.lag.ms; 0: at once, -1: as local.retention.bytes.",
         validator=at_least(-1),
-        has_effect=False,
         synonyms=(BrokerSynonym("log.remote.copy.lag.bytes"),),
     ),
     TopicKey(
         "remote.copy.lag.ms",
         _LONG,
         0,
-        "A closed segment is copied to the remote store as soon as it can be.",
+        "Age from which on a closed segment is copied to the remote store, or earlier"
+        " by remote.copy.lag.bytes; 0: at once, -1: as local.retention.ms.",
         validator=at_least(-1),
-        has_effect=False,
         synonyms=(BrokerSynonym("log.remote.copy.lag.ms"),),
     ),
     TopicKey(

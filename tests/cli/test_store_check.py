@@ -101,6 +101,17 @@ def test_a_damaged_manifest_makes_no_object_an_orphan(place):
     assert len(list(place.rglob("*.log"))) == 3
 
 
+@pytest.mark.parametrize("also", ["manifest", "metadata/index"])
+def test_a_manifest_that_was_lost_makes_no_object_an_orphan(place, also):
+    next(place.rglob("manifest")).unlink()
+    (place / also).unlink(missing_ok=True)
+    found = run(place, "--repair", "--yes")
+    assert found.return_value == 1
+    assert "0/manifest is missing, which names 6 objects" in found.output
+    assert "0 objects without a manifest" in found.output.replace("\n", "")
+    assert len(list(place.rglob("*.log"))) == 3
+
+
 def test_what_a_running_broker_changes_meanwhile_is_no_finding(place, monkeypatch):
     """A segment is copied, and another removed, behind the listing."""
     store = ObjectStore(f"file://{place}")

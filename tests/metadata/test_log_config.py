@@ -146,6 +146,16 @@ def test_hours_count_only_where_no_milliseconds_are_set(values, segment_ms, jitt
         ({"local.retention.ms": "5", "retention.ms": "4"}, "above retention.ms=4"),
         ({"local.retention.bytes": "-1", "retention.bytes": "4"}, "above retention"),
         ({"remote.log.copy.disable": "true"}, ""),
+        ({"remote.copy.lag.ms": "604800000", "remote.copy.lag.bytes": "-1"}, ""),
+        (
+            {"remote.copy.lag.ms": "604800001"},
+            "604800001: above local.retention.ms, which is 604800000",
+        ),
+        (
+            {"remote.copy.lag.bytes": "6", "local.retention.bytes": "5"},
+            "remote.copy.lag.bytes=6: above local.retention.bytes, which is 5",
+        ),
+        ({"remote.copy.lag.bytes": "6", "local.retention.bytes": "-1"}, ""),
         (
             {
                 "remote.log.copy.disable": "true",

@@ -16,6 +16,8 @@ from mpbroker.protocol.errors import ApiError
 from mpbroker.storage.cleaning.retention import (
     SegmentAge,
     apply_retention,
+    copy_limit,
+    due_copies,
     expired_segments,
 )
 from mpbroker.storage.files.time_index import ENTRY_BYTES as TIME_ENTRY_BYTES
@@ -248,3 +250,54 @@ def test_the_last_entry_of_a_time_index_is_forced_to_disk(
     monkeypatch.setattr(os, "fsync", note)
     assert log.sync.flush_indexes() == 4
     assert str(tmp_path / "t-0" / f"{0:020d}.timeindex") in synced
+
+
+# Two closed segments of 40 and 30 bytes at 5 and 10, and 20 bytes in the active one.
+_LAGGING = [
+    SegmentAge(5, 10, 40, 1_000),
+    SegmentAge(10, 15, 30, 1_050),
+    SegmentAge(15, 20, 20, 1_100),
+]
+
+
+@pytest.mark.parametrize(
+    ("values", "now_ms", "below"),
+    [
+        ({}, 1_100, 15),
+        ({"remote_copy_lag_bytes": 60}, 1_100, 15),
+        ({"remote_copy_lag_ms": 100, "remote_copy_lag_bytes": 0}, 1_050, 15),
+        ({"remote_copy_lag_ms": 100}, 1_099, 5),
+        ({"remote_copy_lag_ms": 100}, 1_100, 10),
+        ({"remote_copy_lag_ms": 100}, 1_150, 15),
+        ({"remote_copy_lag_ms": 100}, 1_040, 5),  # the second one is from the future
+        ({"remote_copy_lag_ms": 100}, 999, 15),
+        ({"remote_copy_lag_ms": -1, "remote_copy_lag_bytes": 51}, 1_100, 5),
+        ({"remote_copy_lag_ms": -1, "remote_copy_lag_bytes": 50}, 1_100, 10),
+        ({"remote_copy_lag_ms": -1, "remote_copy_lag_bytes": 20}, 1_100, 15),
+        ({"remote_copy_lag_ms": 100, "remote_copy_lag_bytes": 50}, 1_099, 10),
+        ({"remote_copy_lag_ms": -1}, 1_000_000, 5),  # there is no limit at all
+        ({"remote_copy_lag_ms": -1, "local_retention_ms": 100}, 1_100, 10),
+        ({"remote_copy_lag_ms": -1, "retention_ms": 100}, 1_100, 10),
+        ({"remote_copy_lag_ms": -1, "retention_bytes": 50}, 1_100, 10),
+        ({"remote_copy_lag_ms": -1, "local_retention_bytes": 0}, 1_100, 15),
+    ],
+)
+def test_a_segment_is_copied_when_it_is_old_or_far_enough(
+    values: dict[str, object], now_ms: int, below: int
+) -> None:
+    settings = config(**{**_NEVER, **values})
+    assert due_copies(_LAGGING, settings, -1, now_ms) == below
+
+
+def test_a_segment_that_is_in_the_store_keeps_none_waiting() -> None:
+    settings = config(**_NEVER, remote_copy_lag_ms=100)
+    assert due_copies(_LAGGING, settings, 10, 1_040) == 15
+
+
+def test_a_log_says_what_of_it_may_be_copied(open_log: OpenLog) -> None:
+    lag = {"remote_copy_lag_ms": 10_000}
+    log = open_log(segment_bytes=_SEGMENT, **_NEVER, **lag)
+    fill(log, 30)
+    assert copy_limit(log, 25_000) == 15  # as retention.ms would remove
+    log = open_log(segment_bytes=_SEGMENT, **_NEVER)
+    assert copy_limit(log, 0) == log.view.state().active_base_offset

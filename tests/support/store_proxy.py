@@ -58,6 +58,7 @@ FAULTS: Final = {
         Fault("500", 500, "InternalError"),
         Fault("503", 503, "ServiceUnavailable"),
         Fault("SlowDown", 503, "SlowDown"),
+        Fault("429", 429, "TooManyRequests"),
         Fault("expired", 400, "ExpiredToken"),
         Fault("full", 507, "XMinioStorageFull"),
         Fault("slow", delay_s=1.0),

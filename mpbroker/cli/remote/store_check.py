@@ -29,6 +29,7 @@ from mpbroker.storage.remote.remote_manifest import (
     indexes_key,
     log_key,
     manifest_key,
+    partition_prefix,
 )
 
 if TYPE_CHECKING:
@@ -66,11 +67,19 @@ def check(store: ObjectStore) -> Findings:
     segments = 0
     damage: list[str] = []
     orphans: list[str] = []
+    living = _living(store)
     for prefix, keys in sorted(by_prefix.items()):
         try:
             manifest = RemoteManifest.decode(store.get(manifest_key(prefix)), prefix)
         except RemoteObjectMissingError:
-            manifest = RemoteManifest(prefix=prefix)  # its topic was deleted
+            manifest = RemoteManifest(prefix=prefix)  # its topic was deleted, or else:
+            left = _still_there(store, keys)
+            if left and (living is None or prefix in living):
+                damage.append(
+                    f"{manifest_key(prefix)} is missing, which names {len(left)}"
+                    " objects: start the broker again, which has a copy of it"
+                )
+                continue
         except ManifestError as error:
             damage.append(f"{manifest_key(prefix)}: {error}")
             continue
@@ -82,6 +91,21 @@ def check(store: ObjectStore) -> Findings:
         orphans += _still_there(store, sorted(set(keys) - named))
     damage += _missing_metadata(store)
     return Findings(segments, tuple(damage), tuple(orphans))
+
+
+def _living(store: ObjectStore) -> set[str] | None:
+    """Return the prefixes of the partitions that had remote storage lately.
+
+    If the manifest of one of them is missing, its objects are not left over.
+
+    Returns:
+        None if this is not known, as there is no copy of the metadata.
+    """
+    try:
+        ends = MetadataIndex.decode(store.get(INDEX_KEY)).ends
+    except (RemoteObjectMissingError, ManifestError):
+        return None
+    return {partition_prefix(end.topic_id, end.partition) for end in ends}
 
 
 def _missing(

@@ -79,6 +79,7 @@ def handle_list_offsets(
                         context.version,
                         budget,
                         committed=committed,
+                        is_tiered=existing.config.remote_storage_enable,
                     )
                 )
             except ApiError as error:
@@ -128,6 +129,7 @@ def _lookup(
     budget: LookupBudget,
     *,
     committed: bool,
+    is_tiered: bool,
 ) -> ListOffsetsPartitionResponse:
     check_leader_epoch(wanted.current_leader_epoch, log)
     timestamp = wanted.timestamp
@@ -148,11 +150,12 @@ def _lookup(
         found = log.max_timestamp(budget)
         if found is not None and found[0] >= end:
             found = None
-    elif timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
+    elif timestamp == LATEST_TIERED:
         tiered = log.latest_tiered()
-        if timestamp == EARLIEST_PENDING_UPLOAD:
-            tiered += tiered >= 0
         found = (tiered, -1) if tiered >= 0 else None
+    elif timestamp == EARLIEST_PENDING_UPLOAD:
+        pending = log.earliest_pending_upload() if is_tiered else -1
+        found = (pending, -1) if pending >= 0 else None
     elif timestamp < 0:
         raise invalid_request(f"timestamp {timestamp}")
     else:

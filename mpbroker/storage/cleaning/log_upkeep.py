@@ -19,7 +19,7 @@ from mpbroker.metadata.log_config import LogConfig
 from mpbroker.metadata.topic_names import INTERNAL_TOPICS, TopicPartition
 from mpbroker.protocol.errors import ApiError
 from mpbroker.storage.cleaning.log_cleaner import LogCleaner, says_deleted
-from mpbroker.storage.cleaning.retention import apply_retention
+from mpbroker.storage.cleaning.retention import apply_retention, copy_limit
 from mpbroker.storage.files.log_files import (
     DELETED_SUFFIX,
     LOG_SUFFIX,
@@ -186,7 +186,7 @@ class LogUpkeep:
                     )
                     log.close()
                     continue
-                plan = _partition_plan(log, topic, partition)
+                plan = _partition_plan(log, topic, partition, now_ms)
                 log.close()
                 if plan is not None:
                     plans.append(plan)
@@ -519,7 +519,7 @@ def _is_start_noted(log: PartitionLog) -> bool:
 
 
 def _partition_plan(
-    log: PartitionLog, topic: TopicView, partition: int
+    log: PartitionLog, topic: TopicView, partition: int, now_ms: int
 ) -> "PartitionPlan | None":
     """Return what the remote log manager is to copy and remove of one partition.
 
@@ -541,7 +541,8 @@ def _partition_plan(
         active_base = log.view.state().active_base_offset
         log.sync.flush(active_base)
         stable = log.lookup.last_stable_offset()
-        below = min(active_base, stable, log.row.durable_end_offset)
+        durable = log.row.durable_end_offset
+        below = min(active_base, stable, durable, copy_limit(log, now_ms))
     remove_all = (
         not config.remote_storage_enable and config.remote_log_delete_on_disable
     )

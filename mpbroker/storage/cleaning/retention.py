@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from mpbroker.storage.remote.remote_manifest import RemoteSegment
 
 _AS_A_WHOLE: Final = -2  # this value of local.retention.* means that of retention.*
+_AS_LOCAL: Final = -1  # this value of remote.copy.lag.* means that of local.retention.*
 
 
 class SegmentAge(NamedTuple):
@@ -130,13 +131,7 @@ def tiered_segments(
     """
     if not remote or not config.remote_storage_enable:
         return 0
-    max_bytes, max_ms = config.local_retention_bytes, config.local_retention_ms
-    breaching = _breaching(
-        segments,
-        config.retention_bytes if max_bytes == _AS_A_WHOLE else max_bytes,
-        config.retention_ms if max_ms == _AS_A_WHOLE else max_ms,
-        now_ms,
-    )
+    breaching = _breaching(segments, *_local_limits(config), now_ms)
     known = {(each.base_offset, each.next_base, each.size) for each in remote}
     count = 0
     for segment in segments[: min(breaching, len(segments) - 1)]:
@@ -144,6 +139,66 @@ def tiered_segments(
             break
         count += 1
     return count
+
+
+def _local_limits(config: LogConfig) -> tuple[int, int]:
+    """Return local.retention.bytes and local.retention.ms; -1: no limit."""
+    max_bytes, max_ms = config.local_retention_bytes, config.local_retention_ms
+    return (
+        config.retention_bytes if max_bytes == _AS_A_WHOLE else max_bytes,
+        config.retention_ms if max_ms == _AS_A_WHOLE else max_ms,
+    )
+
+
+def due_copies(
+    segments: list[SegmentAge], config: LogConfig, copied_to: int, now_ms: int
+) -> int:
+    """Return the offset below which closed segments may be copied to the remote store.
+
+    A segment waits until it is old enough (remote.copy.lag.ms), or until enough bytes
+    are behind it (remote.copy.lag.bytes), and those behind it wait with it.
+
+    Args:
+        segments: the local segments, oldest first; the last is the active one.
+        config: the topic's settings.
+        copied_to: the segments below it are in the store; -1: there are none.
+        now_ms: the wall clock. A segment from the future does not wait.
+
+    Source: KIP-1241; Kafka's RLMCopyTask.candidateLogSegments.
+    """
+    local_bytes, local_ms = _local_limits(config)
+    lag_bytes, lag_ms = config.remote_copy_lag_bytes, config.remote_copy_lag_ms
+    lag_bytes = local_bytes if lag_bytes == _AS_LOCAL else lag_bytes
+    lag_ms = local_ms if lag_ms == _AS_LOCAL else lag_ms
+    if not lag_bytes or not lag_ms:
+        return segments[-1].base_offset
+    below = segments[0].base_offset
+    behind = sum(each.size for each in segments)
+    for segment in segments[:-1]:
+        behind -= segment.size
+        is_old = lag_ms > 0 and not 0 <= now_ms - segment.largest_timestamp < lag_ms
+        is_far = 0 < lag_bytes <= behind
+        if segment.next_base > copied_to and not is_old and not is_far:
+            break
+        below = segment.next_base
+    return below
+
+
+def copy_limit(log: PartitionLog, now_ms: int) -> int:
+    """Return the offset of a log below which ``due_copies`` lets segments be copied.
+
+    Raises:
+        ApiError: the partition is offline or was deleted.
+        OSError: its directory cannot be read.
+    """
+    view = log.view
+    state = view.state()
+    if not view.config.remote_copy_lag_ms or not view.config.remote_copy_lag_bytes:
+        return state.active_base_offset  # without a look at each segment
+    view.refresh(state.active_base_offset)
+    remote = view.remote_segments()
+    copied_to = remote[-1].next_base if remote else -1
+    return due_copies(_ages(view, state), view.config, copied_to, now_ms)
 
 
 def apply_retention(log: PartitionLog, now_ms: int) -> list[str]:

@@ -170,6 +170,19 @@ class LogLookup:
         segments = self._view.look(lambda _: self._view.remote_segments())
         return segments[-1].next_base - 1 if segments else -1
 
+    def earliest_pending_upload(self) -> int:
+        """Return the first offset that the remote store does not have yet.
+
+        If the store has none, it is the log start offset; -1: the segments from there
+        on are not known, as their local copies are gone.
+
+        Source: Kafka's UnifiedLog.fetchEarliestPendingUploadOffset.
+        """
+        tiered, start = self.latest_tiered(), self._view.row.log_start_offset
+        if tiered >= 0:
+            return max(tiered + 1, start)
+        return start if self.earliest_local() == start else -1
+
     def _search(
         self, timestamp: int, state: LogState, budget: LookupBudget | None
     ) -> tuple[int, int] | None:
@@ -272,6 +285,9 @@ class EmptyLog:
 
     def latest_tiered(self) -> int:
         return -1
+
+    def earliest_pending_upload(self) -> int:
+        return 0
 
     def last_stable_offset(self) -> int:
         return 0

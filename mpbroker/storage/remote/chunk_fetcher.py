@@ -145,7 +145,7 @@ class ChunkFetcher:
     def _fetch_indexes(
         self, prefix: str, segment: RemoteSegment, directory: str
     ) -> None:
-        content = self._store.get(indexes_key(prefix, segment))
+        content = self._store.get(indexes_key(prefix, segment), segment.indexes_size)
         if crc32c(content) != segment.indexes_crc:
             raise RemoteStorageError(
                 f"{indexes_key(prefix, segment)} has other bytes than were written"

@@ -183,7 +183,7 @@ def read_piece(store: ObjectStore, piece: Piece) -> bytes:
         RemoteStorageError: the store lacks the piece, or gives other bytes than were
             written.
     """
-    content = store.get(piece.key)
+    content = store.get(piece.key, piece.size)
     if len(content) != piece.size or crc32c(content) != piece.crc:
         raise RemoteStorageError(
             f"{store.url}: {piece.key} has other bytes than were written"

@@ -10,6 +10,8 @@ releases the GIL.
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +30,7 @@ from obstore.exceptions import (
 )
 from obstore.store import LocalStore, from_url
 
+from mpbroker.base.directories import sync_directory
 from mpbroker.base.storage_errors import (
     RemoteObjectMissingError,
     RemoteStorageError,
@@ -41,13 +44,16 @@ if TYPE_CHECKING:
 # From 8 MiB on a file goes up in parts. Four parts at a time hold 32 MiB of memory.
 _PART_BYTES: Final = 8 * 1024 * 1024
 _PARTS_AT_ONCE: Final = 4
+# The largest object that is read into memory as a whole, if the reader does not know
+# its size. A manifest with 500,000 segments has about as much.
+_MOST_BYTES: Final = 64 * 1024 * 1024
 _DELETE_AT_ONCE: Final = 1000  # the limit of one DeleteObjects request
 # The error code in a store's response, or in obstore's message about one of several
 # objects to delete.
 _CODE: Final = re.compile(r"<Code>(\w{1,64})</Code>|\(code: (\w{1,64})\)")
 # Errors after which the store may serve the same request later: it is away, overloaded,
 # or full.
-_PASSING: Final = re.compile(r"HTTP error|status code: 5\d\d ")
+_PASSING: Final = re.compile(r"HTTP error|status code: (?:5\d\d|408|429) ")
 # Explanations for operators, by the error code of an S3 server.
 _ADVICE: Final[Mapping[str, str]] = {
     "InvalidAccessKeyId": "the store does not know the access key",
@@ -80,6 +86,8 @@ class ObjectStore:
     def __init__(self, url: str, *, retry_s: float = 30.0, retries: int = 5) -> None:
         self.url = url
         parts = urlsplit(url)
+        # Of a store in a directory, without a slash at the end; "": it is another one.
+        self._root = parts.path.rstrip("/") if parts.scheme == "file" else ""
         endpoint = os.environ.get("AWS_ENDPOINT_URL", "")
         client: ClientConfig = {"connect_timeout": "5s", "timeout": "30s"}
         if parts.scheme in _S3 and endpoint.startswith("http://"):
@@ -104,6 +112,7 @@ class ObjectStore:
         """
         try:
             obstore.put(self._store, key, content, use_multipart=False)
+            self._force_to_disk(key)
         except (BaseError, OSError) as error:
             raise self._error(f"cannot write {key}", error) from error
 
@@ -114,6 +123,8 @@ class ObjectStore:
         """
         try:
             await obstore.put_async(self._store, key, content, use_multipart=False)
+            if self._root:
+                await asyncio.to_thread(self._force_to_disk, key)
         except (BaseError, OSError) as error:
             raise self._error(f"cannot write {key}", error) from error
 
@@ -126,6 +137,7 @@ class ObjectStore:
         """
         try:
             obstore.put(self._store, key, content, mode="create", use_multipart=False)
+            self._force_to_disk(key)
         except (AlreadyExistsError, FileExistsError):
             return False
         except (NotSupportedError, NotImplementedError) as error:
@@ -158,10 +170,36 @@ class ObjectStore:
                 chunk_size=_PART_BYTES,
                 max_concurrency=_PARTS_AT_ONCE,
             )
+            self._force_to_disk(key)
         except (BaseError, OSError) as error:
             if failed:
                 raise failed[0] from None
             raise self._error(f"cannot write {key}", error) from error
+
+    def _force_to_disk(self, key: str) -> None:
+        """Force an object of a store in a directory to disk, with all of its names.
+
+        A broker removes its own copy of what the store has, so the store must have it
+        after a power cut, too. Other stores see to this themselves.
+
+        Raises:
+            OSError: the disk failed.
+        """
+        if not self._root:
+            return
+        path = f"{self._root}/{key}"
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        while path != self._root:  # the directories above it may be new, too
+            path = os.path.dirname(path)
+            try:
+                sync_directory(path)
+            except OSError as error:
+                if error.errno != errno.EINVAL:  # some network file systems lack this
+                    raise
 
     def size(self, key: str) -> int:
         """Return an object's size in bytes; raises as ``get``."""
@@ -172,15 +210,26 @@ class ObjectStore:
         except (BaseError, OSError) as error:
             raise self._error(f"cannot read {key}", error) from error
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, most: int = _MOST_BYTES) -> bytes:
         """Return an object's content.
+
+        Args:
+            key: the object's key.
+            most: the largest size in bytes; a larger object is not read.
 
         Raises:
             RemoteObjectMissingError: there is no such object.
-            RemoteStorageError: the store cannot be read now.
+            RemoteStorageError: the store cannot be read now, or the object is larger.
         """
         try:
-            return bytes(obstore.get(self._store, key).bytes())
+            found = obstore.get(self._store, key)
+            size = int(found.meta["size"])
+            if size > most:
+                raise RemoteStorageError(
+                    f"{self.url}: {key} has {size} bytes, and {most} at most were"
+                    " written: its content is not what the broker wrote"
+                )
+            return bytes(found.bytes())
         except FileNotFoundError as error:
             raise self._missing(key, error) from error
         except (BaseError, OSError) as error:

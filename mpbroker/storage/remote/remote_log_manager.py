@@ -386,6 +386,7 @@ class RemoteLogManager:
         self._sockets: dict[int, tuple[socket.socket, ChunkFetcher]] = {}
         self._turns = 0  # the turns that have written the statistics, one a second
         self._next_write = 0.0
+        self._told = ""  # the error of the last attempt to write the statistics
         failures = FetchFailures(limits.backoff)
         for directory in directories:
             cache = f"{directory}/{CACHE_DIRECTORY}"
@@ -441,7 +442,7 @@ class RemoteLogManager:
         now = time.monotonic()
         if now >= self._next_write:
             self._next_write = now + _TURN_MS / 1000
-            self._stats.write()
+            self._told = attempt(self._stats.write, self._told)
             self._turns += 1
         else:
             return
@@ -516,12 +517,35 @@ def _no_beat() -> None:
 def _repeat(look: Callable[[], object]) -> None:
     """Let a copier copy what is due, once a second, for ever; runs in a thread."""
     pause = threading.Event()
+    told = ""
     while True:
-        try:
-            look()
-        except Exception:
-            logger.exception("a pass of the remote log manager failed")
+        told = attempt(look, told)
         pause.wait(_TURN_MS / 1000)
+
+
+def attempt(act: Callable[[], object], told: str) -> str:
+    """Do something that is done again soon; log its error, but the same one only once.
+
+    So a full disk ends nothing: the copies that go on make room.
+
+    Args:
+        act: does it.
+        told: the result of the attempt before; "" at first.
+
+    Returns:
+        The error, as text; "": there was none.
+    """
+    try:
+        act()
+    except Exception as error:
+        text = repr(error)
+        if text != told:
+            is_bug = not isinstance(error, (MpbrokerError, OSError))
+            logger.error(
+                "a pass of the remote log manager failed: %s", error, exc_info=is_bug
+            )
+        return text
+    return ""
 
 
 def _known(plan: PartitionPlan) -> KnownPartition:

@@ -151,14 +151,15 @@ class RemotePartition:
             self._remove_unfinished()
             if plan.remove_all:
                 self._remove_all(plan.log_start_offset)
-                return
-            self._remove_below(plan.log_start_offset)
-            candidates = self.measure(plan)
-            self._require_same_log(plan.directory)
-            for base, following in candidates:
-                copied(self._copy(base, following))
-                self.lag.pop(0)
-            sizes = [segment.size for segment in self.manifest.copied()]
+            else:
+                self._remove_below(plan.log_start_offset)
+                candidates = self.measure(plan)
+                self._require_same_log(plan.directory)
+                for base, following in candidates:
+                    copied(self._copy(base, following))
+                    self.lag.pop(0)
+            left = self._manifest or RemoteManifest()
+            sizes = [segment.size for segment in left.copied()]
             self.stored = len(sizes), sum(sizes)
         except (MpbrokerError, OSError):
             # The store may have the last manifest, or the one before it: read it again.

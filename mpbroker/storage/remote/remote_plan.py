@@ -101,9 +101,13 @@ def plan_path(log_directory: str) -> str:
 
 
 def write_plan(log_directory: str, plan: RemotePlan) -> None:
-    """Write the file that says what to copy to the remote store; raises OSError."""
+    """Write the file that says what to copy to the remote store; raises OSError.
+
+    It is forced to disk. Otherwise a power cut could bring back an older plan, which
+    lacks topics that were created after it, and the objects of these were removed.
+    """
     content = msgpack.packb([sorted(plan.topic_ids), plan.partitions, plan.state])
-    write_file(plan_path(log_directory), seal(content), sync=False)
+    write_file(plan_path(log_directory), seal(content))
 
 
 def read_plan(log_directory: str) -> RemotePlan | None:

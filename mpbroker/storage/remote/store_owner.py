@@ -309,7 +309,7 @@ def _restore_state(
         last: the partition's last segment in the store.
         directory: the directory to write to.
     """
-    content = store.get(indexes_key(prefix, last))
+    content = store.get(indexes_key(prefix, last), last.indexes_size)
     if crc32c(content) != last.indexes_crc:
         raise RemoteStorageError(
             f"{indexes_key(prefix, last)} has other bytes than were written"

@@ -47,6 +47,44 @@ def test_what_is_written_is_read_listed_and_deleted(store):
 
 
 @BOTH
+def test_an_object_that_is_larger_than_what_was_written_is_not_read(store):
+    store.put("owner", bytes(100))
+    assert store.get("owner", 100) == bytes(100)
+    with pytest.raises(RemoteStorageError, match="owner has 100 bytes, and 99 at most"):
+        store.get("owner", 99)
+
+
+@pytest.fixture
+def forced(monkeypatch):
+    """The paths that were forced to disk, in this order."""
+    paths = []
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: paths.append(os.readlink(f"/proc/self/fd/{fd}"))
+    )
+    return paths
+
+
+@pytest.mark.parametrize(
+    "put",
+    [
+        lambda store, key: store.put(key, b"x"),
+        lambda store, key: store.create(key, b"x"),
+        lambda store, key: store.put_stream(key, iter([b"x"])),
+        lambda store, key: asyncio.run(store.put_async(key, b"x")),
+    ],
+    ids=["put", "create", "stream", "async"],
+)
+def test_an_object_in_a_directory_is_on_disk_with_all_its_names(
+    store, tmp_path, forced, put
+):
+    put(store, "id/0/manifest")
+    root = tmp_path / "store"
+    assert forced == list(
+        map(str, [root / "id/0/manifest", root / "id/0", root / "id", root])
+    )
+
+
+@BOTH
 def test_objects_are_written_and_read_without_blocking(store):
     content = os.urandom(3_000_000)
     key = "ab/one"
@@ -187,6 +225,7 @@ def test_calls_that_do_not_block_tell_the_same(monkeypatch):
         ("500", "InternalError"),
         ("503", "ServiceUnavailable"),
         ("SlowDown", "too many requests"),
+        ("429", "TooManyRequests"),
         ("full", "the store is full"),
         ("refused", "error sending request"),
         ("expired", "credentials have expired"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 
@@ -22,11 +23,13 @@ from mpbroker.storage.remote.remote_log_manager import (
     Copier,
     RemoteLimits,
     RemoteLogManager,
+    attempt,
 )
 from mpbroker.storage.remote.remote_manifest import RemoteManifest
 from mpbroker.storage.remote.remote_plan import (
     PartitionPlan,
     RemotePlan,
+    plan_path,
     read_known,
     write_plan,
 )
@@ -108,6 +111,20 @@ def test_a_plan_is_followed_once_and_a_deleted_topic_goes(
     monkeypatch.setattr(remote_partition.time, "monotonic", lambda: late)
     copier.run(gone)
     assert not read_known(str(tmp_path))
+
+
+def test_a_plan_is_on_disk_so_that_none_before_it_comes_back(tmp_path, monkeypatch):
+    """An older plan lacks topics, whose objects would be removed."""
+    forced = []
+    fsync = os.fsync
+
+    def note(fd):
+        forced.append(os.readlink(f"/proc/self/fd/{fd}").removesuffix(".tmp"))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", note)
+    write_plan(str(tmp_path), RemotePlan(frozenset({_ID}), ()))
+    assert forced == [f"{plan_path(str(tmp_path))}.{os.getpid()}", str(tmp_path)]
 
 
 def test_a_store_that_fails_is_tried_again_and_told_once(
@@ -281,6 +298,23 @@ def test_a_failure_is_told_too(store, log, tmp_path, start, told):
     while not told:
         manager.turn(10_000)
     assert "has no object" in pending.value.wait.failure()
+
+
+def test_a_full_disk_ends_nothing_and_is_told_once(start, monkeypatch, caplog):
+    def refuse(self):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    turns = iter(range(1, 1_000))
+    monkeypatch.setattr(SharedStats, "write", refuse)
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(turns) * 10))
+    manager = start()
+    for _ in range(3):
+        manager.turn(0)
+    assert caplog.text.count("No space left on device") == len(caplog.records) == 1
+    failing = attempt(lambda: 1 // 0, "")
+    assert attempt(lambda: 1 // 0, failing) == failing
+    assert len(caplog.records) == 2
+    assert not attempt(lambda: None, failing)
 
 
 def test_a_place_that_was_taken_over_is_not_written_to(store, log, tmp_path, caplog):

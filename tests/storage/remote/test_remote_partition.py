@@ -333,10 +333,14 @@ def test_all_goes_of_a_topic_without_remote_storage_whoever_dies_when(
 ):
     log = with_epochs
     plan = plan_of(log, below=-1)._replace(remove_all=True)
-    partition(store).run(plan_of(log))
+    whole = partition(store)
+    whole.run(plan_of(log))
+    assert whole.stored[0] == len(whole.manifest.copied()) > 0
     for step in deaths(store, lambda dying: partition(dying).run(plan), monkeypatch):
         there, named = names(store)
         assert set(there) <= set(named), step
+    whole.run(plan)
+    assert whole.stored == (0, 0)
     assert step > 5
     assert not list(store.list(""))
     assert not os.path.exists(f"{log.directory}/{REMOTE_MANIFEST_FILE}")

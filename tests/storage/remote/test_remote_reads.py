@@ -185,6 +185,7 @@ def test_offsets_are_found_by_timestamp_across_the_border(open_log, tiered):
     times = [*range(0, 61_000, 500), -1]
     before = [log.lookup.offset_for_timestamp(each) for each in times]
     newest = log.lookup.max_timestamp()
+    assert log.lookup.earliest_pending_upload() == log.lookup.earliest() == 0
     tiered(log)
     apply_retention(log, 0)
     after = [
@@ -196,6 +197,7 @@ def test_offsets_are_found_by_timestamp_across_the_border(open_log, tiered):
     first = bases(log)[0]
     assert log.lookup.earliest_local() == first > log.lookup.earliest() == 0
     assert log.lookup.latest_tiered() == first - 1
+    assert log.lookup.earliest_pending_upload() == first
 
 
 def committed(log, offset, max_bytes):
@@ -582,9 +584,9 @@ class FileStore:
     def __init__(self, root):
         self._root = root
 
-    def get(self, key):
+    def get(self, key, most=-1):
         with open(f"{self._root}/{key}", "rb") as file:
-            return file.read()
+            return file.read(most)
 
     def get_range(self, key, start, length):
         return self.get(key)[start : start + length]
@@ -663,7 +665,7 @@ def tiered_again(open_log, tiered):
     tiered(log)
     off = {"remote_storage_enable": False, "remote_log_delete_on_disable": True}
     untiered = open_log(row=log.row.index, segment_bytes=3_000, **{**_TIERED, **off})
-    plan = _partition_plan(untiered, SimpleNamespace(name="t", topic_id=_ID), 0)
+    plan = _partition_plan(untiered, SimpleNamespace(name="t", topic_id=_ID), 0, 0)
     assert plan.remove_all and plan.log_start_offset == 0
     return open_log(row=log.row.index, segment_bytes=3_000, **_TIERED), plan
 
