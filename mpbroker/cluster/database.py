@@ -21,6 +21,7 @@ from typing import Any, Final, Self, TypeAlias, TypeVar
 import asyncpg
 from asyncpg.connect_utils import SessionAttribute
 
+from mpbroker.base.errors import MpbrokerError
 from mpbroker.cluster.errors import (
     ClusterError,
     DatabaseUnavailableError,
@@ -161,10 +162,7 @@ class ClusterDatabase:
             except _FAILURES as error:
                 self.failures += 1
                 if not _is_transient(error):
-                    explained = _explained(error)
-                    if explained is error:
-                        raise
-                    raise explained from error
+                    raise _explained(error) from error
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
                     raise DatabaseUnavailableError(
@@ -253,10 +251,11 @@ def _is_transient(error: BaseException) -> bool:
     return not isinstance(error, ValueError)
 
 
-def _explained(error: BaseException) -> BaseException:
+def _explained(error: BaseException) -> MpbrokerError:
     """Return the error to raise in place of a database error that a retry cannot cure.
 
-    It tells an operator what to do. If there is none, return the error itself.
+    It tells an operator what to do, if that is known. A value or a row that the
+    database refuses concerns one call, and must not end the process that has all.
     """
     state = error.sqlstate if isinstance(error, asyncpg.PostgresError) else ""
     text = one_line(error)
@@ -269,7 +268,7 @@ def _explained(error: BaseException) -> BaseException:
             return ClusterError(f"the cluster's database refuses: {text}; {advice}")
     if isinstance(error, asyncpg.ClientConfigurationError | ssl.SSLError):
         return ClusterError(f"the cluster's database cannot be reached: {text}")
-    return error
+    return ClusterError(f"the cluster's database refuses: {text}")
 
 
 def one_line(error: BaseException) -> str:

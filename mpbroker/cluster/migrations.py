@@ -95,7 +95,9 @@ async def create_cluster(
 
     try:
         await database.run(create)
-    except asyncpg.DuplicateSchemaError:
+    except ClusterError as refused:
+        if not isinstance(refused.__cause__, asyncpg.DuplicateSchemaError):
+            raise
         try:
             info = await read_cluster(database)
         except ClusterError as error:

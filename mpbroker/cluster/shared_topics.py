@@ -8,6 +8,7 @@ metadata log, the nodes delete it in the database, too.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 _LOOK_EVERY_S: Final = 0.1
 _RETRY_S: Final = 1.0
+_PLACES_AT_ONCE: Final = 1000
 
 
 class SharedTopics:
@@ -67,12 +69,13 @@ class SharedTopics:
         # All partitions of the metadata log, as far as it is read, have a log.
         self.has_all_logs = False
         self._grown = asyncio.Event()
-        self._wake: Callable[[], None] = lambda: None
+        self._wake: Callable[[Iterable[SharedPartition]], None] = lambda _: None
 
-    def wakes(self, materialiser: Callable[[], None]) -> None:
+    def wakes(self, materialiser: Callable[[Iterable[SharedPartition]], None]) -> None:
         """Set a function to call when records may be ready to be copied to local logs.
 
-        It makes the materialiser, which copies them, begin at once.
+        It makes the materialiser, which copies them, begin at once; with the partitions
+        that they are in, or with none if they may be anywhere.
         """
         self._wake = materialiser
 
@@ -111,7 +114,7 @@ class SharedTopics:
         self._catch_up()
         if self._kept_version != self._version:
             self._kept_version = self._version
-            self._places.clear()
+            self._places = {}  # the materialiser may be in the middle of the last one
             for topic_id, topic in self._shared.items():
                 self._open(topic_id, topic)
             self._passed(self._version)
@@ -154,7 +157,7 @@ class SharedTopics:
 
     async def visible(self, ends: Mapping[SharedPartition, int]) -> None:
         """Wait until the local logs of partitions reach these end offsets."""
-        self._wake()
+        self._wake(ends)
         for place, end in ends.items():
             while (log := self._places.get(place)) is None or (
                 log.row.log_end_offset < end
@@ -163,7 +166,7 @@ class SharedTopics:
 
     async def begun(self, starts: Mapping[SharedPartition, int]) -> None:
         """Return when no local log shows records below some starts."""
-        self._wake()
+        self._wake(starts)
         for place, start in starts.items():
             while (log := self._places.get(place)) is None or (
                 log.row.log_start_offset < start
@@ -174,9 +177,13 @@ class SharedTopics:
 
     async def run(self) -> None:
         """Make and remove shared topics' partitions in the database, until stopped."""
+        is_known = False
         while True:
             try:
                 self._catch_up()
+                if not is_known:
+                    await self._look_what_is_made()
+                    is_known = True
                 for topic_id, topic in list(self._shared.items()):
                     await self._make(topic_id, topic)
                 while self._deleted:
@@ -204,10 +211,37 @@ class SharedTopics:
         }
         self._version = registry.version
 
+    async def _look_what_is_made(self) -> None:
+        """Ask which topics' partitions the database has, many at a time.
+
+        A node that starts does not make them again, which would be a write for each.
+        """
+        places = [
+            (topic_id, partition)
+            for topic_id, topic in self._shared.items()
+            for partition in range(len(topic.partitions))
+        ]
+        made: Counter[UUID] = Counter()
+        for start in range(0, len(places), _PLACES_AT_ONCE):
+            part = places[start : start + _PLACES_AT_ONCE]
+            ends = await self._sequencer.ends(part)
+            made.update(
+                topic_id
+                for (topic_id, _), each in zip(part, ends, strict=True)
+                if each.high_watermark >= 0
+            )
+        for topic_id, count in made.items():
+            topic = self._shared.get(topic_id)
+            # A count of some of them does not say which.
+            if topic is not None and count == len(topic.partitions):
+                self._made.setdefault(topic_id, count)
+        self._kept_version = -1
+        self._wake(())
+
     async def _make(self, topic_id: UUID, topic: Topic) -> None:
         count = len(topic.partitions)
         if self._made.get(topic_id, 0) < count:
             await self._sequencer.create_partitions(topic_id, count)
             self._made[topic_id] = count
             self._kept_version = -1  # there are more logs to keep
-            self._wake()
+            self._wake(())

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from mpbroker.cluster import materialiser
 from mpbroker.cluster.database import ClusterDatabase
 from mpbroker.cluster.materialiser import (
     Materialiser,
@@ -386,5 +387,74 @@ def test_it_says_when_nothing_is_lacking(run):
         assert await site.materialiser.catch_up() == 0
         await site.materialiser.catch_up()  # both are left alone for a moment
         assert not told
+
+    run(test)
+
+
+class AskedSequencer(Sequencer):
+    """A sequencer that notes which partitions each look is about."""
+
+    def __init__(self, database: ClusterDatabase) -> None:
+        super().__init__(database)
+        self.looks: list[set[int]] = []
+
+    async def look(self, places: Any, **limits: Any) -> Any:
+        self.looks.append({place[1] for place in places})
+        return await super().look(places, **limits)
+
+
+def test_many_partitions_are_asked_for_part_by_part(run, monkeypatch):
+    async def test(site: Site) -> None:
+        told: list[int] = []
+        asked = AskedSequencer(site.database)
+        monkeypatch.setattr(materialiser, "_PLACES_AT_ONCE", 2)
+        reader = Materialiser(
+            asked, site.store, lambda: site.logs, caught_up=told.append
+        )
+        logs = [site.open_log(number) for number in range(PARTITIONS)]
+        await site.commit(*((number, records(b"a")) for number in range(PARTITIONS)))
+        assert await reader.catch_up() == PARTITIONS
+        assert [len(places) for places in asked.looks] == [2, 1]
+        assert set.union(*asked.looks) == set(range(PARTITIONS))
+        assert [read_all(log) for log in logs] == [[(0, b"a")]] * PARTITIONS
+        assert len(told) == 1
+
+    run(test)
+
+
+def test_where_records_are_waited_for_is_looked_at_alone(run):
+    async def test(site: Site) -> None:
+        asked = AskedSequencer(site.database)
+        reader = Materialiser(
+            asked,
+            site.store,
+            lambda: site.logs,
+            settings=MaterialiserSettings(poll_s=3600),
+        )
+        logs = [site.open_log(number) for number in range(PARTITIONS)]
+        task = asyncio.ensure_future(reader.run())
+        await site.commit((0, records(b"a")))
+        while not logs[0].row.log_end_offset:
+            reader.wake()
+            await asyncio.sleep(0.001)
+        asked.looks.clear()
+        await site.commit((1, records(b"b")), (2, records(b"c")))
+        while not logs[1].row.log_end_offset:
+            reader.wake([SharedPartition(site.topic, 1)])
+            await asyncio.sleep(0.001)
+        # A look at all may have been asked for before; it saw nothing then, or all.
+        if set(range(PARTITIONS)) not in asked.looks:
+            assert all(places == {1} for places in asked.looks)
+            assert logs[2].row.log_end_offset == 0
+        while not logs[2].row.log_end_offset:
+            reader.wake()
+            await asyncio.sleep(0.001)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        reader.wake([SharedPartition(site.topic, 1), SharedPartition(site.topic, 9)])
+        asked.looks.clear()
+        await site.commit((2, records(b"d")))
+        assert await reader.catch_up(only_urgent=True) == 0
+        assert asked.looks == [{1}]
 
     run(test)

@@ -368,6 +368,19 @@ def test_what_an_operator_has_to_repair_is_answered_at_once(run):
     run(test)
 
 
+def test_an_object_that_the_database_refuses_does_not_end_the_writer(run):
+    async def test(node: Node) -> None:
+        await node.execute(
+            "ALTER TABLE mpbroker.extent ADD CONSTRAINT small CHECK (bytes < 500)"
+        )
+        with pytest.raises(ApiError, match="small") as refused:
+            await node.write("a", (0, records(bytes(500))))
+        assert refused.value.error_code == ErrorCode.KAFKA_STORAGE_ERROR
+        assert (await node.write("a", (0, records(b"b"))))[0].base_offset == 0
+
+    run(test)
+
+
 def test_producers_go_on_over_a_restart_of_the_database(own_server, tmp_path):
     url = own_server.url("postgres")
 

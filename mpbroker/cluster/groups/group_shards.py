@@ -11,17 +11,15 @@ is repeated: the first one is done by then, or is refused for ever.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Collection, Mapping, Sequence
-from typing import Final, NamedTuple, TypeVar
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final, NamedTuple
 
 import asyncpg
 
-from mpbroker.cluster.database import ClusterDatabase, Connection, one_line
-from mpbroker.cluster.errors import ClusterError
+from mpbroker.cluster.database import ClusterDatabase, Connection
 from mpbroker.metadata.cluster_nodes import NodeEpoch
 
 GROUP_SHARDS: Final = "group"
-_T = TypeVar("_T")
 _PAGE_ROWS: Final = 5000
 _PAGE_BYTES: Final = 4 * 1024 * 1024
 _ADOPTED_AT_ONCE: Final = 1000
@@ -62,8 +60,7 @@ class OwnedShard:
 class GroupShards:
     """The shards of a node, in one of the node's epochs.
 
-    All methods raise ClusterError, as `ClusterDatabase.rows`, and also for errors of
-    the database that no advice helps with.
+    All methods raise ClusterError, as `ClusterDatabase.rows`.
     """
 
     def __init__(
@@ -136,7 +133,7 @@ class GroupShards:
                 await connection.fetchval(_PUT, *_arguments(self._node, given))
             )
 
-        return await explained(self._database.run(write, timeout_s=timeout_s))
+        return await self._database.run(write, timeout_s=timeout_s)
 
     async def _fence_again(
         self, connection: Connection, shards: Sequence[OwnedShard]
@@ -182,25 +179,7 @@ class GroupShards:
     async def _rows(
         self, statement: str, *arguments: object, timeout_s: float | None = None
     ) -> Sequence[asyncpg.Record]:
-        return await explained(
-            self._database.rows(statement, *arguments, timeout_s=timeout_s)
-        )
-
-
-async def explained(call: Awaitable[_T]) -> _T:
-    """Return what a call of the database returns.
-
-    Raises:
-        ClusterError: as `ClusterDatabase.rows`, and for any other error of the
-            database, such as a value that it refuses. That concerns a shard or two,
-            and must not end the thread that has all shards of the node.
-    """
-    try:
-        return await call
-    except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-        raise ClusterError(
-            f"the cluster's database refuses: {one_line(error)}"
-        ) from error
+        return await self._database.rows(statement, *arguments, timeout_s=timeout_s)
 
 
 async def adopt_records(
@@ -216,18 +195,14 @@ async def adopt_records(
     """
     for start in range(0, len(records), _ADOPTED_AT_ONCE):
         part = records[start : start + _ADOPTED_AT_ONCE]
-        await explained(
-            database.rows(
-                "SELECT mpbroker.adopt_group_records_v1($1, $2, $3)",
-                *([row[column] for row in part] for column in range(3)),
-            )
+        await database.rows(
+            "SELECT mpbroker.adopt_group_records_v1($1, $2, $3)",
+            *([row[column] for row in part] for column in range(3)),
         )
-    await explained(
-        database.rows(
-            "SELECT mpbroker.reload_shards_v1($1, $2)",
-            GROUP_SHARDS,
-            sorted({shard for shard, _, _ in records}),
-        )
+    await database.rows(
+        "SELECT mpbroker.reload_shards_v1($1, $2)",
+        GROUP_SHARDS,
+        sorted({shard for shard, _, _ in records}),
     )
 
 

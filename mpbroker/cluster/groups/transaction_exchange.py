@@ -35,7 +35,6 @@ from typing import Any, Final, NamedTuple
 from mpbroker.base.logger import get_logger
 from mpbroker.cluster.database import ClusterDatabase, Connection
 from mpbroker.cluster.errors import ClusterError, DatabaseUnavailableError
-from mpbroker.cluster.groups.group_shards import explained
 from mpbroker.metadata.cluster_nodes import NodeEpoch, read_node_epoch
 
 _LOG = get_logger(__name__)
@@ -239,12 +238,10 @@ class TransactionExchange:
     async def _call(
         self, database: ClusterDatabase, statement: str, *arguments: object
     ) -> list[tuple[Any, ...]]:
-        rows = await explained(
-            database.rows(
-                f"SELECT * FROM mpbroker.{statement}",
-                *arguments,
-                timeout_s=_CALL_TIMEOUT_S,
-            )
+        rows = await database.rows(
+            f"SELECT * FROM mpbroker.{statement}",
+            *arguments,
+            timeout_s=_CALL_TIMEOUT_S,
         )
         return [tuple(row) for row in rows]
 
@@ -347,7 +344,7 @@ class TransactionExchange:
             )
             return fenced if done else None
 
-        self._fenced = await explained(database.run(write, timeout_s=_CALL_TIMEOUT_S))
+        self._fenced = await database.run(write, timeout_s=_CALL_TIMEOUT_S)
         if self._fenced is not None:
             for key in ends:
                 del self._to_end[key]
