@@ -8,7 +8,7 @@ import struct
 import pytest
 
 from mpbroker.client import cluster as cluster_module
-from mpbroker.client.consumer import consumer as consumer_module
+from mpbroker.client.consumer import consumer_record
 from mpbroker.client.consumer.consumer import Consumer
 from mpbroker.client.consumer.fetcher import Fetcher
 from mpbroker.client.errors import ClientError
@@ -64,14 +64,14 @@ def test_an_interrupt_while_records_are_decoded_loses_none(
     for number in range(4):
         fake_broker.append("t", 0, batch_of(b"%d" % number))
     consumer.assign([T0])
-    decode, left = consumer_module.records_of, [1, 0]
+    decode, left = consumer_record.records_of, [1, 0]
 
     def interrupted(batch):
         if left and not left.pop():
             raise KeyboardInterrupt
         return decode(batch)
 
-    monkeypatch.setattr(consumer_module, "records_of", interrupted)
+    monkeypatch.setattr(consumer_record, "records_of", interrupted)
     with pytest.raises(KeyboardInterrupt):
         consumer.poll(1000)
     assert values(consumer, 4) == [0, 1, 2, 3]

@@ -17,12 +17,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
-from itertools import groupby
-from operator import itemgetter
 from types import TracebackType
 from typing import Final, Self
 
@@ -38,8 +35,8 @@ from mpbroker.client.consumer.consumer_metrics import ConsumerMetrics
 from mpbroker.client.consumer.consumer_record import (
     ConsumerRecord,
     Deserializers,
+    FetchedRecords,
     RecordDeserializationError,
-    records_of,
 )
 from mpbroker.client.consumer.consumer_telemetry import make_consumer_telemetry
 from mpbroker.client.consumer.fetcher import (
@@ -69,9 +66,11 @@ from mpbroker.protocol.errors import ApiError
 _log = logging.getLogger(__name__)
 
 
-_PLACE: Final = itemgetter(0, 1)  # a record's topic and partition
 _RETRY_INTERVAL_S: Final = 0.1  # Kafka's retry.backoff.ms
 _MISSING_S: Final = 1.0  # before looking again for a topic that does not exist
+# Iteration polls so often while there are fetched records. A poll takes longer than all
+# the rest; but it sees to the group, and to commits.
+_POLL_INTERVAL_S: Final = 0.01
 
 CLOSE_S: Final = 30.0  # of Java's KafkaConsumer.close()
 
@@ -114,7 +113,7 @@ class Consumer:
                 zip(CONSUMER_CODE, (key_deserializer, value_deserializer), strict=True)
             ),
         )
-        self._deserializers = Deserializers(
+        deserializers = Deserializers(
             *(
                 load_deserializer(key, code[key]) if key in code else None
                 for key in CONSUMER_CODE
@@ -148,7 +147,7 @@ class Consumer:
         # clock, in s) to look for its leader again.
         self._left_out = False
         self._look_again_at = 0.0
-        self._records: deque[ConsumerRecord] = deque()  # fetched, not returned yet
+        self._fetched = FetchedRecords(deserializers)  # and not returned yet
         self._committed_at = time.monotonic()
         self._in_use: ConsumerRecord | None = None  # the record that iteration yielded
         self._async_commits = AsyncCommits()
@@ -207,7 +206,7 @@ class Consumer:
         self._paused &= kept
         self._lookup.epochs.keep(kept)
         self._positions = {w: at for w, at in self._positions.items() if w in kept}
-        self._records = deque(r for r in self._records if (r[0], r[1]) in kept)
+        self._fetched.keep(kept.__contains__)
         self._fetcher = None
         self._metrics.assigned(partitions)
 
@@ -223,7 +222,7 @@ class Consumer:
         return where
 
     def _drop_fetched(self, where: TopicPartition) -> None:
-        self._records = deque(r for r in self._records if (r[0], r[1]) != where)
+        self._fetched.keep(where.__ne__)
 
     def pause(self, partitions: Iterable[tuple[str, int]]) -> None:
         """Have `poll` return no records of some partitions, which stay assigned.
@@ -370,7 +369,8 @@ class Consumer:
         while True:
             self._keep_membership()
             with suppress(LeaderLostError):  # the next turn finds the new leader
-                self._decode([] if self._records else self._fetch(deadline))
+                if not self._fetched:
+                    self._add(self._fetch(deadline))
             found = self._take(limit)
             if not found:
                 self._check_woken()
@@ -378,18 +378,10 @@ class Consumer:
                 self._metrics.poll_ended()
                 return found
 
-    def _decode(self, batches: list[FetchedBatch]) -> None:
-        try:
-            for batch in batches:
-                self._records.extend(records_of(batch))
-                self._metrics.consumed(batch.partition.topic, len(batch.data), 0)
-        except BaseException as error:
-            # The fetcher's positions are after all batches. Make a new one, which
-            # begins after the records that were decoded; these are returned first. So a
-            # batch that cannot be decoded is not skipped.
-            self._fetcher = None
-            if not self._records or not isinstance(error, Exception):
-                raise
+    def _add(self, batches: list[FetchedBatch]) -> None:
+        for batch in batches:
+            self._metrics.consumed(batch.partition.topic, len(batch.data), 0)
+        self._fetched.add(batches)
 
     def poll_batches(self, timeout_ms: float = 0) -> list[FetchedBatch]:
         """Return whole batches, which are cheaper than the records of `poll`.
@@ -417,39 +409,22 @@ class Consumer:
                 return batches
 
     def _take(self, limit: int) -> dict[TopicPartition, list[ConsumerRecord]]:
-        found: dict[TopicPartition, list[ConsumerRecord]] = {}
-        count = min(limit, len(self._records))
-        if any(self._deserializers):
-            taken = self._deserialized(count)
-        else:
-            take = self._records.popleft
-            taken = [take() for _ in range(count)]
-        for (topic, partition), run in groupby(taken, _PLACE):
-            where = TopicPartition(topic, partition)
-            records = found.setdefault(where, [])
-            records += run
-            self._positions[where] = records[-1].offset + 1
-        if not self._records:
-            self._note_fetched()
-        for where, records in found.items():
-            self._metrics.consumed(where.topic, 0, len(records))
-        return found
-
-    def _deserialized(self, count: int) -> list[ConsumerRecord]:
-        """Take up to ``count`` fetched records, and return them deserialized.
-
-        A record that the deserializer refuses stays the next one to take.
-        """
-        taken: list[ConsumerRecord] = []
         try:
-            for _ in range(count):
-                taken.append(self._deserializers.apply(self._records[0]))
-                self._records.popleft()
-        except RecordDeserializationError:
-            if not taken:
-                raise
-            # Return these first; the next poll tells of the error.
-        return taken
+            found = self._fetched.take(limit)
+        except Exception:
+            raise
+        except BaseException:
+            # An interrupt: some records may be taken, but not returned. A new fetcher
+            # begins after those that were returned.
+            self._fetched.keep(lambda _: False)
+            self._fetcher = None
+            raise
+        for where, records in found.items():
+            self._positions[where] = records[-1].offset + 1
+            self._metrics.consumed(where.topic, 0, len(records))
+        if not self._fetched:
+            self._note_fetched()
+        return found
 
     def _note_fetched(self) -> None:
         # Positions pass records that are not returned, too: markers and aborted ones.
@@ -566,6 +541,29 @@ class Consumer:
                     self._in_use = record
                     yield record
                     self._in_use = None
+            yield from self._in_hand()
+
+    def _in_hand(self) -> Iterator[ConsumerRecord]:
+        """Yield records that were fetched, until a poll may have more to do."""
+        end = time.monotonic() + _POLL_INTERVAL_S
+        counts: dict[str, int] = {}
+        try:
+            while not self._is_woken and time.monotonic() < end:
+                self._ownership.check()
+                found = self._fetched.take_one()
+                if found is None:
+                    break
+                where, record = found
+                self._positions[where] = record.offset + 1
+                if not self._fetched:
+                    self._note_fetched()
+                counts[where.topic] = counts.get(where.topic, 0) + 1
+                self._in_use = record
+                yield record
+                self._in_use = None
+        finally:
+            for topic, count in counts.items():
+                self._metrics.consumed(topic, 0, count)
 
     # -- the group ---------------------------------------------------------------------
 

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise, repeat
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 from mpbroker.client.cluster import TopicPartition
 from mpbroker.client.consumer.fetcher import FetchedBatch
 from mpbroker.client.errors import ClientError
 from mpbroker.client.serialization import Deserializer, arguments_hint
-from mpbroker.protocol.records import record_columns
-from mpbroker.protocol.records.record_batch import iter_records
-
-if TYPE_CHECKING:
-    from mpbroker.protocol.records.record_columns import BinaryColumn, HeaderColumns
-
-_INT32_BYTES: Final = 4
+from mpbroker.protocol.records.record_read import RecordShape, read_records
 
 
 class ConsumerRecord(NamedTuple):
@@ -84,83 +78,111 @@ class Deserializers(NamedTuple):
         return record._replace(**found)
 
 
-def records_of(batch: FetchedBatch) -> Iterable[ConsumerRecord]:
+class FetchedRecords:
+    """Batches that were fetched; each is decoded when its first record is taken.
+
+    So a record lives from then until the caller drops it: to decode all that a Fetch
+    has brought, megabytes of it, would make a hundred thousand objects wait.
+    """
+
+    def __init__(self, deserializers: Deserializers) -> None:
+        self._deserializers = deserializers if any(deserializers) else None
+        self._batches: deque[FetchedBatch] = deque()
+        # The records of the batch that was opened last, and how many of them are taken.
+        self._where = TopicPartition("", -1)
+        self._records: list[ConsumerRecord] = []
+        self._taken = 0
+
+    def __bool__(self) -> bool:
+        """Return whether there is something that was not taken yet."""
+        return bool(self._batches) or self._taken < len(self._records)
+
+    def add(self, batches: Iterable[FetchedBatch]) -> None:
+        """Add batches behind those that are there."""
+        self._batches += batches
+
+    def keep(self, is_kept: Callable[[TopicPartition], bool]) -> None:
+        """Drop the records of partitions that are not kept."""
+        self._batches = deque(b for b in self._batches if is_kept(b.partition))
+        if not is_kept(self._where):
+            self._records, self._taken = [], 0
+
+    def take(self, limit: int) -> dict[TopicPartition, list[ConsumerRecord]]:
+        """Take up to ``limit`` records, by partition; fewer only if these are all.
+
+        A batch that cannot be decoded, or a record that a deserializer refuses, stays
+        the next one to take: those before it are returned first, and the next call
+        raises the error.
+
+        Raises:
+            RecordBatchError: a length or count in a batch is wrong.
+            DecompressionError: see `compression.decompress`.
+            RecordDeserializationError: a deserializer refused a record.
+        """
+        found: dict[TopicPartition, list[ConsumerRecord]] = {}
+        try:
+            while limit > 0 and self._open():
+                records = self._next(limit)
+                limit -= len(records)
+                found.setdefault(self._where, []).extend(records)
+        except Exception:
+            if not found:
+                raise
+        return found
+
+    def take_one(self) -> tuple[TopicPartition, ConsumerRecord] | None:
+        """Take one record, and return it with its partition; raise as `take` does."""
+        # Few calls: this is what iteration costs.
+        if self._taken == len(self._records) and not self._open():
+            return None
+        record = self._records[self._taken]
+        if self._deserializers is not None:
+            record = self._deserializers.apply(record)
+        self._taken += 1
+        return self._where, record
+
+    def _open(self) -> bool:
+        """Decode the next batch if all records of this one are taken.
+
+        Return whether there is a record to take.
+        """
+        while self._taken == len(self._records):
+            if not self._batches:
+                self._records, self._taken = [], 0
+                return False
+            records = records_of(self._batches[0])
+            self._where = self._batches.popleft().partition
+            self._records, self._taken = records, 0
+        return True
+
+    def _next(self, limit: int) -> list[ConsumerRecord]:
+        """Take some records of the batch that is open, one or more."""
+        records = self._records[self._taken : self._taken + limit]
+        if self._deserializers is not None:
+            records = self._deserialized(self._deserializers, records)
+        self._taken += len(records)
+        return records
+
+    def _deserialized(
+        self, deserializers: Deserializers, records: list[ConsumerRecord]
+    ) -> list[ConsumerRecord]:
+        done: list[ConsumerRecord] = []
+        try:
+            for record in records:
+                done.append(deserializers.apply(record))
+        except RecordDeserializationError:
+            if not done:
+                raise
+        return done
+
+
+def records_of(batch: FetchedBatch) -> list[ConsumerRecord]:
     """Return the records of a batch, without those before its ``first_offset``.
 
     Raises:
         RecordBatchError: a length or count in the batch is wrong.
         DecompressionError: see `compression.decompress`.
-        OverflowError: all keys, or all values, have 2 GiB or more.
     """
-    if not record_columns.IS_COMPILED:
-        return _records_in_python(batch)
-    columns = record_columns.read_columns(
-        batch.header, batch.data, batch.first_offset, with_headers=True
-    )
-    assert columns.headers is not None
-    topic, partition = batch.partition
-    # A tuple for each record, made by loops in C. ConsumerRecord() would be called once
-    # for each, which takes longer than all the rest.
-    rows = zip(
-        repeat(topic, columns.rows),
-        repeat(partition),
-        memoryview(columns.offsets).cast("q"),
-        memoryview(columns.timestamps).cast("q"),
-        _fields(columns.keys),
-        _fields(columns.values),
-        _headers(columns.headers),
-        repeat(batch.header.timestamp_type),
-        repeat(None),  # delivery_count
-        strict=False,
-    )
-    return map(tuple.__new__, repeat(ConsumerRecord), rows)
-
-
-def _fields(column: BinaryColumn) -> Iterable[bytes | None]:
-    """Return the keys, or the values, of a batch's records; None for null."""
-    validity, ends, data = column
-    if not data and validity is not None and not any(validity):
-        return repeat(None)  # as the keys of most topics without keys
-    found = [data[start:end] for start, end in pairwise(memoryview(ends).cast("i"))]
-    if validity is None:
-        return found
-    return [
-        field if validity[index >> 3] >> (index & 7) & 1 else None
-        for index, field in enumerate(found)
-    ]
-
-
-def _headers(
-    headers: HeaderColumns,
-) -> Iterable[Sequence[tuple[str, bytes | None]]]:
-    """Return the headers of each record."""
-    ends, names, values = headers
-    if not names[2] and len(names[1]) == _INT32_BYTES:
-        return repeat(())  # there is not one header
-    decoded = [
-        name.decode("utf-8", "surrogateescape")
-        for name in _fields(names)
-        if name is not None
-    ]
-    pairs = list(zip(decoded, _fields(values), strict=False))
-    return [
-        pairs[start:end] or () for start, end in pairwise(memoryview(ends).cast("i"))
-    ]
-
-
-def _records_in_python(batch: FetchedBatch) -> Iterator[ConsumerRecord]:
-    topic, partition = batch.partition
-    timestamp_type = batch.header.timestamp_type
-    for record in iter_records(batch.data):
-        if record.offset >= batch.first_offset:
-            offset, timestamp, key, value, headers = record
-            yield ConsumerRecord(
-                topic,
-                partition,
-                offset,
-                timestamp,
-                key,
-                value,
-                headers,
-                timestamp_type,
-            )
+    after = batch.header.timestamp_type, None  # the delivery count
+    shape = RecordShape(ConsumerRecord, tuple(batch.partition), after)
+    return read_records(batch.header, batch.data, batch.first_offset, shape)

@@ -1,11 +1,13 @@
-/* mpbroker.native._records: the three loops over a batch's records: the walk over records
- * that are appended to a log, the search for one by its timestamp, and the encoding of
- * records by a producer.
+/* mpbroker.native._records: the four loops over a batch's records: the walk over records
+ * that are appended to a log, the search for one by its timestamp, the decoding of records
+ * for a consumer, and their encoding by a producer.
  *
  * Python twins, which are the specification: walk_records_in_python() in
  * protocol/records/record_walk.py, with the same faults in the same order for the same
  * bytes (tests/protocol/test_record_walk.py); find_record_in_python() in
  * protocol/records/record_find.py (tests/protocol/test_record_find.py);
+ * read_records_in_python() in protocol/records/record_read.py
+ * (tests/protocol/test_record_read.py);
  * encode_records_in_python() in
  * protocol/records/record_encode.py, with the same bytes for the same records
  * (tests/protocol/test_record_encode.py). Only the result is allocated.
@@ -138,6 +140,165 @@ find_record(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     if (is_faulty)
         Py_RETURN_NONE;
     return Py_BuildValue("(LL)", offset_delta, delta);
+}
+
+/* -- decoding ---------------------------------------------------------------------- */
+
+/* What the records of one batch have in common. */
+typedef struct {
+    int64_t first_delta, base_offset, base_timestamp;
+    int appended;
+    PyTypeObject *type;       /* a subclass of tuple */
+    PyObject *before, *after; /* tuples: the fields around a record's own */
+    int64_t timestamp;        /* that of `timestamp_object`, if there is one */
+    PyObject *timestamp_object;
+} record_maker;
+
+static PyObject *
+field_object(const record_field *f)
+{
+    if (f->data == NULL)
+        return Py_NewRef(Py_None);
+    return PyBytes_FromStringAndSize((const char *)f->data, (Py_ssize_t)f->length);
+}
+
+/* Return a checked record's headers: a list of (name, value), or () if it has none. */
+static PyObject *
+headers_object(const record *r)
+{
+    if (r->header_count == 0)
+        return PyTuple_New(0);
+    PyObject *list = PyList_New((Py_ssize_t)r->header_count);
+    cursor at = r->headers;
+    for (Py_ssize_t i = 0; list != NULL && i < (Py_ssize_t)r->header_count; i++) {
+        record_field name = {NULL, 0}, value = {NULL, 0};
+        (void)read_record_header(&at, &name, &value);
+        PyObject *name_object = PyUnicode_DecodeUTF8(
+            (const char *)name.data, (Py_ssize_t)name.length, "surrogateescape");
+        PyObject *value_object = field_object(&value);
+        PyObject *pair = name_object != NULL && value_object != NULL
+                             ? PyTuple_Pack(2, name_object, value_object)
+                             : NULL;
+        Py_XDECREF(name_object);
+        Py_XDECREF(value_object);
+        if (pair == NULL)
+            Py_CLEAR(list);
+        else
+            PyList_SET_ITEM(list, i, pair);
+    }
+    return list;
+}
+
+/* Return a timestamp as an int. Many records have that of the record before. */
+static PyObject *
+timestamp_object(record_maker *m, const record *r)
+{
+    int64_t timestamp = (int64_t)((uint64_t)m->base_timestamp +
+                                  (m->appended ? 0 : (uint64_t)r->timestamp_delta));
+    if (m->timestamp_object == NULL || m->timestamp != timestamp) {
+        Py_XSETREF(m->timestamp_object, PyLong_FromLongLong(timestamp));
+        m->timestamp = timestamp;
+    }
+    return Py_XNewRef(m->timestamp_object);
+}
+
+static Py_ssize_t
+copy_items(PyObject *to, Py_ssize_t at, PyObject *from)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(from); i++)
+        PyTuple_SET_ITEM(to, at++, Py_NewRef(PyTuple_GET_ITEM(from, i)));
+    return at;
+}
+
+static PyObject *
+record_object(record_maker *m, const record *r)
+{
+    const Py_ssize_t first = PyTuple_GET_SIZE(m->before);
+    PyObject *made =
+        m->type->tp_alloc(m->type, first + 5 + PyTuple_GET_SIZE(m->after));
+    if (made == NULL)
+        return NULL;
+    PyObject *const own[] = {
+        PyLong_FromLongLong(
+            (int64_t)((uint64_t)m->base_offset + (uint64_t)r->offset_delta)),
+        timestamp_object(m, r),
+        field_object(&r->key),
+        field_object(&r->value),
+        headers_object(r),
+    };
+    int failed = 0;
+    Py_ssize_t at = copy_items(made, 0, m->before);
+    for (int i = 0; i < 5; i++) {
+        failed |= own[i] == NULL;
+        PyTuple_SET_ITEM(made, at++, own[i]);
+    }
+    copy_items(made, at, m->after);
+    if (failed)
+        Py_CLEAR(made); /* a tuple may have items that are NULL when it is destroyed */
+    return made;
+}
+
+/* Return the records as a list; NULL with `*fault` NO_FAULT: an exception is set.
+ * `*index`: the record with the fault. */
+static PyObject *
+make_records(cursor batch, long long count, record_maker *m, enum record_fault *fault,
+             long long *index)
+{
+    PyObject *records = PyList_New(0);
+    *fault = NO_FAULT;
+    for (*index = 0; records != NULL && *index < count; ++*index) {
+        record r;
+        if ((*fault = read_record(&batch, 1, 0, &r)) != NO_FAULT) {
+            Py_CLEAR(records);
+            return NULL;
+        }
+        if (r.offset_delta < m->first_delta)
+            continue;
+        PyObject *made = record_object(m, &r);
+        if (made == NULL || PyList_Append(records, made) < 0)
+            Py_CLEAR(records);
+        Py_XDECREF(made);
+    }
+    if (records != NULL && batch.at != batch.end) {
+        *fault = BYTES_LEFT_IN_BATCH;
+        Py_CLEAR(records);
+    }
+    return records;
+}
+
+PyDoc_STRVAR(read_records_doc,
+"read_records(payload, record_count, first_delta, base_offset, base_timestamp,\n"
+"             appended, shape, /)\n--\n\n"
+"See mpbroker.protocol.records.record_read.read_records_in_python.");
+
+static PyObject *
+read_records(PyObject *module, PyObject *args)
+{
+    Py_buffer buffer;
+    long long count, first_delta, base_offset, base_timestamp, index;
+    record_maker m = {0};
+    enum record_fault fault;
+    if (!PyArg_ParseTuple(args, "y*LLLLp(O!O!O!):read_records", &buffer, &count,
+                          &first_delta, &base_offset, &base_timestamp, &m.appended,
+                          &PyType_Type, &m.type, &PyTuple_Type, &m.before,
+                          &PyTuple_Type, &m.after))
+        return NULL;
+    if (!PyType_IsSubtype(m.type, &PyTuple_Type)) {
+        PyBuffer_Release(&buffer);
+        PyErr_SetString(PyExc_TypeError, "records are of a subclass of tuple");
+        return NULL;
+    }
+    m.first_delta = first_delta;
+    m.base_offset = base_offset;
+    m.base_timestamp = base_timestamp;
+    const uint8_t *data = buffer.buf;
+    cursor batch = {data, data + buffer.len};
+    PyObject *records = make_records(batch, count, &m, &fault, &index);
+    Py_XDECREF(m.timestamp_object);
+    PyBuffer_Release(&buffer);
+    if (records != NULL)
+        return Py_BuildValue("(iLN)", fault, index, records);
+    return fault == NO_FAULT ? NULL : Py_BuildValue("(iLO)", fault, index, Py_None);
 }
 
 /* -- encoding ---------------------------------------------------------------------- */
@@ -343,6 +504,7 @@ static PyMethodDef methods[] = {
     {"walk_records", FASTCALL(walk_records), METH_FASTCALL,
      walk_records_doc},
     {"find_record", FASTCALL(find_record), METH_FASTCALL, find_record_doc},
+    {"read_records", read_records, METH_VARARGS, read_records_doc},
     {"encode_records", encode_records, METH_O, encode_records_doc},
     {"encode_batch", encode_batch, METH_O, encode_batch_doc},
     {NULL, NULL, 0, NULL},
@@ -361,7 +523,7 @@ static PyModuleDef_Slot slots[] = {
 static struct PyModuleDef module = {
     PyModuleDef_HEAD_INIT,
     .m_name = "mpbroker.native._records",
-    .m_doc = "Compiled twins of the loops in record_walk and record_encode.",
+    .m_doc = "Compiled twins of the loops over records in protocol/records.",
     .m_size = 0,
     .m_methods = methods,
     .m_slots = slots,

@@ -134,7 +134,7 @@ def read_columns_in_python(
         if record.offset < first_delta:
             continue
         offsets.append(base_offset + record.offset)
-        timestamps.append(_as_int64(record.timestamp))
+        timestamps.append(as_int64(record.timestamp))
         keys.append(record.key)
         values.append(record.value)
         if with_headers:
@@ -155,7 +155,7 @@ def read_columns_in_python(
     )
 
 
-def _as_int64(number: int) -> int:
+def as_int64(number: int) -> int:
     """Return a number wrapped to 64 bits, as Kafka's own clients wrap timestamps."""
     return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
