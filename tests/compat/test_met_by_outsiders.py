@@ -547,6 +547,15 @@ def evicted_by_id(client: Client, topic: str) -> object:
     return *codes, client.members(topic)
 
 
+def evicted_twice(client: Client, topic: str) -> object:
+    client.create(topic)
+    Member(client, topic, "m")
+    found = client.leave(topic, ("m", None), ("m", None)), client.members(topic)
+    classic = f"{topic}-classic"
+    member, _ = joined(client, classic)
+    return *found, client.leave(classic, (member, None), (member, None))
+
+
 def java_client(client: Client) -> LineClient:
     if not have_java_clients():
         pytest.skip(
@@ -1014,6 +1023,12 @@ ROWS: Final = [
         "a member that speaks KIP-848 is removed",
         evicted_by_id,
         ([OK, OK, "UNKNOWN_MEMBER_ID"], ["UNKNOWN_MEMBER_ID"] * 2, []),
+    ),
+    Row(
+        3,
+        "a member is removed twice by one request",
+        evicted_twice,
+        ([OK, OK], [], [OK, "UNKNOWN_MEMBER_ID"]),
     ),
     Row(3, "a member is removed, by Java", evicted_by_java, ("removed", [])),
     Row(

@@ -250,12 +250,13 @@ class MixedProtocol:
         """Remove members of either protocol; answer with an error code for each.
 
         An admin client removes any member so. It names a static one by its instance id
-        alone.
+        alone. A member that is named twice is removed once, and both get NONE, as by
+        Kafka.
         """
         leaving = request.members
         if call.version < LEAVE_SEVERAL_SINCE:
             leaving = [MemberIdentity(member_id=request.member_id)]
-        gone: list[str] = []
+        gone: dict[str, None] = {}  # in their order
         answers = []
         for identity in leaving:
             member_id, instance = identity.member_id, identity.group_instance_id
@@ -264,9 +265,7 @@ class MixedProtocol:
                 if not member_id and instance is not None:
                     member_id = group.static_members.get(instance, "")
                 _member(group, member_id, instance)
-                if member_id in gone:
-                    raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
-                gone.append(member_id)
+                gone[member_id] = None
             except ApiError as error:
                 code = error.error_code
             answers.append(
@@ -277,7 +276,7 @@ class MixedProtocol:
                 )
             )
         if gone:
-            self._rebalance.remove_members(group, gone, now_ms)
+            self._rebalance.remove_members(group, list(gone), now_ms)
         if call.version < LEAVE_SEVERAL_SINCE:
             response = LeaveGroupResponse(error_code=answers[0].error_code)
         else:
