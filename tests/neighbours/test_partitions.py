@@ -45,10 +45,11 @@ def test_names_that_are_asked_for_leave_room_for_topics_that_are_created(address
         assert is_full.wait(60)
         client = Client(address)
         for number in range(20):
-            with wire.Connection(address, LONGEST_WAIT_S) as connection:
+            with client.waiting() as connection:
                 assert connection.create_topic(f"wanted-{number}", 10)
             answer = wire.parse_produce(client.ask(produce))
             assert answer.error_code == 0
+    assert client.longest_s < LONGEST_WAIT_S
     with wire.Connection(address) as connection:
         with pytest.raises(wire.AnswerError, match=r"max\.partitions"):
             connection.create_topic("too-many", CAPACITY // 4)
