@@ -278,6 +278,7 @@ def _setting(each: Explanation) -> Iterator[str]:
         ("accepts", each.limit),
         ("default", default),
         ("changes while the broker serves", each.update_mode),
+        ("whose", "mpbroker's own" if each.is_ours else "Kafka's"),
         ("importance", each.importance),
         ("since", each.since),
         ("if not set", ", then ".join(f"`{name}`" for name in each.instead)),

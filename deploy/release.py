@@ -228,7 +228,7 @@ def file_in_dist_info(files: Mapping[str, bytes], name: str) -> str:
 def compile_core(
     sources: Sources, include: Path, platform: Platform, compiler: Sequence[str]
 ) -> dict[str, bytes]:
-    """Compile the three modules; return them by the last part of their names."""
+    """Compile the modules in C; return them by the last part of their names."""
     build = runpy.run_path(str(sources.folder / "setup.py"), run_name="release")
     found = {}
     for extension in build["extensions"](sources.folder):

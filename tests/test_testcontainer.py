@@ -13,6 +13,7 @@ import pytest
 from testcontainers.core import container as core
 
 from mpbroker import Consumer, Producer
+from mpbroker.config.sources import settings_of_environment
 from mpbroker.testing.testcontainer import ContainerNotReadyError, MpbrokerContainer
 from tests.support.ports import reusable_port
 from tests.test_document_snippets import CLIENT, the_block
@@ -125,6 +126,15 @@ def test_clients_reach_the_broker_at_the_port_that_the_engine_gave(engine):
         told = (engine.folder / "mpbroker-address").read_text()
         assert told == f"PLAINTEXT://{bootstrap}\n"
     assert engine.process.returncode == 0
+
+
+def test_a_setting_is_spelled_so_that_the_broker_reads_it(engine):
+    name = "listener.name.sasl_plaintext.scram-sha-256.sasl.jaas.config"
+    container = MpbrokerContainer().with_setting(name, "x")
+    (setting,) = (
+        each for each in settings_of_environment(container.env) if each.text == "x"
+    )
+    assert setting.name == name
 
 
 def test_it_is_used_as_is_shown(engine):

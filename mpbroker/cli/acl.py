@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import product
 from typing import Any, Final, TypeVar
 
@@ -18,6 +19,7 @@ from mpbroker.cli.options import (
 )
 from mpbroker.cli.output import print_json, print_table
 from mpbroker.client.admin import acl_admin
+from mpbroker.client.cluster import Cluster
 from mpbroker.protocol.acl import (
     CLUSTER_NAME,
     OPERATIONS,
@@ -28,6 +30,8 @@ from mpbroker.protocol.acl import (
     PatternType,
     ResourceType,
 )
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
 
 _ADD_HELP = """\
 Allow or deny principals to use resources.
@@ -63,6 +67,24 @@ _KINDS: Final = {
     "transactional_ids": ResourceType.TRANSACTIONAL_ID,
     "users": ResourceType.USER,
 }
+
+
+@contextmanager
+def _authorizer(bootstrap: str, timeout_s: float) -> Iterator[Cluster]:
+    """Return a client of brokers that keep ACLs.
+
+    Raises:
+        CliError: they have no authorizer; the text says how to get one.
+    """
+    with open_cluster(bootstrap, timeout_s) as cluster:
+        try:
+            yield cluster
+        except ApiError as error:
+            if error.error_code is not ErrorCode.SECURITY_DISABLED:
+                raise
+            raise CliError(
+                f"{error} ACLs need one: set authorizer.class.name of the broker"
+            ) from error
 
 
 @click.group("acl", cls=CommandGroup)
@@ -209,7 +231,7 @@ def add(
             who, hosts or ("*",), dict.fromkeys(pairs)
         )
     ]
-    with open_cluster(bootstrap, timeout_s) as cluster:
+    with _authorizer(bootstrap, timeout_s) as cluster:
         acl_admin.create_acls(cluster, acls)
     if output_format == "json":
         _show(acls, output_format)
@@ -342,7 +364,7 @@ def list_acls(
     filters = _filters(
         resources, operations, principal, host, prefix=prefix, match=match
     )
-    with open_cluster(bootstrap, timeout_s) as cluster:
+    with _authorizer(bootstrap, timeout_s) as cluster:
         found = dict.fromkeys(
             acl
             for wanted in filters
@@ -377,7 +399,7 @@ def remove(
     if everything != (first == AclFilter()):
         raise click.UsageError("choose entries, or give --all")
     gone: dict[AclBinding, None] = {}
-    with open_cluster(bootstrap, timeout_s) as cluster:
+    with _authorizer(bootstrap, timeout_s) as cluster:
         for wanted in filters:
             gone.update(dict.fromkeys(acl_admin.delete_acls(cluster, wanted)))
     if not gone:

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from mpbroker.base.config_def import LISTENER_PREFIX, ConfigDef, ConfigError, ConfigKey
 from mpbroker.config.broker_config import BROKER_CONFIG_DEF, BrokerConfig
 from mpbroker.config.broker_key import BrokerKey
 from mpbroker.config.resolution import NOT_NEEDED, why_not_of_listener
 from mpbroker.metadata.log_config_def import BROKER_SYNONYMS, LOG_CONFIG_DEF
+
+# All other settings are Kafka's. A name that ends with a dot stands for all behind it.
+_OURS: Final = (
+    *("client.telemetry.log.", "client.telemetry.receiver.class.name"),
+    *(
+        "cluster.database.",
+        "connections.setup.timeout.ms",
+        "console.",
+        "control.inject.",
+    ),
+    *("control.socket.path", "diskless.", "flush.acks.all", "log.flush.acks.all"),
+    *("max.partitions", "metrics.kafka.names.enable"),
+    *("metrics.listeners", "mirror.source", "otlp.", "remote.metadata.interval.ms"),
+    *("remote.storage.cache.bytes", "remote.storage.url", "request.log."),
+    *("sasl.plain.users.file", "slow.request.log."),
+)
 
 
 class Explanation(NamedTuple):
@@ -22,6 +38,7 @@ class Explanation(NamedTuple):
             key, the topic key whose default it supplies.
         instead: the broker keys that count if this one is not set, in this order.
         origin: the source of the value, such as a file and a line.
+        is_ours: whether the setting is mpbroker's own, and not one of Kafka's.
         is_of_this_machine: False if this machine's facts are not known: a computed
             default is then that of a machine with one core.
     """
@@ -41,6 +58,7 @@ class Explanation(NamedTuple):
     instead: tuple[str, ...]
     value: str | None
     origin: str | None
+    is_ours: bool
     is_of_this_machine: bool = True
 
     def text(self, width: int = 80) -> str:
@@ -77,6 +95,8 @@ class Explanation(NamedTuple):
             )
             facts.append(("now", f"{value}, {origin}"))
         facts.append(("update", self.update_mode))
+        if self.is_ours:
+            facts.append(("whose", "mpbroker's own; Kafka does not have it"))
         if self.aliases:
             facts.append(("also", ", ".join(self.aliases)))
         if self.related and self.scope == "topic":
@@ -175,6 +195,10 @@ def _explanation(
         instead=instead,
         value=value,
         origin=origin,
+        is_ours=any(
+            key.name.startswith(name) if name.endswith(".") else key.name == name
+            for name in _OURS
+        ),
     )
 
 

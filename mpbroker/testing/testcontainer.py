@@ -18,6 +18,7 @@ from typing import Any, Final, Self
 from testcontainers.core.container import DockerContainer
 
 from mpbroker.base.errors import MpbrokerError
+from mpbroker.config.sources import variable_of
 
 _ADDRESS: Final = "/tmp/mpbroker-address"
 _SERVE: Final = (
@@ -60,7 +61,7 @@ class MpbrokerContainer(DockerContainer):
 
     def with_setting(self, name: str, value: object) -> Self:
         """Give the broker a setting, such as num.partitions."""
-        return self.with_env(f"MPBROKER_{name.upper().replace('.', '_')}", str(value))
+        return self.with_env(variable_of(name), str(value))
 
     def start(self) -> Self:
         """Start the container, and wait until the broker serves.

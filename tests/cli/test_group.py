@@ -64,7 +64,10 @@ def test_a_group_reads_on_where_it_has_got_to(mpbroker, topic, group):
     first = mpbroker("consume", "-G", group, topic, "-e")
     assert (first.code, first.err) == (0, "")
     assert sorted(first.out.split()) == [b"a", b"b", b"c", b"d"]
-    assert mpbroker("consume", "-G", group, topic, "-e").code == ExitCode.NOT_FOUND
+    again = mpbroker("consume", "-G", group, topic, "-e")
+    assert again.code == ExitCode.NOT_FOUND
+    behind = f"no record in {topic} behind the positions of group '{group}'"
+    assert again.err == f"mpbroker: {behind}\n"
     mpbroker("produce", "-t", topic, "-p", 1, stdin=b"e\n")
     assert offsets(mpbroker, group) == [(0, 3, 0), (1, 1, 1)]
     again = mpbroker("consume", "-G", group, "-t", topic, "-e", "-f", "%p/%o %s\n")

@@ -423,6 +423,11 @@ def test_offsets_say_where_to_start_and_stop(mpbroker, arguments, expected):
 def test_nothing_to_write_is_exit_code_10(mpbroker, arguments):
     result = mpbroker("consume", "-t", "one", *arguments)
     assert (result.code, result.out) == (ExitCode.NOT_FOUND, b"")
+    assert (
+        result.err == "mpbroker: no record in one between the offsets that -o means\n"
+    )
+    quiet = mpbroker("consume", "-q", "-t", "one", *arguments)
+    assert (quiet.code, quiet.out + quiet.err.encode()) == (ExitCode.NOT_FOUND, b"")
 
 
 @pytest.mark.usefixtures("ten_records")

@@ -110,6 +110,13 @@ def test_unknown_topics_are_exit_code_10(mpbroker):
     assert mpbroker("topic", "list", "nope").code == ExitCode.NOT_FOUND
 
 
+def test_acls_of_a_broker_without_an_authorizer_say_what_they_need(mpbroker):
+    for words in (["list"], ["add", "--allow", "User:a", "-o", "read", "-t", "t"]):
+        result = mpbroker("acl", *words)
+        assert result.code == ExitCode.ERROR
+        assert result.err.endswith("set authorizer.class.name of the broker\n")
+
+
 def test_settings_the_broker_refuses_are_errors_in_its_words(mpbroker, topic):
     for arguments in (
         ["topic", "create", "x", "--config", "retention.ms=soon"],

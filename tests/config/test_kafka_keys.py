@@ -8,6 +8,8 @@ import pytest
 
 from mpbroker.base.config_def import ConfigKey, UpdateMode
 from mpbroker.config import BROKER_CONFIG_DEF, BrokerConfig, explain
+from mpbroker.config.explanation import explain_topic_key
+from mpbroker.metadata.log_config_def import LOG_CONFIG_DEF
 from tests.config.kafka_keys import TABLE, KafkaKey, kafka_keys, table_of_jars
 from tests.support.fetch_clients import have_java_tools
 
@@ -57,6 +59,37 @@ def test_the_table_is_that_of_the_jars():
 def test_every_key_is_known():
     assert len(KEYS) == 353
     assert [name for name in KEYS if name not in BROKER_CONFIG_DEF] == []
+
+
+# Kafka's own documentation leaves them out: they are internal, or an authorizer's.
+KAFKAS_TOO: Final = {
+    *("allow.everyone.if.no.acl.found", "super.users", "control.plane.listener.name"),
+    *("controller.performance.always.log.threshold.ms", "server.max.startup.time.ms"),
+    *("controller.performance.sample.period.ms", "group.share.persister.class.name"),
+    *("group.consumer.regex.refresh.interval.ms", "log.initial.task.delay.ms"),
+    *("group.share.initialize.retry.interval.ms", "remote.log.index.file.cache.ttl.ms"),
+    *("internal.metadata.delete.delay.millis", "internal.metadata.log.segment.bytes"),
+    *("internal.metadata.max.batch.size.in.bytes", "unstable.api.versions.enable"),
+    *("producer.id.expiration.check.interval.ms", "unstable.feature.versions.enable"),
+    *(
+        "remote.log.manager.task.retry.backoff.max.ms",
+        "unclean.leader.election.interval.ms",
+    ),
+    *(
+        "remote.log.manager.task.retry.backoff.ms",
+        "remote.log.manager.task.retry.jitter",
+    ),
+    "share.coordinator.cold.partition.snapshot.interval.ms",
+    "share.coordinator.state.topic.prune.interval.ms",
+}
+
+
+def test_a_key_is_told_to_be_kafkas_or_ours():
+    ours = {key.name for key in BROKER_CONFIG_DEF if explain(key.name).is_ours}
+    assert ours == {key.name for key in BROKER_CONFIG_DEF} - KEYS.keys() - KAFKAS_TOO
+    topics = {key.name for key in LOG_CONFIG_DEF if explain_topic_key(key.name).is_ours}
+    assert topics == {"diskless.enable", "flush.acks.all", "mirror.source"}
+    assert "Kafka does not have it" in explain("max.partitions").text()
 
 
 def test_the_types_are_kafkas():

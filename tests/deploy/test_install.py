@@ -404,6 +404,33 @@ def test_a_packages_upgrade_takes_no_file_from_a_running_program(
     assert not old.exists()
 
 
+def test_a_packages_upgrade_is_taken_over_by_each_broker_that_runs(tmp_path):
+    said = tmp_path / "said"
+    for name, answer in (
+        (
+            "systemctl",
+            "printf 'mpbroker@a.service loaded\\nmpbroker.service loaded\\n'",
+        ),
+        ("mpbroker", 'case $* in *"/a/"*) exit 1 ;; esac'),
+    ):
+        program = tmp_path / name
+        lines = "#!/bin/sh", f'echo "{name} $*" >> {said}', answer
+        program.write_text("\n".join(lines))
+        program.chmod(0o755)
+    script = (DEBIAN / "postinst").read_text()
+    block = re.search(r'^if \[ ! "\$root".*?^fi$', script, re.M | re.S)
+    there = block[0].replace("/run/systemd/system", str(tmp_path))
+    there = there.replace("/opt/mpbroker/bin", str(tmp_path))
+    environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    subprocess.run(["sh", "-ec", f"root=; {there}"], env=environ, check=True)
+    upgrade = "mpbroker ctl upgrade --socket /run/mpbroker"
+    assert said.read_text().splitlines()[2:] == [
+        f"{upgrade}/a/control.sock",
+        "systemctl try-restart mpbroker@a.service",  # its upgrade has failed
+        f"{upgrade}/control.sock",
+    ]
+
+
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="no shellcheck")
 @pytest.mark.parametrize("name", ["build", "postinst", "prerm", "postrm"])
 def test_shellcheck_has_nothing_to_say_of_the_package(name):

@@ -74,6 +74,9 @@ def test_the_reference_of_settings_has_every_setting_with_its_facts():
     assert "| accepts | a whole number of 32 bits, between 1 and 119 |" in own
     assert "| default | computed from the machine |" in own
     assert "| changes while the broker serves | cluster-wide |" in own
+    assert "| whose | Kafka's |" in own
+    own = text.partition("### max.partitions\n")[2].partition("\n### ")[0]
+    assert "| whose | mpbroker's own |" in own
     of_topics = text.partition("## Of topics")[2]
     own = of_topics.partition("### retention.ms\n")[2].partition("\n### ")[0]
     assert "| default from | `log.retention.ms`, `log.retention.minutes`" in own

@@ -8,6 +8,7 @@ import sys
 import sysconfig
 import tomllib
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,17 @@ def test_a_wheel_without_the_core_or_with_anothers_is_refused(sources, pure, tmp
     strays = {**pure, "tests/test_x.py": b""}
     with pytest.raises(ReleaseError, match=r"has tests/test_x\.py"):
         release.check_wheel(write(whole, files=strays))
+
+
+@pytest.mark.skipif(find_spec("ziglang") is None, reason="no zig")
+def test_the_core_asks_for_nothing_that_an_old_glibc_lacks(tmp_path, monkeypatch):
+    """Releases are seldom made, and changes of C often."""
+    quick = (*("-O0", "-fno-sanitize=undefined", "-w"), *("-fPIC", "-shared"))
+    monkeypatch.setattr(release, "FLAGS", quick)
+    here = release.Sources(ROOT, (), 0)
+    include = Path(sysconfig.get_path("include"))
+    core = release.compile_core(here, include, HERE, release.zig(HERE))
+    assert core.keys() == set(release.CORE)
 
 
 @with_git

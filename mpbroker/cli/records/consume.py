@@ -299,6 +299,14 @@ class _Reading(NamedTuple):
             progress.erase()
 
 
+def _nothing(reading: _Reading, where: str) -> ExitCode:
+    """Say that there was no record; return the exit code for that."""
+    if not reading.quiet:
+        text = f"no record in {', '.join(reading.topics)}{where}"
+        raise CliError(text, ExitCode.NOT_FOUND)
+    return ExitCode.NOT_FOUND
+
+
 def _read_as_member(
     cluster: Cluster, reading: _Reading, settings: dict[str, object]
 ) -> ExitCode:
@@ -316,8 +324,11 @@ def _read_as_member(
             count=reading.max_records,
             quiet=reading.quiet,
         )
-    nothing = reading.exit_at_end and not output.written
-    return ExitCode.NOT_FOUND if nothing else ExitCode.OK
+    if reading.exit_at_end and not output.written:
+        return _nothing(
+            reading, f" behind the positions of group {settings['group.id']!r}"
+        )
+    return ExitCode.OK
 
 
 class _Share(NamedTuple):
@@ -354,8 +365,9 @@ def _read_as_share_member(
                 count=reading.max_records,
                 quiet=reading.quiet,
             )
-    nothing = reading.exit_at_end and not output.written
-    return ExitCode.NOT_FOUND if nothing else ExitCode.OK
+    if reading.exit_at_end and not output.written:
+        return _nothing(reading, f" that group {share.group_id!r} is not done with")
+    return ExitCode.OK
 
 
 def _read_partitions(
@@ -381,10 +393,12 @@ def _read_partitions(
                         break
         except KeyboardInterrupt:
             return ExitCode.OK  # the usual end of a consumer without -e or -c
-    nothing = bool(bounds.stops) and not output.written
-    if nothing and reading.wanted.offset is not None:
+    if not bounds.stops or output.written:
+        return ExitCode.OK
+    if reading.wanted.offset is not None:
         raise CliError(_nothing_at(reading.wanted.offset, bounds), ExitCode.NOT_FOUND)
-    return ExitCode.NOT_FOUND if nothing else ExitCode.OK
+    is_whole = reading.wanted == OffsetRange()
+    return _nothing(reading, "" if is_whole else " between the offsets that -o means")
 
 
 def _nothing_at(offset: int, bounds: Bounds) -> str:

@@ -20,7 +20,8 @@
 #include "protocol/record_walk.h"
 
 #include <string.h>
-#include <sys/random.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #define DELETE_HORIZON_FLAG 0x40
 #define MAGIC 2
@@ -183,7 +184,9 @@ new_map(PyTypeObject *type, PyObject *args, PyObject *named)
         return NULL;
     self->max_keys = max_keys < 1 ? 1 : max_keys > INT32_MAX ? INT32_MAX : max_keys;
     self->latest_offset = -1;
-    if (getrandom(self->secret, sizeof self->secret, 0) != sizeof self->secret) {
+    /* Wheels are for glibc 2.17, which does not have getrandom(); Linux does. */
+    const long size = sizeof self->secret;
+    if (syscall(SYS_getrandom, self->secret, size, 0) != size) {
         Py_DECREF(self);
         return PyErr_SetFromErrno(PyExc_OSError);
     }
