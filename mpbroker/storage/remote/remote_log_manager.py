@@ -140,6 +140,8 @@ class Copier:
                 each = left.pop(0)
                 self._try(_known(each), each)
             self._forget(plan)
+            if not (self._away.is_failing or self._failing):
+                self._stats.set(copy_success_time_seconds=int(time.time()))
         for each in left:
             self._measure(each)
         lags = [partition.lag for partition in self._partitions.values()]
@@ -171,6 +173,7 @@ class Copier:
 
     def _count(self, size: int) -> None:
         self._stats.add(copied_segments=1, copied_bytes=size)
+        self._stats.set(copy_success_time_seconds=int(time.time()))
 
     def _note(self, found: set[KnownPartition]) -> None:
         if not found <= self._known:
@@ -284,6 +287,7 @@ class MetadataCopier:
             plan = read_plan(self._home)
             if plan is not None:
                 self._copy.run(plan)
+                self._stats.set(metadata_success_time_seconds=int(time.time()))
         except (MpbrokerError, OSError) as error:
             self._stats.add(copy_errors=1)
             if not self._retry.is_failing:  # once, however long it lasts

@@ -146,10 +146,17 @@ def test_a_store_that_fails_is_tried_again_and_told_once(
     told = read_stats(str(tmp_path))
     assert (told.copy_errors, told.lag_segments, told.copied_segments) == (2, 6, 0)
     assert caplog.text.count("it is away") == 1
+    assert not told.copy_success_time_seconds
+    began = int(time.time())
     copier.run(plan)
     segments = log.view.remote.segments()
     stats.write()
     now = read_stats(str(tmp_path))
+    assert now.copy_success_time_seconds >= began
+    SharedStats(str(tmp_path)).write()  # the process is started again
+    again = read_stats(str(tmp_path))
+    assert again.copy_success_time_seconds == now.copy_success_time_seconds
+    assert not again.copied_segments
     assert (now.lag_bytes, now.lag_segments, now.copied_segments) == (0, 0, 6)
     assert now.copied_bytes == sum(each.size for each in segments) == told.lag_bytes
 
