@@ -70,9 +70,11 @@ _TURNS_BETWEEN_REMOVALS: Final = 10
 class Copier:
     """Copies and removes segments as the housekeeper's plan says.
 
-    A pass goes once over all partitions of the plan. A failure of the store itself ends
-    it, and another one is begun later. After a
-    failure of one partition the others go on, and this partition is tried again later.
+    A pass goes once over all partitions of the plan. A partition that has much to copy
+    copies a part, so that the others need not wait, and another pass follows at once,
+    with the plan as it is then. A failure of the store itself ends the pass, and
+    another one is begun later. After a failure of one partition the others go on, and
+    this partition is tried again later.
 
     Args:
         store: the store, which this broker owns.
@@ -100,6 +102,7 @@ class Copier:
         self._known = read_known(home)
         self._partitions: dict[KnownPartition, RemotePartition] = {}
         self._version: tuple[int, int] | None = None
+        self._has_more = False  # a partition has had its turn, and is not done
         self._backoff = backoff
         self._away = RetryBackoff(backoff)  # the store as a whole
         self._failing: dict[KnownPartition, RetryBackoff] = {}
@@ -115,7 +118,7 @@ class Copier:
         except FileNotFoundError:
             return False
         version = (found.st_ino, found.st_mtime_ns)
-        if version == self._version and not self._is_due():
+        if version == self._version and not self._has_more and not self._is_due():
             return False
         plan = read_plan(self._home)
         if plan is not None:
@@ -144,7 +147,11 @@ class Copier:
                 self._stats.set(copy_success_time_seconds=int(time.time()))
         for each in left:
             self._measure(each)
-        lags = [partition.lag for partition in self._partitions.values()]
+        lags = [self._partition(_known(each)).lag for each in plan.partitions]
+        self._has_more = not self._away.is_failing and any(
+            lag and _known(each) not in self._failing
+            for each, lag in zip(plan.partitions, lags, strict=True)
+        )
         stored = [partition.stored for partition in self._partitions.values()]
         self._stats.set(
             lag_segments=sum(map(len, lags)),

@@ -237,6 +237,26 @@ def test_a_partition_that_fails_does_not_keep_the_others_waiting(
     assert caplog.text.count("no valid batch") == 1
 
 
+def test_a_partition_with_much_to_copy_does_not_keep_the_others_waiting(
+    store, log, open_log, tmp_path, monkeypatch
+):
+    other = other_partition(log, open_log)
+    monkeypatch.setattr(remote_partition, "_TURN_BYTES", 900)  # two segments
+    home = str(tmp_path)
+    copier = copier_of(store, tmp_path)
+    plans = (plan_of(log), other)
+    write_plan(home, RemotePlan(frozenset({_ID}), plans))
+    counts = []
+    while copier.look():
+        manifests = (RemoteManifest.of_directory(each.directory) for each in plans)
+        counts.append([len(each.copied()) for each in manifests])
+    assert counts == [[2, 2], [4, 2], [6, 2]]
+    # Nothing waits of a partition that has no remote storage any more.
+    copier._partitions[next(iter(copier._partitions))].lag = [500]
+    write_plan(home, RemotePlan(frozenset({_ID}), plans[1:]))
+    assert copier.look() and not copier.look()
+
+
 def test_what_was_refused_for_wrong_bytes_of_the_owner_goes_on(
     store, log, tmp_path, monkeypatch, caplog
 ):
