@@ -99,7 +99,9 @@ class Copier:
         self._fence = fence
         self._home = home
         self._stats = stats
-        self._known = read_known(home)
+        # Read by the first pass: if it is damaged, the process serves readers all the
+        # same.
+        self._known: set[KnownPartition] | None = None
         self._partitions: dict[KnownPartition, RemotePartition] = {}
         self._version: tuple[int, int] | None = None
         self._has_more = False  # a partition has had its turn, and is not done
@@ -138,11 +140,11 @@ class Copier:
         """
         left = list(plan.partitions)
         if self._away.is_due() and self._may_write():
-            self._note({_known(each) for each in plan.partitions})
+            known = self._note({_known(each) for each in plan.partitions})
             while left and not self._away.is_failing:
                 each = left.pop(0)
                 self._try(_known(each), each)
-            self._forget(plan)
+            self._forget(plan, known)
             if not (self._away.is_failing or self._failing):
                 self._stats.set(copy_success_time_seconds=int(time.time()))
         for each in left:
@@ -182,24 +184,38 @@ class Copier:
         self._stats.add(copied_segments=1, copied_bytes=size)
         self._stats.set(copy_success_time_seconds=int(time.time()))
 
-    def _note(self, found: set[KnownPartition]) -> None:
+    def _note(self, found: set[KnownPartition]) -> set[KnownPartition]:
+        """Add partitions to the list of those with objects; return the whole list.
+
+        Raises:
+            ManifestError: the list is damaged.
+            OSError: it cannot be read or written.
+        """
+        if self._known is None:
+            self._known = read_known(self._home)
         if not found <= self._known:
             write_known(self._home, self._known | found)
             self._known |= found
+        return self._known
 
-    def _forget(self, plan: RemotePlan) -> None:
-        """Remove the objects of deleted topics from the remote store."""
-        before = len(self._known)
-        for known in sorted(self._known):
-            if known.topic_id in plan.topic_ids:
+    def _forget(self, plan: RemotePlan, known: set[KnownPartition]) -> None:
+        """Remove the objects of deleted topics from the remote store.
+
+        Args:
+            plan: names the topics that exist.
+            known: the partitions that may have objects; those without are taken out.
+        """
+        before = len(known)
+        for each in sorted(known):
+            if each.topic_id in plan.topic_ids:
                 continue
             if self._away.is_failing:
                 break
-            if self._try(known, None):
-                self._known.discard(known)
-                self._partitions.pop(known, None)
-        if len(self._known) != before:
-            write_known(self._home, self._known)
+            if self._try(each, None):
+                known.discard(each)
+                self._partitions.pop(each, None)
+        if len(known) != before:
+            write_known(self._home, known)
 
     def _measure(self, plan: PartitionPlan) -> None:
         """Count, for metrics, what of a partition must be copied to the store."""

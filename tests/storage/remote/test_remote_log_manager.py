@@ -27,10 +27,12 @@ from mpbroker.storage.remote.remote_log_manager import (
 )
 from mpbroker.storage.remote.remote_manifest import RemoteManifest
 from mpbroker.storage.remote.remote_plan import (
+    KnownPartition,
     PartitionPlan,
     RemotePlan,
     plan_path,
     read_known,
+    write_known,
     write_plan,
 )
 from mpbroker.storage.remote.remote_stats import RemoteStats, SharedStats, read_stats
@@ -312,6 +314,19 @@ def test_what_is_asked_for_by_datagram_comes_and_its_row_is_told(
     assert found.length and told == [7] * asked
     with open(found.segment_path, "rb") as file:
         assert b"000" in file.read()
+
+
+def test_a_damaged_list_of_partitions_keeps_no_reader_waiting(tmp_path, start, caplog):
+    write_known(str(tmp_path), [KnownPartition("t", _ID, 0)])
+    (path,) = tmp_path.glob("remote-log-partitions")
+    path.write_bytes(path.read_bytes()[:-1])
+    manager = start()
+    manager.turn(0)
+    write_plan(str(tmp_path), RemotePlan(frozenset(), ()))
+    told = ""
+    for _ in range(2):
+        told = attempt(manager._copier.look, told)
+    assert caplog.text.count("the list of partitions of") == 1
 
 
 def test_a_failure_is_told_too(store, log, tmp_path, start, told):
