@@ -12,6 +12,8 @@ _FAMILIES: Final = {
     "mpbroker_remote_copied_bytes_total": "Bytes copied to the remote store.",
     "mpbroker_remote_copied_segments_total": "Segments copied to the store.",
     "mpbroker_remote_copy_errors_total": "Passes over a partition that failed.",
+    "mpbroker_remote_copy_success_time_seconds": "When copies last succeeded.",
+    "mpbroker_remote_metadata_success_time_seconds": "The same for the metadata.",
     "mpbroker_remote_lag_bytes": "Bytes of closed segments that are to be copied.",
     "mpbroker_remote_lag_segments": "Closed segments that are to be copied.",
     "mpbroker_remote_stored_bytes": "Bytes of segments in the remote store.",

@@ -199,6 +199,7 @@ def _copy(kind: str, context: Context) -> dict[str, float]:
                         chunk_size=_PART_BYTES,
                         max_concurrency=_PARTS_AT_ONCE,
                     )
+                store._force_to_disk(f"bare/{path.name}")  # as a copy is
 
         costs: dict[Callable[[], None], list[_Cost]] = {copy: [], upload: []}
         upload()  # once for the caches of the machine

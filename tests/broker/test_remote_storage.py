@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -183,6 +184,7 @@ def by_ctl(broker, store, sizes):
     assert (told["stored_bytes"], told["fetched_bytes"]) == (sizes, sizes)
     assert told["stored_segments"] == told["copied_segments"]
     assert told["cache_hits"] > 0 and told["cache_misses"] > 0
+    assert told["copy_success_time_seconds"] > time.time() - 3_600
     page = json.loads(get(broker, "api/status")[1])["remote"]
     assert page["stored_bytes"] == sizes and page["fetched_chunks"] > 0
     found = {each["check"]: each for each in ask("doctor")}

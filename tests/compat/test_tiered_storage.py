@@ -240,6 +240,7 @@ def test_kafkas_tools_tell_of_both_tiers(written):
     ends = {
         "earliest-local": written.first_local,
         "latest-tiered": written.bases[-1] - 1,
+        "earliest-pending-upload": written.bases[-1],
         f"{timestamp - 5}": middle,
     }
     for asked, offset in ends.items():

@@ -229,11 +229,20 @@ def _print_remote(told: dict[str, Any]) -> None:
         f" {size(told['fetched_bytes'])} read, the cache has"
         f" {size(told['cache_bytes'])}{_hits(told)}"
     )
+    records, metadata = (
+        _ago(told[f"{what}_success_time_seconds"]) for what in ("copy", "metadata")
+    )
+    print(f"               last copied: records {records}, metadata {metadata}")
     if told["copy_errors"] or told["fetch_errors"]:
         print(
             f"  STORE FAILS  {plural(told['copy_errors'], 'error')} of copies,"
             f" {told['fetch_errors']} of reads; see the log"
         )
+
+
+def _ago(time_s: float) -> str:
+    """Return how long ago a time (in seconds since 1970) was; 0: never."""
+    return f"{duration(max(0.0, time.time() - time_s))} ago" if time_s else "never"
 
 
 def _print_cluster(told: dict[str, Any]) -> None:

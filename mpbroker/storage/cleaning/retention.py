@@ -198,7 +198,10 @@ def copy_limit(log: PartitionLog, now_ms: int) -> int:
     view.refresh(state.active_base_offset)
     remote = view.remote_segments()
     copied_to = remote[-1].next_base if remote else -1
-    return due_copies(_ages(view, state), view.config, copied_to, now_ms)
+    left = _ages(
+        view, state, max(0, copied_to)
+    )  # not of all segments, which may be many
+    return due_copies(left, view.config, copied_to, now_ms)
 
 
 def apply_retention(log: PartitionLog, now_ms: int) -> list[str]:
@@ -295,9 +298,10 @@ def _remote_ages(
     ]
 
 
-def _ages(view: PartitionView, state: LogState) -> list[SegmentAge]:
+def _ages(view: PartitionView, state: LogState, offset: int = 0) -> list[SegmentAge]:
+    """Return the local segments from the one that has an offset on, oldest first."""
     ages = []
-    for segment in view.segments.from_offset(0):
+    for segment in view.segments.from_offset(offset):
         next_base = view.segments.next_base(segment.base_offset)
         if next_base is None:
             size, largest = state.active_size, state.max_timestamp

@@ -36,6 +36,7 @@ from mpbroker.storage.remote.remote_cache import (
     CHUNKS_HEAD,
     CHUNKS_SUFFIX,
     INDEXES_ONLY,
+    cached_log,
     failed_file,
     segment_cache,
 )
@@ -160,18 +161,19 @@ class ChunkFetcher:
                 path = segment_file(directory, base, suffix)
                 write_file(path, content, sync=False)
                 size += len(content)
-        path = segment_file(directory, base, LOG_SUFFIX)
-        remove_if_exists(path)  # of a fetch that was killed
-        fd = create_file(path)
+        for name in os.listdir(directory):
+            if name.endswith(LOG_SUFFIX):  # of a fetch that has failed
+                remove_if_exists(f"{directory}/{name}")
+        head = os.urandom(CHUNKS_HEAD.size)
+        fd = create_file(cached_log(directory, segment, *CHUNKS_HEAD.unpack(head)))
         try:
             os.ftruncate(fd, segment.size)
-            inode = os.fstat(fd).st_ino
         finally:
             os.close(fd)
         chunks = b"".join(CHUNK.pack(crc, 0) for crc in indexes.chunks)
         # Last: from here on other processes see the segment in the cache.
         path = segment_file(directory, base, CHUNKS_SUFFIX)
-        write_file(path, CHUNKS_HEAD.pack(inode) + chunks, sync=False)
+        write_file(path, head + chunks, sync=False)
         # What is not counted is not evicted: otherwise another thread could remove the
         # other files before `.chunks` is there, and nobody would bring them again.
         with self._lock:
@@ -199,7 +201,8 @@ class ChunkFetcher:
                 raise RemoteStorageError(
                     f"{key} has other bytes at {start} than were written"
                 )
-            path = segment_file(directory, segment.base_offset, LOG_SUFFIX)
+            (number,) = CHUNKS_HEAD.unpack(os.pread(chunks, CHUNKS_HEAD.size, 0))
+            path = cached_log(directory, segment, number)
             log = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             try:
                 write_whole(log, content, start)

@@ -16,6 +16,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
@@ -287,6 +288,7 @@ class ObjectStore:
         if isinstance(self._store, LocalStore):
             for key in keys:
                 self._delete([key])
+                self._remove_staged(key)
             return
         for first in range(0, len(keys), _DELETE_AT_ONCE):
             self._delete(keys[first : first + _DELETE_AT_ONCE])
@@ -298,6 +300,19 @@ class ObjectStore:
             pass  # only the store in a directory raises this; others report success
         except (BaseError, OSError) as error:
             raise self._error(f"cannot delete {keys[0]}", error) from error
+
+    def _remove_staged(self, key: str) -> None:
+        """Remove the files that killed uploads of an object to a directory have left.
+
+        An object is written to `KEY#1`, or `#2` if there is one, and renamed at last.
+        """
+        for number in count(1):
+            try:
+                os.unlink(f"{self._root}/{key}#{number}")
+            except FileNotFoundError:
+                return
+            except OSError as error:
+                raise self._error(f"cannot delete {key}", error) from error
 
     def list(self, prefix: str) -> Iterator[str]:
         """Yield the keys of all objects below a prefix; raises RemoteStorageError."""

@@ -3,17 +3,19 @@
     <log.dir>/remote-log-cache/
       reader.sock                    the reader process takes requests for chunks here
       <segment id>/
-        <base>.log                   sparse: only cached chunks have bytes
+        <base>.<number>.log          sparse: only cached chunks have bytes
         <base>.index .timeindex .txnindex
         <base>.chunks                the list of chunks, see below
         failed-<chunk>               the error with which the store refused a chunk
 
-Only the remote log manager, which fetches the chunks, writes. `.chunks` has the inode
-number of the `.log` file, then for each chunk its CRC-32C and whether it is cached. A
-chunk's bytes are checked and written before it is marked as cached, so the death of
-that process leaves no wrong mark.
-The inode number is compared because a segment may be removed from the cache and brought
-again: then an older `.log` has other chunks. The files are not forced to disk, because
+Only the remote log manager, which fetches the chunks, writes. `.chunks` has the number
+in the name of the `.log` file, then for each chunk its CRC-32C and whether it is
+cached. A chunk's bytes are checked and written before it is marked as cached, so the
+death of that process leaves no wrong mark.
+The number is new, by chance, each time that a segment is brought. A connection whose
+client is slow opens a `.log`, by its name, long after it was found. The file may have
+been removed meanwhile, and another one may have its inode number, and other chunks.
+The files are not forced to disk, because
 a start empties the cache.
 """
 
@@ -44,7 +46,7 @@ SOCKET_FILE: Final = "reader.sock"
 CHUNKS_SUFFIX: Final = ".chunks"
 # In the place of a chunk's number: only the segment's indexes are asked for.
 INDEXES_ONLY: Final = -1
-CHUNKS_HEAD: Final = Struct(">Q")  # the inode number of the `.log`
+CHUNKS_HEAD: Final = Struct(">Q")  # the number in the name of the `.log`
 CHUNK: Final = Struct(">II")  # CRC-32C, 1 if the chunk is cached
 _INDEX_ENTRY: Final = Struct(">ii")  # offset less the base offset, position
 
@@ -73,6 +75,17 @@ def segment_cache(cache: str, segment: RemoteSegment) -> str:
     return f"{cache}/{segment.segment_id}"
 
 
+def cached_log(directory: str, segment: RemoteSegment, number: int) -> str:
+    """Return the path of the `.log` of a segment in its directory in the cache.
+
+    Args:
+        directory: the segment's directory in the cache.
+        segment: the segment.
+        number: the number in the head of `.chunks`.
+    """
+    return segment_file(directory, segment.base_offset, f".{number:016x}{LOG_SUFFIX}")
+
+
 def failed_file(cache: str, segment: RemoteSegment, chunk: int) -> str:
     """Return the path of the file that says why a chunk could not be fetched."""
     return f"{segment_cache(cache, segment)}/failed-{chunk}"
@@ -92,21 +105,20 @@ class CachedSegment:
         self._segment = segment
         directory = segment_cache(cache, segment)
         base = segment.base_offset
-        self.path = segment_file(directory, base, LOG_SUFFIX)
         self._index_path = segment_file(directory, base, INDEX_SUFFIX)
         self._time_index_path = segment_file(directory, base, TIME_INDEX_SUFFIX)
         self.fd = -1
         try:
             with open(segment_file(directory, base, CHUNKS_SUFFIX), "rb") as file:
                 chunks = file.read()
+            (number,) = CHUNKS_HEAD.unpack_from(chunks)
+            self.path = cached_log(directory, segment, number)
             self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             raise ChunkMissingError(segment, INDEXES_ONLY) from None
         self.inode = os.fstat(self.fd).st_ino
-        if CHUNKS_HEAD.unpack_from(chunks)[0] != self.inode:
-            self.close()
-            raise ChunkMissingError(segment, INDEXES_ONLY)
-        self._there = [is_there for _, is_there in CHUNK.iter_unpack(chunks[8:])]
+        states = CHUNK.iter_unpack(chunks[CHUNKS_HEAD.size :])
+        self._there = [is_there for _, is_there in states]
 
     def __enter__(self) -> CachedSegment:
         return self

@@ -236,12 +236,12 @@ class RemoteLog:
             OSError: the cache cannot be read.
         """
         segments = self.segments()
-        segment = floor(segments, offset)
-        if segment is None or offset >= segment.next_base:
+        first = floor(segments, offset)
+        if first < 0 or offset >= segments[first].next_base:
             raise CorruptLogError(
                 f"{self._directory}: no segment holds offset {offset}"
             )
-        for slot in range(segments.index(segment), len(segments)):
+        for slot in range(first, len(segments)):
             try:
                 with CachedSegment(self._cache, segments[slot]) as cached:
                     position, length = cached.region(

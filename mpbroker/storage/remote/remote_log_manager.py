@@ -70,9 +70,11 @@ _TURNS_BETWEEN_REMOVALS: Final = 10
 class Copier:
     """Copies and removes segments as the housekeeper's plan says.
 
-    A pass goes once over all partitions of the plan. A failure of the store itself ends
-    it, and another one is begun later. After a
-    failure of one partition the others go on, and this partition is tried again later.
+    A pass goes once over all partitions of the plan. A partition that has much to copy
+    copies a part, so that the others need not wait, and another pass follows at once,
+    with the plan as it is then. A failure of the store itself ends the pass, and
+    another one is begun later. After a failure of one partition the others go on, and
+    this partition is tried again later.
 
     Args:
         store: the store, which this broker owns.
@@ -97,9 +99,12 @@ class Copier:
         self._fence = fence
         self._home = home
         self._stats = stats
-        self._known = read_known(home)
+        # Read by the first pass: if it is damaged, the process serves readers all the
+        # same.
+        self._known: set[KnownPartition] | None = None
         self._partitions: dict[KnownPartition, RemotePartition] = {}
         self._version: tuple[int, int] | None = None
+        self._has_more = False  # a partition has had its turn, and is not done
         self._backoff = backoff
         self._away = RetryBackoff(backoff)  # the store as a whole
         self._failing: dict[KnownPartition, RetryBackoff] = {}
@@ -115,7 +120,7 @@ class Copier:
         except FileNotFoundError:
             return False
         version = (found.st_ino, found.st_mtime_ns)
-        if version == self._version and not self._is_due():
+        if version == self._version and not self._has_more and not self._is_due():
             return False
         plan = read_plan(self._home)
         if plan is not None:
@@ -135,14 +140,20 @@ class Copier:
         """
         left = list(plan.partitions)
         if self._away.is_due() and self._may_write():
-            self._note({_known(each) for each in plan.partitions})
+            known = self._note({_known(each) for each in plan.partitions})
             while left and not self._away.is_failing:
                 each = left.pop(0)
                 self._try(_known(each), each)
-            self._forget(plan)
+            self._forget(plan, known)
+            if not (self._away.is_failing or self._failing):
+                self._stats.set(copy_success_time_seconds=int(time.time()))
         for each in left:
             self._measure(each)
-        lags = [partition.lag for partition in self._partitions.values()]
+        lags = [self._partition(_known(each)).lag for each in plan.partitions]
+        self._has_more = not self._away.is_failing and any(
+            lag and _known(each) not in self._failing
+            for each, lag in zip(plan.partitions, lags, strict=True)
+        )
         stored = [partition.stored for partition in self._partitions.values()]
         self._stats.set(
             lag_segments=sum(map(len, lags)),
@@ -171,25 +182,40 @@ class Copier:
 
     def _count(self, size: int) -> None:
         self._stats.add(copied_segments=1, copied_bytes=size)
+        self._stats.set(copy_success_time_seconds=int(time.time()))
 
-    def _note(self, found: set[KnownPartition]) -> None:
+    def _note(self, found: set[KnownPartition]) -> set[KnownPartition]:
+        """Add partitions to the list of those with objects; return the whole list.
+
+        Raises:
+            ManifestError: the list is damaged.
+            OSError: it cannot be read or written.
+        """
+        if self._known is None:
+            self._known = read_known(self._home)
         if not found <= self._known:
             write_known(self._home, self._known | found)
             self._known |= found
+        return self._known
 
-    def _forget(self, plan: RemotePlan) -> None:
-        """Remove the objects of deleted topics from the remote store."""
-        before = len(self._known)
-        for known in sorted(self._known):
-            if known.topic_id in plan.topic_ids:
+    def _forget(self, plan: RemotePlan, known: set[KnownPartition]) -> None:
+        """Remove the objects of deleted topics from the remote store.
+
+        Args:
+            plan: names the topics that exist.
+            known: the partitions that may have objects; those without are taken out.
+        """
+        before = len(known)
+        for each in sorted(known):
+            if each.topic_id in plan.topic_ids:
                 continue
             if self._away.is_failing:
                 break
-            if self._try(known, None):
-                self._known.discard(known)
-                self._partitions.pop(known, None)
-        if len(self._known) != before:
-            write_known(self._home, self._known)
+            if self._try(each, None):
+                known.discard(each)
+                self._partitions.pop(each, None)
+        if len(known) != before:
+            write_known(self._home, known)
 
     def _measure(self, plan: PartitionPlan) -> None:
         """Count, for metrics, what of a partition must be copied to the store."""
@@ -284,6 +310,7 @@ class MetadataCopier:
             plan = read_plan(self._home)
             if plan is not None:
                 self._copy.run(plan)
+                self._stats.set(metadata_success_time_seconds=int(time.time()))
         except (MpbrokerError, OSError) as error:
             self._stats.add(copy_errors=1)
             if not self._retry.is_failing:  # once, however long it lasts

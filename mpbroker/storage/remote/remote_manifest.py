@@ -200,15 +200,17 @@ class SegmentIndexes(NamedTuple):
         return cls(tuple(found[1]), found[2], found[3])
 
 
-def floor(segments: list[RemoteSegment], offset: int) -> RemoteSegment | None:
-    """Return the last segment that begins at or below an offset; None: there is none.
+def floor(segments: list[RemoteSegment], offset: int) -> int:
+    """Return the number of the last segment that begins at or below an offset.
 
     Args:
         segments: the segments, by ascending offsets.
         offset: the offset.
+
+    Returns:
+        The number, from 0; -1: there is no such segment.
     """
-    slot = bisect_right(segments, offset, key=lambda each: each.base_offset) - 1
-    return segments[slot] if slot >= 0 else None
+    return bisect_right(segments, offset, key=lambda each: each.base_offset) - 1
 
 
 def seal(content: bytes) -> bytes:

@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from mpbroker.storage.remote.remote_plan import PartitionPlan
 
 _DELETE_AT_ONCE: Final = 100  # segments between two manifests
+_TURN_BYTES: Final = 256 * 1024 * 1024  # one segment may be larger
 # Above the time after which a request to the store is given up.
 LATE_S: Final = 120.0
 
@@ -133,6 +134,7 @@ class RemotePartition:
 
         Old segments are those below the log start offset. If the plan is older than the
         topic's deletion, and its directory is another topic's by now, nothing is done.
+        After 256 MiB it is another partition's turn: then ``lag`` has the rest.
 
         Args:
             plan: the housekeeper's plan for this partition.
@@ -155,8 +157,13 @@ class RemotePartition:
                 self._remove_below(plan.log_start_offset)
                 candidates = self.measure(plan)
                 self._require_same_log(plan.directory)
+                sent = 0
                 for base, following in candidates:
-                    copied(self._copy(base, following))
+                    if sent >= _TURN_BYTES:
+                        break
+                    size = self._copy(base, following)
+                    copied(size)
+                    sent += size
                     self.lag.pop(0)
             left = self._manifest or RemoteManifest()
             sizes = [segment.size for segment in left.copied()]

@@ -1,7 +1,7 @@
 """RemoteStats: numbers of the remote log manager, in a file that the exporter reads.
 
 The numbers begin with 0 when that process begins; a counter of metrics may do so. The
-file has a line `name number` for each number.
+times of the last successes are kept. The file has a line `name number` for each number.
 """
 
 from __future__ import annotations
@@ -34,6 +34,10 @@ class RemoteStats:
         cache_hits: fetches that found their records in the cache. Each handler sends
             its own number at most once a second.
         cache_misses: chunks and indexes that a fetch had to wait for.
+        copy_success_time_seconds: when a segment was copied last, or a pass over all
+            partitions has ended without an error, in seconds since 1970; 0: never.
+        metadata_success_time_seconds: the same for the copy of the metadata, also if
+            nothing had changed.
     """
 
     copied_segments: int = 0
@@ -49,6 +53,8 @@ class RemoteStats:
     cache_bytes: int = 0
     cache_hits: int = 0
     cache_misses: int = 0
+    copy_success_time_seconds: int = 0
+    metadata_success_time_seconds: int = 0
 
 
 class SharedStats:
@@ -61,7 +67,11 @@ class SharedStats:
     def __init__(self, home: str) -> None:
         self._path = f"{home}/{_FILE}"
         self._lock = Lock()
-        self._now = RemoteStats()
+        before = read_stats(home)
+        self._now = RemoteStats(
+            copy_success_time_seconds=before.copy_success_time_seconds,
+            metadata_success_time_seconds=before.metadata_success_time_seconds,
+        )
         self._written: dict[str, int] = {}
 
     def add(self, **numbers: int) -> None:

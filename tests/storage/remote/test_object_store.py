@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -44,6 +47,33 @@ def test_what_is_written_is_read_listed_and_deleted(store):
     for read in (store.get, store.size):
         with pytest.raises(RemoteObjectMissingError, match=r"has no object id/0"):
             read("id/0/manifest")
+
+
+_DYING = """
+import os, signal, sys
+from mpbroker.storage.remote.object_store import ObjectStore
+
+def content():
+    for _ in range(5):
+        yield bytes(5_000_000)
+    os.kill(os.getpid(), signal.SIGKILL)
+    yield b""
+
+ObjectStore(sys.argv[1]).put_stream("id/0/a.log", content())
+"""
+
+
+def test_an_upload_to_a_directory_that_was_killed_leaves_no_file(store, tmp_path):
+    def left():
+        return [path for path in (tmp_path / "store").rglob("*") if path.is_file()]
+
+    for _ in range(2):
+        command = [sys.executable, "-c", _DYING, store.url]
+        assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    assert len(left()) == 2  # in the way of the library
+    assert not list(store.list(""))
+    store.delete(["id/0/a.log", "id/0/a.indexes"])
+    assert not left()
 
 
 @BOTH

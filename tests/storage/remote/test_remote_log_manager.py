@@ -27,10 +27,12 @@ from mpbroker.storage.remote.remote_log_manager import (
 )
 from mpbroker.storage.remote.remote_manifest import RemoteManifest
 from mpbroker.storage.remote.remote_plan import (
+    KnownPartition,
     PartitionPlan,
     RemotePlan,
     plan_path,
     read_known,
+    write_known,
     write_plan,
 )
 from mpbroker.storage.remote.remote_stats import RemoteStats, SharedStats, read_stats
@@ -146,10 +148,17 @@ def test_a_store_that_fails_is_tried_again_and_told_once(
     told = read_stats(str(tmp_path))
     assert (told.copy_errors, told.lag_segments, told.copied_segments) == (2, 6, 0)
     assert caplog.text.count("it is away") == 1
+    assert not told.copy_success_time_seconds
+    began = int(time.time())
     copier.run(plan)
     segments = log.view.remote.segments()
     stats.write()
     now = read_stats(str(tmp_path))
+    assert now.copy_success_time_seconds >= began
+    SharedStats(str(tmp_path)).write()  # the process is started again
+    again = read_stats(str(tmp_path))
+    assert again.copy_success_time_seconds == now.copy_success_time_seconds
+    assert not again.copied_segments
     assert (now.lag_bytes, now.lag_segments, now.copied_segments) == (0, 0, 6)
     assert now.copied_bytes == sum(each.size for each in segments) == told.lag_bytes
 
@@ -230,6 +239,26 @@ def test_a_partition_that_fails_does_not_keep_the_others_waiting(
     assert caplog.text.count("no valid batch") == 1
 
 
+def test_a_partition_with_much_to_copy_does_not_keep_the_others_waiting(
+    store, log, open_log, tmp_path, monkeypatch
+):
+    other = other_partition(log, open_log)
+    monkeypatch.setattr(remote_partition, "_TURN_BYTES", 900)  # two segments
+    home = str(tmp_path)
+    copier = copier_of(store, tmp_path)
+    plans = (plan_of(log), other)
+    write_plan(home, RemotePlan(frozenset({_ID}), plans))
+    counts = []
+    while copier.look():
+        manifests = (RemoteManifest.of_directory(each.directory) for each in plans)
+        counts.append([len(each.copied()) for each in manifests])
+    assert counts == [[2, 2], [4, 2], [6, 2]]
+    # Nothing waits of a partition that has no remote storage any more.
+    copier._partitions[next(iter(copier._partitions))].lag = [500]
+    write_plan(home, RemotePlan(frozenset({_ID}), plans[1:]))
+    assert copier.look() and not copier.look()
+
+
 def test_what_was_refused_for_wrong_bytes_of_the_owner_goes_on(
     store, log, tmp_path, monkeypatch, caplog
 ):
@@ -285,6 +314,19 @@ def test_what_is_asked_for_by_datagram_comes_and_its_row_is_told(
     assert found.length and told == [7] * asked
     with open(found.segment_path, "rb") as file:
         assert b"000" in file.read()
+
+
+def test_a_damaged_list_of_partitions_keeps_no_reader_waiting(tmp_path, start, caplog):
+    write_known(str(tmp_path), [KnownPartition("t", _ID, 0)])
+    (path,) = tmp_path.glob("remote-log-partitions")
+    path.write_bytes(path.read_bytes()[:-1])
+    manager = start()
+    manager.turn(0)
+    write_plan(str(tmp_path), RemotePlan(frozenset(), ()))
+    told = ""
+    for _ in range(2):
+        told = attempt(manager._copier.look, told)
+    assert caplog.text.count("the list of partitions of") == 1
 
 
 def test_a_failure_is_told_too(store, log, tmp_path, start, told):

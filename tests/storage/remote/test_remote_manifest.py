@@ -62,7 +62,4 @@ def test_only_copied_segments_count():
 
 def test_the_segment_of_an_offset_is_found():
     segments = [segment(10), segment(20)]
-    assert floor(segments, 9) is None
-    assert [floor(segments, o).base_offset for o in (10, 19, 20, 99)] == [
-        *(10, 10, 20, 20)
-    ]
+    assert [floor(segments, o) for o in (9, 10, 19, 20, 99)] == [-1, 0, 0, 1, 1]

@@ -12,6 +12,8 @@ import pytest
 
 from mpbroker.base.storage_errors import RemotePendingError
 from mpbroker.ipc.layout import RowStatus
+from mpbroker.network.errors import SegmentGoneError
+from mpbroker.network.response_sender import SegmentFiles
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.records.control_record import (
@@ -406,6 +408,26 @@ def test_the_cache_is_bounded_and_readers_of_what_goes_are_not_hurt(open_log, ti
         made.fetcher.remove_evicted()
     assert not os.path.exists(os.path.dirname(found.segment_path))
     assert read_through(log, 0, 1 << 30) == whole
+
+
+def test_a_slow_connection_never_gets_a_file_that_came_later(open_log, tiered):
+    """Its part of the file is a hole there, and the file system may give the inode."""
+    log = open_log(segment_bytes=3_000, **_TIERED)
+    fill(log, 60)
+    made = tiered(log)
+    apply_retention(log, 0)
+    segment, *_ = log.view.remote.segments()
+    made.fetcher.fetch(_PREFIX, log.view.remote.segments()[1], 0)
+    found = read(log, 0)
+    evict(made, segment)
+    for _ in range(2):
+        made.fetcher.remove_evicted()
+    assert made.fetcher.fetch(_PREFIX, segment, 5)
+    directory = os.path.dirname(found.segment_path)
+    (again,) = (name for name in os.listdir(directory) if name.endswith(".log"))
+    inode = os.stat(f"{directory}/{again}").st_ino
+    with pytest.raises(SegmentGoneError):
+        SegmentFiles().fd(found.segment_path, inode)
 
 
 @pytest.mark.parametrize("step", range(5))
