@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 from mpbroker.base.logger import get_logger
-from mpbroker.cluster.errors import ClusterError
+from mpbroker.cluster.errors import ClusterError, DatabaseUnavailableError
 from mpbroker.cluster.materialiser import SharedPartition
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 
 if TYPE_CHECKING:
-    from mpbroker.cluster.sequencer import Sequencer
+    from mpbroker.cluster.sequencer import PartitionEnds, Sequencer
     from mpbroker.metadata.log_config import LogConfig
     from mpbroker.metadata.topics import Topic, TopicRegistry
     from mpbroker.storage.log.partition_log import PartitionLog
@@ -163,6 +164,37 @@ class SharedTopics:
                 log.row.log_end_offset < end
             ):
                 await self._grown.wait()
+
+    async def up_to_date(
+        self, places: Sequence[SharedPartition], timeout_s: float
+    ) -> list[bool]:
+        """Return, when local logs have all that is committed now, which of them do.
+
+        Args:
+            places: the partitions. What does not exist in the database has all.
+            timeout_s: how long to wait.
+        """
+        ends: Sequence[PartitionEnds] | None = None
+        with suppress(TimeoutError, DatabaseUnavailableError):
+            async with asyncio.timeout(timeout_s):
+                ends = await self._sequencer.ends(places)
+                await self.visible(
+                    {
+                        place: end.high_watermark
+                        for place, end in zip(places, ends, strict=True)
+                        if end.high_watermark > 0
+                    }
+                )
+        if ends is None:
+            return [False] * len(places)
+        return [
+            end.high_watermark <= 0
+            or (
+                (log := self._places.get(place)) is not None
+                and log.row.log_end_offset >= end.high_watermark
+            )
+            for place, end in zip(places, ends, strict=True)
+        ]
 
     async def begun(self, starts: Mapping[SharedPartition, int]) -> None:
         """Return when no local log shows records below some starts."""
