@@ -149,12 +149,13 @@ class SharedTopics:
         """
         self._catch_up()
         topic = self._shared.get(topic_id)
-        if topic is None:
+        if topic is not None:
+            await self._make(topic_id, topic)
+        if topic_id not in self._shared:
             raise ApiError(
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
                 f"no shared topic has the id {topic_id}",
             )
-        await self._make(topic_id, topic)
 
     async def visible(self, ends: Mapping[SharedPartition, int]) -> None:
         """Wait until the local logs of partitions reach these end offsets."""
@@ -274,6 +275,12 @@ class SharedTopics:
         count = len(topic.partitions)
         if self._made.get(topic_id, 0) < count:
             await self._sequencer.create_partitions(topic_id, count)
+            self._catch_up()
+            if topic_id not in self._shared:
+                # Other nodes may have removed it from the database before this call
+                # made it there: then nobody else knows that it is to be deleted.
+                self._deleted.append(topic_id)
+                return
             self._made[topic_id] = count
             self._kept_version = -1  # there are more logs to keep
             self._wake(())
