@@ -24,7 +24,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import SimpleNamespace
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 from unittest import mock
 
 from mpbroker.base.storage_errors import RemoteUnreachableError
@@ -128,6 +128,10 @@ class SimulatedSequencer(Sequencer):
         self._model = model
         self._faults = faults
         self._die = die
+
+    @property
+    def sessions(self) -> int:
+        return 0
 
     async def register_objects(self, node_id: int, count: int) -> list[uuid.UUID]:
         bits = self._faults.random.getrandbits
@@ -261,7 +265,7 @@ class Node:
         self.reader = Materialiser(
             sequencer,
             site.store,
-            lambda: self.logs,  # type: ignore[return-value]
+            cast(Any, lambda: self.logs),
             settings=materialiser.MaterialiserSettings(poll_s=200.0),
         )
         self.spawn(self.writer.run())
