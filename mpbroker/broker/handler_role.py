@@ -42,8 +42,8 @@ from mpbroker.storage.log.disk_sync import DiskSync
 
 if TYPE_CHECKING:
     from mpbroker.cluster.produce_link import ProduceLink
-    from mpbroker.server.parked_deletions import ParkedDeletions
     from mpbroker.server.produce.shared_produces import SharedProduces
+    from mpbroker.server.shared_requests import SharedRequests
 
 # Every client asks for Metadata first. Imported before the fork, all handlers share it.
 import_module("mpbroker.server.handlers.metadata")
@@ -238,12 +238,12 @@ class HandlerRole:
 
         return SharedProduces(self._channel, self._purgatory, self._link)
 
-    def _shared_deletions(self) -> ParkedDeletions | None:
+    def _shared_requests(self) -> SharedRequests | None:
         if self._link is None:
             return None
-        from mpbroker.server.parked_deletions import ParkedDeletions
+        from mpbroker.server.shared_requests import SharedRequests
 
-        return ParkedDeletions(self._channel, self._purgatory, self._link)
+        return SharedRequests(self._channel, self._purgatory, self._link)
 
     def _fetch_service(self) -> FetchService:
         config, memory = self._parts.config, self._parts.memory
@@ -300,7 +300,7 @@ class HandlerRole:
             tokens=token_settings(config),
             senders=parts.senders(),
             nodes=parts.cluster_nodes(),
-            shared_deletions=self._shared_deletions(),
+            shared_requests=self._shared_requests(),
             volume=lambda path: volume(path) if path in usable else None,
         )
 

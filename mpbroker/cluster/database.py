@@ -90,6 +90,8 @@ class ClusterDatabase:
 
     Attributes:
         failures: calls that failed, each of their tries counted.
+        sessions: the connections that were made. A server that has taken the place of
+            another one is always met by a new one.
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class ClusterDatabase:
         self._turns = asyncio.Semaphore(connections)
         self._doubtful: set[Connection] = set()
         self.failures = 0
+        self.sessions = 0
 
     async def __aenter__(self) -> Self:
         return self
@@ -197,6 +200,7 @@ class ClusterDatabase:
             target_session_attrs=SessionAttribute.read_write,
             server_settings=_SESSION,
         )
+        self.sessions += 1
         version = connection.get_server_version()
         if version.major < OLDEST_SERVER:
             connection.terminate()

@@ -78,7 +78,7 @@ class WrongBytesError(Exception):
 
 
 class LogAheadError(Exception):
-    """The local copy of a shared partition has more records than the database knows."""
+    """The local copy of a shared partition has records that the database has not."""
 
 
 class MaterialiserSettings(NamedTuple):
@@ -141,6 +141,10 @@ class Materialiser:
         # The partitions whose logs are online and agree with this database.
         self._known: set[SharedPartition] = set()
         self._log_starts_at = 0.0
+        # The last offset that was copied of a partition, and its object.
+        self._copied: dict[SharedPartition, tuple[int, UUID]] = {}
+        self._lost: set[SharedPartition] = set()  # that differ from this database
+        self._sessions = 0  # by which the copies were compared with the database
         self._first = 0  # whose turn it is to be served first
         self._blocked: dict[SharedPartition, float] = {}  # until when
         self.extents = 0
@@ -203,6 +207,7 @@ class Materialiser:
         began_ns = time.monotonic_ns()
         now = time.monotonic()
         logs = self._logs()
+        await self._compare_copies()
         await self._follow_log_starts(logs, now)
         if only_urgent:
             return (await self._round(logs, self._take_urgent(logs)))[0]
@@ -224,7 +229,11 @@ class Materialiser:
         return done
 
     def _is_usable(self, place: SharedPartition, now: float) -> bool:
-        return place in self._known and self._blocked.get(place, now) <= now
+        return (
+            place in self._known
+            and place not in self._lost
+            and self._blocked.get(place, now) <= now
+        )
 
     def _take_urgent(
         self, logs: Mapping[SharedPartition, PartitionLog]
@@ -248,15 +257,21 @@ class Materialiser:
         """
         if not places:
             return 0, True
-        news = await self._sequencer.look(
-            [
-                (*place, row.log_end_offset, row.log_start_offset)
-                for place in places
-                for row in (logs[place].row,)
-            ],
-            max_extents=_EXTENTS_AT_ONCE,
-            max_bytes=self._settings.partition_bytes,
-        )
+        while True:
+            news = await self._sequencer.look(
+                [
+                    (*place, row.log_end_offset, row.log_start_offset)
+                    for place in places
+                    for row in (logs[place].row,)
+                ],
+                max_extents=_EXTENTS_AT_ONCE,
+                max_bytes=self._settings.partition_bytes,
+            )
+            if self._sequencer.sessions == self._sessions:
+                break
+            # By another server, perhaps: first compare, and then copy.
+            await self._compare_copies()
+            places = [place for place in places if place not in self._lost]
         found = dict(zip(places, news, strict=True))
         self._raise_log_starts(logs, found)
         chosen = self._choose({place: each.extents for place, each in found.items()})
@@ -269,6 +284,7 @@ class Materialiser:
                     if isinstance(content, RemoteStorageError):
                         raise content
                     _append(logs[place], extent, content)
+                    self._copied[place] = extent.last_offset, extent.object_key
                     done += 1
             except (RemoteStorageError, WrongBytesError, ApiError) as error:
                 self._block(place, error)
@@ -309,6 +325,40 @@ class Materialiser:
         )
         self._blocked[place] = time.monotonic() + _ERROR_PAUSE_S
 
+    async def _compare_copies(self) -> None:
+        """See whether another server has other records where this one has copied some.
+
+        A standby without synchronous replication that becomes the server may lack the
+        last commits, and gives their offsets again. A log that has such records is left
+        as it is.
+        """
+        sessions = self._sequencer.sessions
+        if sessions == self._sessions:
+            return
+        copied = list(self._copied.items())
+        for start in range(0, len(copied), _PLACES_AT_ONCE):
+            part = copied[start : start + _PLACES_AT_ONCE]
+            found = await self._sequencer.find_extents(
+                [(*place, offset) for place, (offset, _) in part],
+                max_extents=1,
+                max_bytes=1,
+            )
+            for (place, (offset, key)), extents in zip(part, found, strict=True):
+                if (
+                    extents
+                    and extents[0].base_offset <= offset
+                    and extents[0].object_key != key
+                    and place not in self._lost
+                ):
+                    self._lost.add(place)
+                    logger.error(
+                        "partition %d of the shared topic %s does not go on: the"
+                        " cluster's database has lost commits, and has given offset %d"
+                        " again; stop the broker and remove the partition's directory",
+                        *(place.partition, place.topic_id, offset),
+                    )
+        self._sessions = sessions
+
     async def _follow_log_starts(
         self, logs: Mapping[SharedPartition, PartitionLog], now: float
     ) -> None:
@@ -324,6 +374,10 @@ class Materialiser:
         self._log_starts_at = 0.0  # at once again, if the database gives no answer
         self._seen_in, self._seen = logs, set(logs)
         self._known.clear()
+        if len(self._copied) > len(logs):  # topics were deleted
+            self._copied = {
+                place: last for place, last in self._copied.items() if place in logs
+            }
         self._blocked = {
             place: until for place, until in self._blocked.items() if until > now
         }

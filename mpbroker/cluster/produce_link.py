@@ -1,6 +1,7 @@
 """Send Produce requests from a handler to the writer of shared topics.
 
-Beside the batches of a Produce, it takes the deletions of a DeleteRecords.
+Beside the batches of a Produce, it takes the deletions of a DeleteRecords, and looks at
+the ends of partitions.
 
 A handler judges a Produce as any other, and sends the batches of shared partitions over
 a Unix socket to the broker's writer, which answers behind the commit. The request stays
@@ -219,6 +220,33 @@ class LinkedDeletion(LinkedRequest):
         """
         deletions = [(topic.hex(), index, before) for topic, index, before in wanted]
         head = {"row": row, "timeout_ms": timeout_ms, "deletions": deletions}
+        super().__init__(key, head)
+
+
+class LinkedLook(LinkedRequest):
+    """Shared partitions whose local logs must get what the cluster has now.
+
+    The results are of each partition whether its log has all.
+    """
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        key: tuple[int, int],
+        places: Sequence[tuple[bytes, int]],
+        *,
+        row: int,
+        timeout_ms: int,
+    ) -> None:
+        """Take the topic and the partition of each.
+
+        Args:
+            row: as for LinkedProduce.
+            timeout_ms: as for LinkedProduce.
+        """
+        looks = [(topic.hex(), index) for topic, index in places]
+        head = {"row": row, "timeout_ms": timeout_ms, "looks": looks}
         super().__init__(key, head)
 
 

@@ -58,6 +58,11 @@ class Topics(Protocol):
     def visible(self, ends: Mapping[SharedPartition, int]) -> Awaitable[None]:
         """Wait until this node's local copies of partitions reach these end offsets."""
 
+    def up_to_date(
+        self, places: Sequence[SharedPartition], timeout_s: float
+    ) -> Awaitable[list[bool]]:
+        """Wait until local copies have what the cluster has; return which ones do."""
+
 
 class Deletions(Protocol):
     """What removes records; ``SharedDeletions`` is one."""
@@ -192,6 +197,8 @@ class ProduceServer:
         try:
             if "deletions" in head:
                 results: Sequence[Sequence[int]] = await self._delete(head)
+            elif "looks" in head:
+                results = await self._look(head)
             else:
                 results = await self._write(produce, head, content)
         except ApiError as error:
@@ -209,6 +216,11 @@ class ProduceServer:
             (UUID(topic), index, before) for topic, index, before in head["deletions"]
         ]
         return await self._deletions.delete(wanted, head["timeout_ms"] / 1000)
+
+    async def _look(self, head: dict[str, Any]) -> list[tuple[int]]:
+        places = [SharedPartition(UUID(topic), index) for topic, index in head["looks"]]
+        found = await self._topics.up_to_date(places, head["timeout_ms"] / 1000)
+        return [(int(has_all),) for has_all in found]
 
     async def _write(
         self, produce: _Produce, head: dict[str, Any], content: memoryview

@@ -96,6 +96,11 @@ class Sequencer:
     def __init__(self, database: ClusterDatabase) -> None:
         self._database = database
 
+    @property
+    def sessions(self) -> int:
+        """The number of connections to the database that were made; see there."""
+        return self._database.sessions
+
     async def create_partitions(self, topic_id: UUID, count: int) -> None:
         """Make the partitions of a topic in the database, so that it has ``count``.
 

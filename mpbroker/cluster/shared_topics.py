@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 from mpbroker.base.logger import get_logger
-from mpbroker.cluster.errors import ClusterError
+from mpbroker.cluster.errors import ClusterError, DatabaseUnavailableError
 from mpbroker.cluster.materialiser import SharedPartition
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 
 if TYPE_CHECKING:
-    from mpbroker.cluster.sequencer import Sequencer
+    from mpbroker.cluster.sequencer import PartitionEnds, Sequencer
     from mpbroker.metadata.log_config import LogConfig
     from mpbroker.metadata.topics import Topic, TopicRegistry
     from mpbroker.storage.log.partition_log import PartitionLog
@@ -148,12 +149,13 @@ class SharedTopics:
         """
         self._catch_up()
         topic = self._shared.get(topic_id)
-        if topic is None:
+        if topic is not None:
+            await self._make(topic_id, topic)
+        if topic_id not in self._shared:
             raise ApiError(
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
                 f"no shared topic has the id {topic_id}",
             )
-        await self._make(topic_id, topic)
 
     async def visible(self, ends: Mapping[SharedPartition, int]) -> None:
         """Wait until the local logs of partitions reach these end offsets."""
@@ -163,6 +165,37 @@ class SharedTopics:
                 log.row.log_end_offset < end
             ):
                 await self._grown.wait()
+
+    async def up_to_date(
+        self, places: Sequence[SharedPartition], timeout_s: float
+    ) -> list[bool]:
+        """Return, when local logs have all that is committed now, which of them do.
+
+        Args:
+            places: the partitions. What does not exist in the database has all.
+            timeout_s: how long to wait.
+        """
+        ends: Sequence[PartitionEnds] | None = None
+        with suppress(TimeoutError, DatabaseUnavailableError):
+            async with asyncio.timeout(timeout_s):
+                ends = await self._sequencer.ends(places)
+                await self.visible(
+                    {
+                        place: end.high_watermark
+                        for place, end in zip(places, ends, strict=True)
+                        if end.high_watermark > 0
+                    }
+                )
+        if ends is None:
+            return [False] * len(places)
+        return [
+            end.high_watermark <= 0
+            or (
+                (log := self._places.get(place)) is not None
+                and log.row.log_end_offset >= end.high_watermark
+            )
+            for place, end in zip(places, ends, strict=True)
+        ]
 
     async def begun(self, starts: Mapping[SharedPartition, int]) -> None:
         """Return when no local log shows records below some starts."""
@@ -242,6 +275,12 @@ class SharedTopics:
         count = len(topic.partitions)
         if self._made.get(topic_id, 0) < count:
             await self._sequencer.create_partitions(topic_id, count)
+            self._catch_up()
+            if topic_id not in self._shared:
+                # Other nodes may have removed it from the database before this call
+                # made it there: then nobody else knows that it is to be deleted.
+                self._deleted.append(topic_id)
+                return
             self._made[topic_id] = count
             self._kept_version = -1  # there are more logs to keep
             self._wake(())

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from mpbroker.server.authorization.authorization import Access
     from mpbroker.server.authorization.rulings import Amend
     from mpbroker.server.described_partitions import DescribedPartitions
-    from mpbroker.server.parked_deletions import ParkedDeletions
     from mpbroker.server.quotas.client_quotas import ClientQuotas
     from mpbroker.server.request import Request
     from mpbroker.server.request_context import RequestContexts
+    from mpbroker.server.shared_requests import SharedRequests
     from mpbroker.server.telemetry.client_telemetry import ClientTelemetry
     from mpbroker.storage.log_manager import LogManager
 
@@ -82,7 +82,8 @@ class Broker(NamedTuple):
         tokens: the settings of delegation tokens; None: they are not served.
         senders: finds the sender of a request. None: clients do not authenticate.
         nodes: the other nodes of the cluster; None: this broker is in no cluster.
-        shared_deletions: removes records of shared topics; None as for nodes.
+        shared_requests: what the cluster does for requests about shared topics; None as
+            for nodes.
         volume: returns the size and the free space of a path of log.dirs; None: the
             directory is offline. A test may replace it.
         unknown_hosts: returns those texts that are neither an IP address nor a known
@@ -112,7 +113,7 @@ class Broker(NamedTuple):
     tokens: TokenSettings | None = None
     senders: RequestContexts | None = None
     nodes: ClusterNodes | None = None
-    shared_deletions: ParkedDeletions | None = None
+    shared_requests: SharedRequests | None = None
     volume: Callable[[str], Volume | None] = volume
     unknown_hosts: Callable[[Iterable[str]], Collection[str]] = HostLookups().unknown
 

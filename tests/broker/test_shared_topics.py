@@ -543,7 +543,12 @@ def test_an_offset_that_another_node_has_shown_is_waited_for(nodes):
                 "fetch.wait.max.ms": 100,
             }
         )
+        place = TopicPartition("shared", 0)
         reader.assign([TopicPartition("shared", 0, 15)])
+        place = TopicPartition("shared", 0)
+        # Nor is it told an end that is below what was acknowledged.
+        with contextlib.suppress(KafkaException):
+            assert reader.get_watermark_offsets(place, timeout=0.5) == (0, 20)
         early = reader.poll(1)  # none, if the broker has not replaced that process
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -552,6 +557,7 @@ def test_an_offset_that_another_node_has_shown_is_waited_for(nodes):
     while len(found) < 5:
         found.append(reader.poll(LONGEST_S))
     assert [each.offset() for each in found] == list(range(15, 20))
+    assert reader.get_watermark_offsets(place, timeout=LONGEST_S) == (0, 20)
     # What is nowhere is refused, as soon as this node has looked.
     reader.assign([TopicPartition("shared", 0, 1000)])
     error = reader.poll(LONGEST_S).error()

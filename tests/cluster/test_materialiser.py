@@ -458,3 +458,29 @@ def test_where_records_are_waited_for_is_looked_at_alone(run):
         assert asked.looks == [{1}]
 
     run(test)
+
+
+def test_offsets_that_a_server_has_given_again_are_not_copied(run):
+    async def test(site: Site) -> None:
+        logs = [site.open_log(number) for number in range(2)]
+        await site.commit((0, records(b"a")), (1, records(b"x")))
+        while await site.materialiser.catch_up() or not logs[0].row.log_end_offset:
+            pass
+        await site.commit((0, records(b"b")))
+        while logs[0].row.log_end_offset < 2:
+            await site.materialiser.catch_up()
+        # Another server goes on, which has not heard of "b".
+        site.database.close()
+        await site.database.rows("DELETE FROM mpbroker.extent WHERE base_offset = 1")
+        await site.database.rows(
+            "UPDATE mpbroker.partition_head SET high_watermark = 1 WHERE part = 0"
+        )
+        await site.commit((0, records(b"B")), (1, records(b"y")))
+        await site.commit((0, records(b"c")))
+        while logs[1].row.log_end_offset < 2:
+            await site.materialiser.catch_up()
+        await site.materialiser.catch_up()
+        assert read_all(logs[0]) == [(0, b"a"), (1, b"b")]
+        assert read_all(logs[1]) == [(0, b"x"), (1, b"y")]
+
+    run(test)

@@ -66,8 +66,8 @@ def handle_delete_records(
         )
     if not shared:
         return response
-    assert broker.shared_deletions is not None, "a cluster's node starts as one only"
-    broker.shared_deletions.begin(
+    assert broker.shared_requests is not None, "a cluster's node starts as one only"
+    broker.shared_requests.delete(
         context.request,
         request.timeout_ms,
         [

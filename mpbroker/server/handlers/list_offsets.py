@@ -6,6 +6,7 @@ KIP-405 and KIP-1005 for the offsets of tiered storage.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Final
 
 from mpbroker.base.storage_errors import LookupLimitError, RemotePendingError
@@ -22,6 +23,7 @@ from mpbroker.protocol.messages.list_offsets import (
 from mpbroker.server.errors import invalid_request
 from mpbroker.server.fetch.fetch_handler import check_leader_epoch
 from mpbroker.server.handler_context import HandlerContext
+from mpbroker.server.request import PARKED, Deferred
 from mpbroker.storage.log.log_lookup import LookupBudget
 
 if TYPE_CHECKING:
@@ -40,18 +42,69 @@ _SINCE: Final = {
     LATEST_TIERED: 9,
     EARLIEST_PENDING_UPLOAD: 11,
 }
+_AT_THE_START: Final = (
+    EARLIEST,
+    EARLIEST_LOCAL,
+    LATEST_TIERED,
+    EARLIEST_PENDING_UPLOAD,
+)
 _READ_COMMITTED: Final = 1
 _SINCE_NOT_AVAILABLE: Final = 5
 
 
 def handle_list_offsets(
     request: ListOffsetsRequest, context: HandlerContext
-) -> ListOffsetsResponse:
+) -> ListOffsetsResponse | Deferred:
     """Answer each partition with an offset, or with an error.
+
+    Offsets of shared topics that are not at the start are answered later: when this
+    node has what was acknowledged by any node before. If that takes long, the client
+    gets the error upon which it asks again.
+    """
+    broker = context.broker
+    if broker.shared_requests is None:
+        return _answer(request, context)
+    places: dict[tuple[str, int], tuple[bytes, int, int]] = {}
+    for wanted in request.topics:
+        topic = broker.registry.topic(wanted.name)
+        if topic is None or not topic.config.diskless_enable:
+            continue
+        for partition in wanted.partitions:
+            index = partition.partition_index
+            if partition.timestamp not in _AT_THE_START and 0 <= index < len(
+                topic.partitions
+            ):
+                row = topic.partitions[index]
+                places[wanted.name, index] = (topic.topic_id, row, index)
+    if not places:
+        return _answer(request, context)
+
+    def finish(found: Sequence[bool]) -> bytes:
+        late = {key for key, has_all in zip(places, found, strict=True) if not has_all}
+        response = _answer(request, context, late)
+        if context.amend is not None:
+            context.amend(response)
+        return response.encode(context.version)
+
+    broker.shared_requests.look(context.request, list(places.values()), finish)
+    return PARKED
+
+
+def _answer(
+    request: ListOffsetsRequest,
+    context: HandlerContext,
+    late: Collection[tuple[str, int]] = (),
+) -> ListOffsetsResponse:
+    """Answer each partition from its log.
 
     A partition that is named twice gets INVALID_REQUEST. When the lookups by timestamp
     have taken as long as those of one request may, the other ones get the error upon
     which clients ask again.
+
+    Args:
+        request: the request.
+        context: its context.
+        late: the partitions whose logs may lack something.
     """
     budget = LookupBudget()
     seen: set[tuple[str, int]] = set()
@@ -70,6 +123,8 @@ def handle_list_offsets(
             try:
                 if (wanted.name, index) in twice:
                     raise invalid_request("named twice")
+                if (wanted.name, index) in late:
+                    raise LookupLimitError
                 existing = require_partition(topic, wanted.name, index)
                 committed = request.isolation_level == _READ_COMMITTED
                 answers.append(
