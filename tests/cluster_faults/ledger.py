@@ -16,6 +16,7 @@ from threading import Lock
 from typing import Final, NamedTuple
 
 _MOST_COMPLAINTS: Final = 20
+_UNKNOWN: Final = -1
 
 
 class Written(NamedTuple):
@@ -73,7 +74,7 @@ class Ledger:
             for name in sorted(self.idempotent | self.plain)
             for partition in range(partitions)
         ]
-        # The offset of each acknowledged record, by its number.
+        # The offset of each acknowledged record, or _UNKNOWN, by its number.
         self._offsets = {place: array("q") for place in places}
         # How often a record was sent, if more than once.
         self._attempts: dict[Written, int] = {}
@@ -115,9 +116,17 @@ class Ledger:
                     self._attempts[written] = self._attempts.get(written, 1) + 1
 
     def acknowledge(
-        self, producer: str, partition: int, number: int, offset: int
+        self, producer: str, partition: int, number: int, offset: int | None
     ) -> None:
-        """Note an answer; a producer's are given in the order of its numbers."""
+        """Note an answer; a producer's are given in the order of its numbers.
+
+        Args:
+            producer: its name.
+            partition: the partition.
+            number: the record's.
+            offset: None: not known. So librdkafka says that a batch which it sent again
+                was written before.
+        """
         with self._lock:
             offsets = self._offsets[producer, partition]
             name = f"{producer}:{partition}:{number}"
@@ -126,7 +135,9 @@ class Ledger:
                     f"{name} was acknowledged, and {len(offsets)} was to come"
                 )
                 return
-            if offsets and offset <= offsets[-1]:
+            if offset is None:
+                offset = _UNKNOWN
+            elif offsets and offset <= offsets[-1]:
                 self._complain(
                     f"{name} was acknowledged at {offset}, the one before it at"
                     f" {offsets[-1]}"
@@ -187,7 +198,7 @@ class Ledger:
             if (
                 found.producer in self.idempotent
                 and found.number < len(offsets)
-                and offsets[found.number] != offset
+                and offsets[found.number] not in (offset, _UNKNOWN)
             ):
                 self._complain(
                     f"{where}: {partition}@{offset} has {found.producer} number"

@@ -166,6 +166,13 @@ def test_answers_in_another_order_are_a_complaint(number, offset, says):
     assert ledger.complaints == [says]
 
 
+def test_an_answer_without_an_offset_fits_any_place():
+    ledger = written()
+    ledger.acknowledge("a", 0, 10, None)
+    ledger.acknowledge("p", 0, 10, 21)
+    assert complaints(ledger, shown(11)) == ""
+
+
 # -- groups ----------------------------------------------------------------------------
 
 
