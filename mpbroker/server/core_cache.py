@@ -1,7 +1,7 @@
 """Tell the compiled core (C code) which requests it may execute by itself.
 
 Most requests of a busy broker are a Produce of plain batches, a Fetch of what has just
-been produced, or an ApiVersions that was answered before. The core
+been produced, or equal to one that was answered before (repeated/). The core
 (native/server/handler_execute.c) executes these without any Python, by the tables that
 ``CoreCache`` fills and empties. It leaves all other requests to Python. It also leaves
 a request to Python if its tables have no entry for it, or if the metadata log has new
@@ -30,6 +30,7 @@ from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.ipc.compiled import core
 from mpbroker.ipc.layout import CELL_END, METADATA_CELL, cell, handler_row
 from mpbroker.protocol.api_key import ApiKey
+from mpbroker.server.repeated.repeated_answers import RepeatedAnswers
 from mpbroker.storage.files.log_segment import LogSegment
 from mpbroker.storage.files.offset_index import OffsetIndex
 from mpbroker.storage.files.time_index import TimeIndex
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from mpbroker.server.produce_transactions import ProduceTransactions
     from mpbroker.server.purgatory import Purgatory
     from mpbroker.server.quotas.client_quotas import ClientQuotas
+    from mpbroker.server.repeated.repeatable import Repeatable
     from mpbroker.server.request import Request
     from mpbroker.storage.log.partition_log import PartitionLog
 
@@ -117,9 +119,6 @@ class Forwarding(NamedTuple):
 _PRODUCE: Final = int(ApiKey.PRODUCE)
 _FETCH: Final = int(ApiKey.FETCH)
 _API_VERSIONS: Final = int(ApiKey.API_VERSIONS)
-# Clients are of few kinds, and their ApiVersions requests are short.
-_MAX_REMEMBERED: Final = 100
-_MAX_REMEMBERED_BYTES: Final = 500
 _MAX_TOPICS: Final = 10_000
 _MAX_CLIENTS: Final = 10_000
 # What execute() adds to an API's key, or returns in its place; without a core it is not
@@ -181,9 +180,7 @@ class NoCoreCache:
     def try_fetch(self, slot: int, *, must_answer: bool) -> bool | None:
         return None
 
-    def learn_request(
-        self, request: Request, frame: memoryview, answer: object
-    ) -> None:
+    def learn_request(self, request: Request, answer: object) -> None:
         pass
 
     def learn_produce(
@@ -254,6 +251,7 @@ class CoreCache:
         self._forward: Callable[[int], None] | None = None
         self._parked_fetches: ParkFetches | None = None
         self._logs: dict[int, PartitionLog] = {}  # of the plans, by partition row
+        self._answers = RepeatedAnswers(compiled)
         compiled.set_tables(
             table.segment.view,
             cell(METADATA_CELL) + CELL_END,
@@ -416,25 +414,22 @@ class CoreCache:
 
     # -- learning ----------------------------------------------------------------------
 
-    def learn_request(
-        self, request: Request, frame: memoryview, answer: object
-    ) -> None:
+    def learn_request(self, request: Request, answer: object) -> None:
         """Learn from a request that Python has executed what the C core may do next.
 
-        It learns the client, so that it can charge it, and the answer to ApiVersions.
-        To be called before the answer is sent: until then the slot names the client,
-        and the frame is whole.
+        It learns the client, so that it can charge it, and the answer, if it may be
+        repeated. To be called before the answer is sent: until then the slot names the
+        client, and the request in it is whole.
 
         Args:
             request: the request.
-            frame: its header and body.
             answer: the answer that Python has made.
         """
         quotas = self._quotas
         if quotas is not None and quotas.count_requests:
             self._learn_client(request, quotas)
-        if request.api_key == _API_VERSIONS:
-            self._remember(request, frame, answer)
+        if request.repeatable is not None or request.api_key == _API_VERSIONS:
+            self._learn_answer(request, answer)
 
     def _learn_client(self, request: Request, quotas: ClientQuotas) -> None:
         """Enter a client and its quotas, so that the C core can charge its requests."""
@@ -446,24 +441,27 @@ class CoreCache:
         if key is not None:
             clients[key] = quotas.limits(key, request.client_id)
 
-    def _remember(self, request: Request, frame: memoryview, answer: object) -> None:
-        """Let the C core give the same answer to each equal ApiVersions request.
+    def _learn_answer(self, request: Request, answer: object) -> None:
+        """Let the C core give the same answer to each equal request, if it may.
 
         Do nothing if the answer is an error or the request was throttled.
         """
-        if (
-            len(frame) > _MAX_REMEMBERED_BYTES
-            or not isinstance(answer, bytes)
-            or answer[:2] != b"\0\0"  # the answer is an error
-            or request.throttle_ms
-        ):
+        repeatable = request.repeatable
+        if not isinstance(answer, bytes) or request.throttle_ms:
+            return
+        if request.api_key == _API_VERSIONS:
+            if answer[:2] != b"\0\0":
+                return  # the answer is an error
+        elif repeatable is None or not self._still_holds(repeatable):
             return
         self._be_current()
-        remembered = self._compiled.remembered
-        if len(remembered) >= _MAX_REMEMBERED:
-            remembered.clear()
-        # The key is the whole frame without the correlation id.
-        remembered[bytes(frame[:4]) + bytes(frame[8:])] = answer
+        self._answers.add(request, answer, repeatable)
+
+    def _still_holds(self, repeatable: Repeatable) -> bool:
+        """Return whether metadata and the rules are those of an answer."""
+        if repeatable.metadata_version != self._registry.version:
+            return False
+        return self._verdicts is None or self._verdicts.are_of(repeatable.rules)
 
     def learn_produce(
         self, topic: Topic, partition: int, log: PartitionLog, policy: ValidationPolicy
@@ -561,6 +559,6 @@ class CoreCache:
     def _forget(self) -> None:
         self._compiled.topics.clear()
         self._compiled.readable.clear()
-        self._compiled.remembered.clear()
+        self._compiled.repeatable.clear()
         self._compiled.clients.clear()
         self._logs.clear()

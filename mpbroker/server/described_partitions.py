@@ -80,6 +80,14 @@ class DescribedPartitions:
                 self._by_topic[topic.topic_id] = known
         return known
 
+    def are_kept(self, topic: Topic) -> bool:
+        """Return whether the descriptions of all of a topic's partitions are kept.
+
+        If not, one of them may lack its leader epoch.
+        """
+        known = self._by_topic.get(topic.topic_id)
+        return known is not None and len(known) == len(topic.partitions)
+
     def _alike(self, epochs: tuple[int, ...]) -> list[MetadataResponsePartition]:
         """Return partitions' descriptions with these leader epochs, kept or new.
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from mpbroker.server.authorization.rulings import Amend
     from mpbroker.server.described_partitions import DescribedPartitions
     from mpbroker.server.quotas.client_quotas import ClientQuotas
+    from mpbroker.server.repeated.repeatable import OffsetPlace
     from mpbroker.server.request import Request
     from mpbroker.server.request_context import RequestContexts
     from mpbroker.server.shared_requests import SharedRequests
@@ -129,9 +130,12 @@ class HandlerContext:
             for APIs that need no permission.
         amend: adds what was refused to a response that is sent later. It is done for
             one that a handler returns. None: nothing was refused.
+        repeatable: set by a handler whose response holds for equal requests, until the
+            metadata log or the sender's permissions change: the offsets in it that are
+            read anew for each. None: it may not be repeated.
     """
 
-    __slots__ = ("access", "amend", "broker", "request", "version")
+    __slots__ = ("access", "amend", "broker", "repeatable", "request", "version")
 
     def __init__(
         self,
@@ -145,6 +149,7 @@ class HandlerContext:
         self.version = request.api_version
         self.access = access
         self.amend = amend
+        self.repeatable: Sequence[OffsetPlace] | None = None
 
     @property
     def endpoint(self) -> Advertised:

@@ -22,6 +22,7 @@ from mpbroker.server.api_messages import request_class
 from mpbroker.server.apis import OPEN, Api, Forwarded
 from mpbroker.server.dispatcher import Answer, ApiHandler, ServedApi
 from mpbroker.server.handler_context import Broker, HandlerContext
+from mpbroker.server.repeated.repeatable import Repeatable
 from mpbroker.server.request import CLOSE, FORWARDED, Deferred, Request
 
 if TYPE_CHECKING:
@@ -165,13 +166,21 @@ def _handling(row: Api, broker: Broker, forward: Callable[[int], None]) -> Run:
         nonlocal handler
         if handler is None:
             handler = row.handler()
-        response = handler(message, HandlerContext(broker, request, access, amend))
+        context = HandlerContext(broker, request, access, amend)
+        metadata_version = broker.registry.version
+        response = handler(message, context)
         if isinstance(response, Deferred):
             if response is FORWARDED:
                 forward(request.slot)
             return response
         if amend is not None:
             amend(response)
-        return response.encode(request.api_version)
+        answer = response.encode(request.api_version)
+        if amend is None and context.repeatable is not None:
+            rules = None if access is None else access.version
+            request.repeatable = Repeatable(
+                response, context.repeatable, metadata_version, rules
+            )
+        return answer
 
     return run

@@ -6,8 +6,10 @@ A framed answer is an int32 size, the response header (int32 correlation id; in 
 Source: Kafka protocol guide, "Common Request and Response Structure".
 """
 
+from __future__ import annotations
+
 from struct import Struct
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from mpbroker.ipc.response_parts import FilePart
 from mpbroker.protocol.headers import (
@@ -15,6 +17,9 @@ from mpbroker.protocol.headers import (
     parse_request_header,
     response_header_version,
 )
+
+if TYPE_CHECKING:
+    from mpbroker.server.repeated.repeatable import Repeatable
 
 _SIZE_AND_ID: Final = Struct(">ii")
 _SIZE_ID_AND_TAGS: Final = Struct(">iib")
@@ -31,6 +36,8 @@ class Request:
         body: a view of shared memory; it is valid until the request is answered.
         flexible_response: whether the response header has tagged fields (version 1).
         throttle_ms: how long the client's connection stays muted after the answer.
+        repeatable: says that the answer holds for equal requests, too; None: it may
+            not.
     """
 
     __slots__ = (
@@ -42,6 +49,7 @@ class Request:
         "correlation_id",
         "flexible_response",
         "received_ns",
+        "repeatable",
         "slot",
         "throttle_ms",
     )
@@ -66,6 +74,7 @@ class Request:
         self.body = body
         self.flexible_response = flexible_response
         self.throttle_ms = 0
+        self.repeatable: Repeatable | None = None
 
     def frame(self, body: bytes) -> bytes:
         """Return an answer as it is sent: size, response header and body."""

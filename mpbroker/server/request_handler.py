@@ -250,11 +250,10 @@ class RequestHandler:
         Return its API key, or NO_API if its header was refused.
         """
         channel = self._channel
-        received = channel.request(slot)
-        request = self._dispatcher.parse(*received)
+        request = self._dispatcher.parse(*channel.request(slot))
         if isinstance(request, Request):
             answer = self._dispatcher.dispatch(request)
-            self._core_cache.learn_request(request, received.body, answer)
+            self._core_cache.learn_request(request, answer)
             self._send(request, answer)
             return request.api_key
         if request is None:

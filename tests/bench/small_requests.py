@@ -72,12 +72,27 @@ def metadata_1000_partitions(broker: Broker) -> list[Template]:
     return [_asked_once(broker, wire.metadata([topic]))]
 
 
-def small_fetch(broker: Broker) -> list[Template]:
-    topic = broker.topic("bench-small-fetch")
+def _one_record(broker: Broker, topic: str) -> str:
+    """Return a topic of one partition that has a record from now on."""
+    broker.topic(topic)
     with broker.connect() as connection:
         if not connection.end_offset(topic, 0):
             batch = wire.record_batch([wire.RecordSpec(wire.filler(VALUE_BYTES))])
             connection.ask(wire.produce(topic, 0, batch))
+    return topic
+
+
+def latest_offset(broker: Broker) -> list[Template]:
+    topic = _one_record(broker, "bench-list-offsets")
+    return [_asked_once(broker, wire.latest_offset(topic, 0))]
+
+
+def find_coordinator(broker: Broker) -> list[Template]:
+    return [_asked_once(broker, wire.find_coordinator("bench"))]
+
+
+def small_fetch(broker: Broker) -> list[Template]:
+    topic = _one_record(broker, "bench-small-fetch")
     request = wire.fetch(topic, 0, 0, max_bytes=4096)
     template = _asked_once(broker, request)
     if template.exact_size < VALUE_BYTES:
@@ -93,9 +108,16 @@ KINDS: Final[dict[str, Templates]] = {
     "metadata-1000": metadata_1000_partitions,
     "fetch": small_fetch,
 }
+# What clients ask for beside records; several requests of a connection are under way.
+QUESTIONS: Final[dict[str, Templates]] = {
+    "metadata-1": metadata_1_topic,
+    "list-offsets": latest_offset,
+    "find-coordinator": find_coordinator,
+}
+DEPTH: Final = 4
 
 
-def _case(kind: str, templates: Templates, connections: int) -> Case:
+def _case(kind: str, templates: Templates, connections: int, depth: int = 1) -> Case:
     def run(context: Context) -> dict[str, float]:
         broker = context.broker
         prepared = broker.once(f"requests/{kind}", lambda: templates(broker))
@@ -104,10 +126,12 @@ def _case(kind: str, templates: Templates, connections: int) -> Case:
             broker.tree,
             prepared,
             connections=connections,
+            depth=depth,
             measure_s=context.seconds,
         ).metrics()
 
-    return Case(f"requests/{kind}/{connections}", run)
+    deep = "" if depth == 1 else f"x{depth}"
+    return Case(f"requests/{kind}/{connections}{deep}", run)
 
 
 CASES: Final = [
@@ -116,6 +140,7 @@ CASES: Final = [
         for kind, templates in KINDS.items()
         for connections in CONNECTIONS
     ),
+    *(_case(kind, templates, 16, DEPTH) for kind, templates in QUESTIONS.items()),
     _case(f"produce-{SEVERAL}-partitions", produce_to_several, 16),
     _case(f"produce-{SEVERAL}-partitions-8KiB", produce_8_kib_to_several, 16),
 ]

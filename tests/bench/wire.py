@@ -22,6 +22,7 @@ PRODUCE: Final = (0, 9)
 FETCH: Final = (1, 12)
 LIST_OFFSETS: Final = (2, 6)
 METADATA: Final = (3, 9)
+FIND_COORDINATOR: Final = (10, 4)
 API_VERSIONS: Final = (18, 3)
 CREATE_TOPICS: Final = (19, 5)
 DELETE_TOPICS: Final = (20, 4)
@@ -82,6 +83,18 @@ def metadata(topics: Sequence[str] | None, *, creates: bool = False) -> bytes:
         else array([compact(name.encode()) + NO_TAGS for name in topics])
     )
     return request(METADATA, names + bytes([creates, 0, 0]) + NO_TAGS)
+
+
+def find_coordinator(group: str) -> bytes:
+    keys = array([compact(group.encode())])
+    return request(FIND_COORDINATOR, b"\0" + keys + NO_TAGS)
+
+
+def latest_offset(topic: str, partition: int) -> bytes:
+    """Ask for a partition's high watermark."""
+    part = struct.pack(">iiq", partition, -1, -1) + NO_TAGS
+    topics = array([compact(topic.encode()) + array([part]) + NO_TAGS])
+    return request(LIST_OFFSETS, struct.pack(">ib", -1, 0) + topics + NO_TAGS)
 
 
 def produce(
@@ -496,13 +509,7 @@ class Connection:
         Raises:
             AnswerError: the broker refused.
         """
-        part = struct.pack(">iiq", partition, -1, -1) + NO_TAGS
-        body = (
-            struct.pack(">ib", -1, 0)
-            + array([compact(topic.encode()) + array([part]) + NO_TAGS])
-            + NO_TAGS
-        )
-        reader = Reader(self.ask(request(LIST_OFFSETS, body)), 4)
+        reader = Reader(self.ask(latest_offset(topic, partition)), 4)
         reader.skip_tags()
         reader.unpack("i")
         reader.count()

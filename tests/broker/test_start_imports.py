@@ -64,7 +64,8 @@ BEFORE_THE_FORK = """
     server.handlers.metadata server.host_lookups server.intent server.message_apis
     server.produce.core_produces server.produce.produce_handler
     server.produce.produce_service server.produce_transactions server.purgatory
-    server.quotas.client_quotas server.request server.request_handler
+    server.quotas.client_quotas server.repeated.repeatable
+    server.repeated.repeated_answers server.request server.request_handler
     server.service_parts server.turns storage.files.batch_scan
     storage.files.checkpoints
     storage.files.leader_epochs storage.files.log_files storage.files.log_segment

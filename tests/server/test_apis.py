@@ -146,7 +146,7 @@ def ask_vote(rule, made=None):
     row = Api(ApiKey.VOTE, (0, 1), rule)
     versions = advertised_versions([row])
     assert versions == {ApiKey.VOTE: (0, 1)}
-    registry = SimpleNamespace(catch_up=lambda: None)
+    registry = SimpleNamespace(catch_up=lambda: None, version=0)
     broker = broker_of(registry, rack="r")
     dispatcher = RequestDispatcher(
         served_apis([row], broker, {}, lambda slot: None, made),

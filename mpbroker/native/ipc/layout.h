@@ -87,6 +87,8 @@
     X(CONNECTION_MUTED_UNTIL, "layout.CONNECTION_MUTED_UNTIL")                        \
     X(CONNECTION_PRINCIPAL, "layout.CONNECTION_PRINCIPAL")                            \
     X(CONNECTION_LISTENER, "layout.CONNECTION_LISTENER")                              \
+    X(CONNECTION_LOCAL_ADDRESS, "layout.CONNECTION_LOCAL_ADDRESS")                    \
+    X(CONNECTION_LOCAL_PORT, "layout.CONNECTION_LOCAL_PORT")                          \
     X(CONNECTION_PEER_ADDRESS, "layout.CONNECTION_PEER_ADDRESS")                      \
     X(CONNECTION_SLOT, "layout.CONNECTION_SLOT")                                      \
     X(CONNECTION_COPY_SHIFT, "layout.CONNECTION_COPY_SHIFT")                          \

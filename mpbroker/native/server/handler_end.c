@@ -11,6 +11,7 @@
 #include "server/handler_execute.h"
 #include "server/handler_wait.h"
 #include "server/produce.h"
+#include "server/repeated_answers.h"
 
 #include <stddef.h>
 #include <string.h>
@@ -22,7 +23,7 @@ static int
 make_tables(handler_end *self)
 {
     verdicts *v = &self->verdicts;
-    return (self->remembered = PyDict_New()) && (self->topics = PyDict_New())
+    return (self->repeatable = PyDict_New()) && (self->topics = PyDict_New())
            && (self->readable = PyDict_New()) && (self->waiting = PyDict_New())
            && (self->quotas.clients = PyDict_New()) && (v->writers = PyDict_New())
            && (v->readers = PyDict_New()) && (v->anybody_writes = PySet_New(NULL))
@@ -87,7 +88,7 @@ handler_end_dealloc(PyObject *object)
     Py_XDECREF(self->waiting);
     Py_XDECREF(self->keep);
     Py_XDECREF(self->lane);
-    Py_XDECREF(self->remembered);
+    Py_XDECREF(self->repeatable);
     Py_XDECREF(self->topics);
     Py_XDECREF(self->quotas.clients);
     Py_XDECREF(self->readable);
@@ -295,6 +296,8 @@ static PyMethodDef handler_end_methods[] = {
      "wait(timeout_ms, limit, may_execute): see native/server/handler_wait.c."},
     {"execute", handler_execute, METH_O,
      "execute(slot): see native/server/handler_execute.h."},
+    {"answer_key", handler_answer_key, METH_O,
+     "answer_key(slot): the key of a request in `repeatable`, or None."},
     {"fetch", FASTCALL(handler_fetch), METH_FASTCALL,
      "fetch(slot, must_answer): try a parked fetch; None: it is left to Python."},
     {"appended", handler_appended, METH_NOARGS,
@@ -320,7 +323,7 @@ static PyMemberDef handler_end_members[] = {
      "Whether requests cost their clients anything."},
     {"has_authorizer", Py_T_BOOL, offsetof(handler_end, verdicts.are_needed), 0,
      "Whether a sender's right to a topic must be known."},
-    TABLE("remembered", remembered),
+    TABLE("repeatable", repeatable),
     TABLE("topics", topics),
     TABLE("readable", readable),
     TABLE("waiting", waiting),

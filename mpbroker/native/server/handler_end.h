@@ -42,7 +42,7 @@ struct handler_end {
     log_access logs;
     int64_t news_word;    /* the control word of the metadata log's committed end */
     long long position;   /* the log's end for which the tables are valid */
-    PyObject *remembered; /* dict: ApiVersions request -> answer's body */
+    PyObject *repeatable; /* dict: see repeated_answers.h */
     long long row;        /* the row whose lock execute() left held */
     quotas quotas;
     verdicts verdicts;

@@ -2,11 +2,11 @@
  * requests of the kinds that make up nearly all load, and forwards requests to the
  * coordinator.
  *
- * These kinds are an ApiVersions that was answered before, a Produce of uncompressed
- * batches, and a Fetch at an offset whose position in the file this process knows. All
- * other requests are left to Python, and so are all requests while the metadata log has
- * news for the tables. If a part of a request is left to Python, nothing of it is done;
- * but see append_partitions().
+ * These kinds are a Produce of uncompressed batches, a Fetch at an offset whose position
+ * in the file this process knows, and requests of other APIs whose answers may be
+ * repeated. All other requests are left to Python, and so are all requests while the
+ * metadata log has news for the tables. If a part of a request is left to Python,
+ * nothing of it is done; but see append_partitions().
  *
  * Python twin: server/request_handler.py and the services behind it.
  */

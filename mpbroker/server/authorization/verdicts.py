@@ -32,6 +32,8 @@ class Verdicts:
 
     Two tables, for writing and for reading, map a sender's key (Sender.key) to a set of
     topic names and ids. Two sets hold the topics that any sender may write to or read.
+    Answers that Python has given (server/repeated/) depend on permissions, too:
+    their table is emptied with these.
 
     Attributes:
         change_any_time: whether the rules may change without a record in the metadata
@@ -60,6 +62,14 @@ class Verdicts:
             self._forget()
             self._version = version
 
+    def are_of(self, version: int | None) -> bool:
+        """Return whether the tables are of this version of the authorizer's rules.
+
+        If not, a decision was made by earlier rules, or it must not be kept.
+        """
+        self.be_current()
+        return version is not None and version == self._version
+
     def allow(
         self,
         access: Access,
@@ -78,9 +88,8 @@ class Verdicts:
             name: the topic's name.
             topic_id: the topic's id of 16 bytes, if requests may use it.
         """
-        self.be_current()
-        if self._version is None or access.version != self._version:
-            return  # no decision may be kept, or this one is of earlier rules
+        if not self.are_of(access.version):
+            return
         compiled = self._compiled
         if operation is AclOperation.WRITE:
             by_sender, anybody = compiled.writers, compiled.anybody_writes
@@ -106,4 +115,5 @@ class Verdicts:
         compiled.readers.clear()
         compiled.anybody_writes.clear()
         compiled.anybody_reads.clear()
+        compiled.repeatable.clear()
         self._count = 0

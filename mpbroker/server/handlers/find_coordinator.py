@@ -43,6 +43,8 @@ def handle_find_coordinator(
     once. Key types other than group, transaction
     and share-partition are refused.
     """
+    if context.broker.nodes is None and request.key_type in (GROUP, TRANSACTION):
+        context.repeatable = ()
     if context.version < _BATCHED_SINCE:
         only = _coordinator_of(request.key, request.key_type, context)
         return FindCoordinatorResponse(

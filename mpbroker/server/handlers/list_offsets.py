@@ -23,11 +23,12 @@ from mpbroker.protocol.messages.list_offsets import (
 from mpbroker.server.errors import invalid_request
 from mpbroker.server.fetch.fetch_handler import check_leader_epoch
 from mpbroker.server.handler_context import HandlerContext
+from mpbroker.server.repeated.repeatable import OffsetKind, OffsetPlace
 from mpbroker.server.request import PARKED, Deferred
-from mpbroker.storage.log.log_lookup import LookupBudget
+from mpbroker.storage.log.log_lookup import EmptyLog, LookupBudget
 
 if TYPE_CHECKING:
-    from mpbroker.storage.log.log_lookup import EmptyLog, LogLookup
+    from mpbroker.storage.log.log_lookup import LogLookup
 
 LATEST: Final = -1
 EARLIEST: Final = -2
@@ -114,29 +115,33 @@ def _answer(
             key = (wanted.name, partition.partition_index)
             (twice if key in seen else seen).add(key)
     broker = context.broker
+    committed = request.isolation_level == _READ_COMMITTED
     response = ListOffsetsResponse()
+    places: list[OffsetPlace | None] = []
     for wanted in request.topics:
         topic = broker.registry.topic(wanted.name)
         answers = []
         for partition in wanted.partitions:
-            index = partition.partition_index
+            index, place = partition.partition_index, None
             try:
                 if (wanted.name, index) in twice:
                     raise invalid_request("named twice")
                 if (wanted.name, index) in late:
                     raise LookupLimitError
                 existing = require_partition(topic, wanted.name, index)
-                committed = request.isolation_level == _READ_COMMITTED
-                answers.append(
-                    _lookup(
-                        broker.logs.look(existing, index),
-                        partition,
-                        context.version,
-                        budget,
-                        committed=committed,
-                        is_tiered=existing.config.remote_storage_enable,
-                    )
+                log = broker.logs.look(existing, index)
+                answer = _lookup(
+                    log,
+                    partition,
+                    context.version,
+                    budget,
+                    committed=committed,
+                    is_tiered=existing.config.remote_storage_enable,
                 )
+                kind = _kind(partition.timestamp, committed=committed)
+                if kind is not None:
+                    place = _place(answer, existing.partitions[index], kind, log)
+                answers.append(answer)
             except ApiError as error:
                 answers.append(
                     ListOffsetsPartitionResponse(
@@ -157,10 +162,44 @@ def _answer(
                         error_code=_not_yet(pending, context.version),
                     )
                 )
+            places.append(place)
         response.topics.append(
             ListOffsetsTopicResponse(name=wanted.name, partitions=answers)
         )
+    known = [place for place in places if place is not None]
+    if broker.nodes is None and len(known) == len(places):
+        context.repeatable = known
     return response
+
+
+def _kind(timestamp: int, *, committed: bool) -> OffsetKind | None:
+    """Return which offset of a partition a timestamp stands for.
+
+    Return None for a timestamp that the files must be searched for.
+    """
+    if timestamp == EARLIEST:
+        return OffsetKind.LOG_START
+    if timestamp == LATEST:
+        return OffsetKind.LAST_STABLE if committed else OffsetKind.LOG_END
+    return None
+
+
+def _place(
+    answer: ListOffsetsPartitionResponse,
+    row: int,
+    kind: OffsetKind,
+    log: LogLookup | EmptyLog,
+) -> OffsetPlace | None:
+    """Return the place of a partition's offset in an answer that may be repeated.
+
+    Return None for a partition without files, or if later offsets may have another
+    leader epoch.
+    """
+    if isinstance(log, EmptyLog):
+        return None
+    entries = log.epochs.entries
+    since = entries[-1].start_offset if len(entries) > 1 else 0
+    return OffsetPlace(answer, row, kind, since) if answer.offset >= since else None
 
 
 def _not_yet(pending: RemotePendingError, version: int) -> ErrorCode:

@@ -9,7 +9,7 @@ Source: Kafka protocol guide, "Metadata"; KafkaApis.handleTopicMetadataRequest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -47,8 +47,10 @@ def handle_metadata(
     registry, others = broker.registry, context.other_nodes
     describe = partial(_describe, broker=broker, live={each[0] for each in others})
     wanted = request.topics
+    found: Sequence[Topic | None]
     if wanted is None or (version == 0 and not wanted):
-        topics = [describe(topic) for topic in registry.topics()]
+        found = everything = registry.topics()
+        topics = [describe(topic) for topic in everything]
     else:
         # Each topic once: a request of some MB that repeats one name would otherwise
         # get an answer of some GB.
@@ -65,6 +67,8 @@ def handle_metadata(
             _missing(each, refusals, version) if topic is None else describe(topic)
             for each, topic in zip(asked, found, strict=True)
         ]
+    if _may_be_repeated(found, broker):
+        context.repeatable = ()
     host, port = context.endpoint
     response = MetadataResponse(
         brokers=[
@@ -92,6 +96,17 @@ def _find(wanted: MetadataRequestTopic, registry: TopicRegistry) -> Topic | None
     if name is None:
         return registry.topic_by_id(wanted.topic_id)
     return registry.topic(name)
+
+
+def _may_be_repeated(found: Iterable[Topic | None], broker: Broker) -> bool:
+    """Return whether an answer holds until the metadata log changes.
+
+    It does not if a topic is missing, if a leader epoch could not be read, or if other
+    nodes come and go.
+    """
+    return broker.nodes is None and all(
+        topic is not None and broker.described.are_kept(topic) for topic in found
+    )
 
 
 def _missing(

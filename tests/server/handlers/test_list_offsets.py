@@ -13,6 +13,7 @@ from mpbroker.protocol.messages.list_offsets import (
     ListOffsetsTopic,
 )
 from mpbroker.server.handlers.list_offsets import handle_list_offsets
+from mpbroker.storage.files.leader_epochs import LeaderEpochs
 from tests.server.contexts import context, fake_logs
 from tests.support.metadata import start
 
@@ -42,7 +43,7 @@ def test_a_committed_reader_is_told_no_offset_behind_the_last_stable_one(
         last_stable_offset=lambda: 2,
         max_timestamp=lambda budget: (3, 1000),
         offset_for_timestamp=lambda timestamp, budget: (3, 1000),
-        epochs=SimpleNamespace(at=lambda offset: 0),
+        epochs=LeaderEpochs([]),
     )
     asked = ListOffsetsPartition(partition_index=0, timestamp=timestamp)
     request = ListOffsetsRequest(
@@ -76,7 +77,7 @@ def test_lookups_by_timestamp_share_a_budget(tmp_path, version, later):
     log = SimpleNamespace(
         latest=lambda: 5,
         offset_for_timestamp=look_up,
-        epochs=SimpleNamespace(at=lambda offset: 0),
+        epochs=LeaderEpochs([]),
     )
     rows = [
         ListOffsetsPartition(partition_index=index, timestamp=timestamp)
