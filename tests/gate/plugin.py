@@ -25,7 +25,7 @@ _CRASHED: Final = "???"
 _CRASHES: Final = re.compile(
     r"AddressSanitizer|UndefinedBehaviorSanitizer|ThreadSanitizer"
     r"|^\S+: runtime error: |Fatal Python error: (?!.*Timeout)"
-    r"|SIGSEGV|SIGBUS|SIGABRT|SIGILL",
+    r"|SIGSEGV|SIGBUS|SIGABRT|SIGILL|SIGFPE",
     re.MULTILINE,
 )
 # What is kept of a failure; the gate shows less of it.

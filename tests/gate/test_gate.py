@@ -55,6 +55,21 @@ CRASHES_ONCE = """
         import os, signal
         os.kill(os.getpid(), signal.SIGKILL)
 """
+CRASHES_IN_A_CHILD_ONCE = """
+    import os, signal
+    from tests.support.children import Child
+    crash = lambda: os.kill(os.getpid(), signal.SIGSEGV)
+    assert Child(crash).wait(expected=signal.SIGSEGV) == -signal.SIGSEGV
+    if not runs:
+        assert Child(crash).wait() == 0
+"""
+CRASHES_IN_A_BROKER_ONCE = """
+    from tests.support.broker import Broker
+    broker = Broker(pathlib.Path(RUNS).parent / "data")
+    died = "WARNING handler 0 (pid 1) died: signal %d" % (9 if runs else 11)
+    broker.log_path.write_text(died)
+    broker.close()
+"""
 MEETS_ANOTHER = """
     import time
     while len(list(pathlib.Path(RUNS).iterdir())) < 2:
@@ -166,8 +181,13 @@ def test_a_test_that_passes_alone_is_flaky_and_leaves_the_gate_open(
         (LOSES_A_RECORD_ONCE, "a promise was broken"),
         (REPORTS_A_SANITIZER_ONCE, "a process crashed (AddressSanitizer)"),
         (CRASHES_ONCE, "the tests' own process crashed"),
+        (CRASHES_IN_A_CHILD_ONCE, "a promise was broken"),
+        (CRASHES_IN_A_BROKER_ONCE, "a promise was broken"),
     ],
-    ids=["a lost record", "a sanitizer's report", "a crash"],
+    ids=[
+        *("a lost record", "a sanitizer's report", "a crash"),
+        *("a child's crash", "a broker's crash"),
+    ],
 )
 def test_what_is_never_forgiven_is_not_run_again(
     body: str, reason: str, planted: Planted

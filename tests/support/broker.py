@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from mpbroker.ipc.named_segment import read_telemetry, start_time
+from tests.support.crashes import check_deaths, check_end
 from tests.support.footprint import Footprint, session_processes
 from tests.support.patience import LONGEST_S
 from tests.support.promises import UnforgivableError
@@ -52,6 +53,7 @@ class Broker:
         bootstrap: HOST:PORT of its first listener, while it runs.
         listeners: HOST:PORT by listener name, while it runs.
         pass_fds: descriptors that it shall inherit, under their numbers here.
+        expected_signals: signals by which its processes may end without having crashed.
     """
 
     def __init__(
@@ -80,6 +82,8 @@ class Broker:
         self.bootstrap = ""
         self.listeners: dict[str, str] = {}
         self.pass_fds: list[int] = []
+        self.expected_signals: set[int] = set()
+        self._judged_bytes = 0  # of its log
         self._environ = dict(environ or {})
         self._command = [
             *_DIE_WITH_US,
@@ -165,6 +169,7 @@ class Broker:
 
         Raises:
             BrokerFailedError: anything else; all its processes are dead then.
+            UnforgivableError: one of its processes has crashed since its first start.
         """
         pid = self.pid
         assert self._process is not None
@@ -184,6 +189,8 @@ class Broker:
             ) from None
         left = session_processes(pid)
         self.kill()
+        check_end(code, "the supervisor", self.expected_signals)
+        self._check_deaths()
         names = self._footprint.left_behind()
         if code or left or names:
             kind = LeftBehindError if left or names else BrokerFailedError
@@ -207,9 +214,11 @@ class Broker:
         self._process = None
 
     def close(self) -> None:
-        """Stop if it runs; what a fixture calls at its end."""
+        """Stop if it runs; what a fixture calls at its end. Raises as stop() does."""
         if self._process is not None:
             self.stop()
+        else:
+            self._check_deaths()
 
     def black_boxes(self) -> str:
         """Return the last events of processes that died, as JSON; empty if unknown."""
@@ -219,6 +228,13 @@ class Broker:
             state = read_telemetry(f"/mpbroker-{self.pid}-{start_time(self.pid)}")
             return json.dumps((state or {}).get("deaths", []), indent=1)
         return ""
+
+    def _check_deaths(self) -> None:
+        """Judge the deaths of its processes that it has logged, each once."""
+        if self.log_path.exists():
+            log = self.log_path.read_bytes()
+            begin, self._judged_bytes = self._judged_bytes, len(log)
+            check_deaths(log[begin:].decode(errors="replace"), self.expected_signals)
 
     def log_tail(self) -> str:
         """Return the end of what the broker printed."""

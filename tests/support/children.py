@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import mpbroker
 from mpbroker.ipc.compiled import core
+from tests.support.crashes import check_end
 from tests.support.patience import LONGEST_S, PATIENCE_S, Patience
 
 # Between two looks: soon at first, then seldom, since looking takes time from what it
@@ -44,14 +45,19 @@ class Child:
         self._pidfd = os.pidfd_open(self.pid)
         self.code: int | None = None
 
-    def wait(self, timeout_s: float = LONGEST_S) -> int:
-        """Return its exit code, or minus the signal that killed it."""
+    def wait(self, timeout_s: float = LONGEST_S, *, expected: int = 0) -> int:
+        """Return its exit code, or minus the signal that killed it.
+
+        Raises:
+            UnforgivableError: it has crashed, by another signal than the expected one.
+        """
         if self.code is None:
             if not self._has_ended_within(timeout_s):
                 self.kill()
                 raise TimeoutError(f"the child was still running after {timeout_s} s")
             self._reap()
         assert self.code is not None
+        check_end(self.code, f"child {self.pid}", [expected])
         return self.code
 
     def kill(self) -> None:
