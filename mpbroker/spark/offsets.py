@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from itertools import pairwise
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -11,6 +11,7 @@ from mpbroker.base.errors import MpbrokerError
 from mpbroker.client.admin.topic_admin import list_offsets
 from mpbroker.client.cluster import Cluster, TopicPartition
 from mpbroker.client.errors import BrokerUnavailableError
+from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.metadata import MetadataResponseTopic
 from mpbroker.spark.options import (
@@ -25,9 +26,15 @@ T = TypeVar("T")
 Offsets = dict[TopicPartition, int]
 
 _NO_OFFSET: Final = -1
-_NO_TOPIC_ID: Final = bytes(16)
+NO_TOPIC_ID: Final = bytes(16)
 # Between a topic's name and its id in a checkpoint: no topic's name has this character.
 _BEFORE_ID: Final = "@"
+# Pauses of whoever waits for a broker: each is twice as long as the last.
+FIRST_PAUSE_S: Final = 0.1
+LONGEST_PAUSE_S: Final = 2.0
+# A broker may lack a topic for a moment, such as after its start. A partition is gone
+# if brokers say so this many times, which takes three seconds with the pauses above.
+GONE_ANSWERS: Final = 6
 # The version of offsets as JSON. A document of another one has a topic "@VERSION"
 # without partitions; all that were written so far have none.
 _VERSION: Final = "1"
@@ -49,11 +56,17 @@ class OffsetsError(MpbrokerError):
 
 
 class OffsetRange(NamedTuple):
-    """Part of a partition: offsets from ``start`` to ``end`` - 1."""
+    """Part of a partition: offsets from ``start`` to ``end`` - 1.
+
+    Attributes:
+        topic_id: the topic's id when the range was planned, as 32 hex digits; empty if
+            it is not known. A topic of another id has other records.
+    """
 
     partition: TopicPartition
     start: int
     end: int
+    topic_id: str = ""
 
     @property
     def size(self) -> int:
@@ -87,25 +100,35 @@ def check_order(partition: TopicPartition, start: int, end: int) -> None:
 
 
 class OffsetReader:
-    """Asks brokers for partitions and offsets; keeps its connections until `close`."""
+    """Asks brokers for partitions and offsets; keeps its connections until `close`.
+
+    Attributes:
+        patience_s: how long to wait for brokers that do not answer, and for leaders, in
+            seconds. 0: only as long as fetchOffset.numRetries attempts take.
+    """
 
     def __init__(self, options: SourceOptions) -> None:
+        self.patience_s = 0.0
         self._options = options
         self._cluster: Cluster | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return a state that can be pickled: the options, without connections."""
-        return {"_options": self._options, "_cluster": None}
+        """Return a state that can be pickled: all but the connections."""
+        return {**self.__dict__, "_cluster": None}
 
-    def subscribed(self) -> Subscribed:
+    def subscribed(self, may_be_gone: Collection[str] = ()) -> Subscribed:
         """Return the subscribed partitions, and the ids of their topics.
+
+        Args:
+            may_be_gone: topics that are left out if they, or partitions of them, do not
+                exist; for other topics this is an error.
 
         Raises:
             ApiError: a topic of the subscription does not exist.
             OptionError: a partition of ``assign`` does not exist.
             BrokerUnavailableError: no broker answers.
         """
-        return self._retry(self._subscribed)
+        return self._retry(lambda: self._subscribed(may_be_gone))
 
     def partitions(self) -> dict[TopicPartition, int]:
         """Return the subscribed partitions with their leaders' node ids.
@@ -128,16 +151,11 @@ class OffsetReader:
 
         LATEST is the last stable offset if the query reads committed records only.
         """
-        return self._retry(lambda: self._list(dict.fromkeys(leaders, which), leaders))
+        return self._list(dict.fromkeys(leaders, which), leaders)
 
     def ends(self, leaders: Mapping[TopicPartition, int]) -> Offsets:
         """Return the log end offset of each partition, whatever the isolation level."""
-        questions = dict.fromkeys(leaders, LATEST)
-
-        def ask() -> Offsets:
-            return self._list(questions, leaders, read_committed=False)
-
-        return self._retry(ask)
+        return self._list(dict.fromkeys(leaders, LATEST), leaders, read_committed=False)
 
     def resolve(
         self,
@@ -165,7 +183,7 @@ class OffsetReader:
             return self._fill_in(_same_partitions(request.offsets, leaders), leaders)
         else:
             return self.offsets(leaders, request.everywhere)
-        found = self._retry(lambda: self._list(questions, leaders))
+        found = self._list(questions, leaders)
         for partition, offset in found.items():
             if offset == _NO_OFFSET:
                 found[partition] = unmatched(partition, questions[partition]) or LATEST
@@ -180,7 +198,7 @@ class OffsetReader:
         """
         from mpbroker.client.admin.group_admin import alter_offsets
 
-        self._retry(lambda: alter_offsets(self._connected(), group, offsets))
+        self._retry(lambda: alter_offsets(self._connected(), group, offsets), 0)
 
     def close(self) -> None:
         if self._cluster is not None:
@@ -189,7 +207,7 @@ class OffsetReader:
 
     # -- asking ------------------------------------------------------------------------
 
-    def _topics(self) -> list[MetadataResponseTopic]:
+    def _topics(self, may_be_gone: Collection[str]) -> list[MetadataResponseTopic]:
         cluster, wanted = self._connected(), self._options.subscription
         if wanted.pattern is not None:
             matches = compile_topic_pattern(wanted.pattern).search
@@ -199,11 +217,18 @@ class OffsetReader:
                 if topic.name and not topic.is_internal and matches(topic.name)
             ]
         names = wanted.topics or sorted({each.topic for each in wanted.partitions})
-        return [cluster.topic(name) for name in names]
+        found = []
+        for name in names:
+            try:
+                found.append(cluster.topic(name))
+            except ApiError as error:
+                if not is_unknown(error) or name not in may_be_gone:
+                    raise
+        return found
 
-    def _subscribed(self) -> Subscribed:
+    def _subscribed(self, may_be_gone: Collection[str] = ()) -> Subscribed:
         wanted = self._options.subscription
-        topics = self._topics()
+        topics = self._topics(may_be_gone)
         leaders = {
             TopicPartition(topic.name or "", each.partition_index): each.leader_id
             for topic in topics
@@ -212,14 +237,18 @@ class OffsetReader:
         topic_ids = {
             topic.name or "": topic.topic_id.hex()
             for topic in topics
-            if topic.topic_id != _NO_TOPIC_ID
+            if topic.topic_id != NO_TOPIC_ID
         }
         if not wanted.partitions:
             return Subscribed(leaders, topic_ids)
-        missing = [str(each) for each in wanted.partitions if each not in leaders]
+        missing = [
+            str(each)
+            for each in wanted.partitions
+            if each not in leaders and each.topic not in may_be_gone
+        ]
         if missing:
             raise OptionError(f"assign: there is no partition {', '.join(missing)}")
-        chosen = {each: leaders[each] for each in wanted.partitions}
+        chosen = {each: leaders[each] for each in wanted.partitions if each in leaders}
         return Subscribed(chosen, topic_ids)
 
     def _list(
@@ -229,12 +258,26 @@ class OffsetReader:
         *,
         read_committed: bool | None = None,
     ) -> Offsets:
+        """Ask leaders for offsets; after an error, ask who the leaders are now."""
         if read_committed is None:
             read_committed = bool(self._options.isolation_level)
-        answers = list_offsets(
-            self._connected(), questions, leaders, read_committed=read_committed
-        )
-        return {partition: answer.offset for partition, answer in answers.items()}
+        newest: Mapping[TopicPartition, int] | None = leaders
+
+        def ask() -> Offsets:
+            nonlocal newest
+            if newest is None:
+                gone = {each.topic for each in questions}
+                newest = dict(leaders) | self._subscribed(gone).leaders
+            now, newest = newest, None  # until these have answered
+            for each in questions:
+                if now[each] < 0:
+                    raise BrokerUnavailableError(f"{each} has no leader")
+            answers = list_offsets(
+                self._connected(), questions, now, read_committed=read_committed
+            )
+            return {partition: answer.offset for partition, answer in answers.items()}
+
+        return self._retry(ask)
 
     def _fill_in(
         self, offsets: Offsets, leaders: Mapping[TopicPartition, int]
@@ -244,8 +287,7 @@ class OffsetReader:
             partition: offset for partition, offset in offsets.items() if offset < 0
         }
         if questions:
-            found = self._retry(lambda: self._list(questions, leaders))
-            offsets = offsets | found
+            offsets = offsets | self._list(questions, leaders)
         return offsets
 
     def _connected(self) -> Cluster:
@@ -259,27 +301,47 @@ class OffsetReader:
             self._cluster = cluster
         return self._cluster
 
-    def _retry(self, ask: Callable[[], T]) -> T:
+    def _retry(self, ask: Callable[[], T], patience_s: float | None = None) -> T:
         """Call ``ask``, which sends requests, until it succeeds.
 
-        After an error the next attempt has a new connection. The last attempt is number
-        fetchOffset.numRetries.
+        After an error the next attempt has a new connection. After
+        fetchOffset.numRetries attempts there are more as long as the patience lasts,
+        unless brokers say again and again that a topic is unknown.
+
+        Args:
+            patience_s: None: ``self.patience_s``.
 
         Raises:
             BrokerUnavailableError, ApiError: of the last attempt, or at once if the
                 broker's refusal is final.
         """
-        attempt = 1
+        patience_s = self.patience_s if patience_s is None else patience_s
+        began = time.monotonic()
+        attempt, unknown, pause_s = 1, 0, FIRST_PAUSE_S
         while True:
             try:
                 return ask()
             except (BrokerUnavailableError, ApiError) as error:
                 self.close()
-                refused = isinstance(error, ApiError) and not error.error_code.retriable
-                if refused or attempt >= self._options.fetch_retries:
+                if isinstance(error, ApiError):
+                    unknown += is_unknown(error)
+                    if not error.error_code.retriable:
+                        raise
+                if attempt >= self._options.fetch_retries and (
+                    time.monotonic() - began >= patience_s or unknown >= GONE_ANSWERS
+                ):
                     raise
+            if attempt < self._options.fetch_retries:
+                time.sleep(self._options.fetch_retry_interval_ms / 1000)
+            else:
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             attempt += 1
-            time.sleep(self._options.fetch_retry_interval_ms / 1000)
+
+
+def is_unknown(error: ApiError) -> bool:
+    """Return whether a broker says that there is no such topic or partition."""
+    return error.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 def _same_partitions(

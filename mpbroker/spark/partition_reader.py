@@ -25,7 +25,14 @@ from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.records.record_columns import read_columns
 from mpbroker.spark.arrow import joined, record_batch
-from mpbroker.spark.offsets import DataLossError, OffsetRange
+from mpbroker.spark.offsets import (
+    FIRST_PAUSE_S,
+    GONE_ANSWERS,
+    LONGEST_PAUSE_S,
+    NO_TOPIC_ID,
+    DataLossError,
+    OffsetRange,
+)
 from mpbroker.spark.options import EARLIEST, LATEST
 
 if TYPE_CHECKING:
@@ -36,12 +43,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MAX_WAIT_MS: Final = 500
-# Before a new connection: each pause without progress is twice as long as the last.
-_FIRST_PAUSE_S: Final = 0.1
-_LONGEST_PAUSE_S: Final = 2.0
-# A broker may lack a topic for a moment, such as after its start. A partition is gone
-# if brokers say so this many times, which takes three seconds with the pauses above.
-_GONE_ANSWERS: Final = 6
 
 
 class _PartitionGoneError(Exception):
@@ -49,6 +50,13 @@ class _PartitionGoneError(Exception):
 
     def __str__(self) -> str:
         return "the topic or the partition does not exist any more"
+
+
+class _MadeAgainError(Exception):
+    """A topic was deleted, and another one has its name."""
+
+    def __str__(self) -> str:
+        return "the topic was deleted and made again"
 
 
 def read_range(range_: OffsetRange, options: SourceOptions) -> Iterator[pa.RecordBatch]:
@@ -70,14 +78,14 @@ def _read(range_: OffsetRange, options: SourceOptions) -> Iterator[pa.RecordBatc
     position = range_.start
     patience_s = options.poll_timeout_ms / 1000
     waiting_since = time.monotonic()
-    pause_s = _FIRST_PAUSE_S
+    pause_s = FIRST_PAUSE_S
     gone_answers = 0
     while True:
         failure: Exception | None = None
         try:
             for batch, reached in _read_connected(range_, position, options):
                 if reached > position:
-                    position, pause_s, gone_answers = reached, _FIRST_PAUSE_S, 0
+                    position, pause_s, gone_answers = reached, FIRST_PAUSE_S, 0
                     if batch is not None:
                         yield batch
                     # Only after the yield: the time that the query needs for the rows
@@ -90,8 +98,10 @@ def _read(range_: OffsetRange, options: SourceOptions) -> Iterator[pa.RecordBatc
         except _PartitionGoneError as error:
             failure = error
             gone_answers += 1
-            if gone_answers == _GONE_ANSWERS:
+            if gone_answers == GONE_ANSWERS:
                 position = _lose(range_, position, range_.end, str(error), options)
+        except _MadeAgainError as error:
+            position = _lose(range_, position, range_.end, str(error), options)
         if position >= range_.end:
             return
         if time.monotonic() - waiting_since > patience_s:
@@ -101,7 +111,7 @@ def _read(range_: OffsetRange, options: SourceOptions) -> Iterator[pa.RecordBatc
                 f" {patience_s:g} s (kafkaConsumer.pollTimeoutMs){why}"
             ) from failure
         time.sleep(pause_s)
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
 def _read_connected(
@@ -116,7 +126,7 @@ def _read_connected(
     partition = range_.partition
     timeout_s = options.request_timeout_ms / 1000
     with Cluster(options.bootstrap, timeout_s, options.client) as cluster:
-        leaders = {partition: _leader(cluster, partition)}
+        leaders = {partition: _leader(cluster, range_)}
         fetcher = Fetcher(
             cluster,
             {partition: position},
@@ -144,20 +154,25 @@ def _read_connected(
             yield None, position
 
 
-def _leader(cluster: Cluster, partition: TopicPartition) -> int:
-    """Return the node id of a partition's leader.
+def _leader(cluster: Cluster, range_: OffsetRange) -> int:
+    """Return the node id of the leader of a range's partition.
 
     Raises:
         _PartitionGoneError: the broker knows no such topic, or no such partition.
+        _MadeAgainError: the topic has another id than when the range was planned.
         LeaderLostError: it has no leader now.
         ApiError, BrokerUnavailableError: the broker refuses, or does not answer.
     """
+    partition = range_.partition
     try:
         topic = cluster.topic(partition.topic, wait=False)
     except ApiError as error:
         if error.error_code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             raise
         raise _PartitionGoneError from error
+    found = topic.topic_id
+    if range_.topic_id and found != NO_TOPIC_ID and found.hex() != range_.topic_id:
+        raise _MadeAgainError
     for each in topic.partitions:
         if each.partition_index == partition.partition:
             if each.leader_id < 0:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import (
     DataSourceReader,
@@ -25,13 +26,17 @@ from pyspark.sql.streaming.datasource import (
 
 from mpbroker.base.errors import MpbrokerError
 from mpbroker.client.cluster import TopicPartition
+from mpbroker.client.errors import BrokerUnavailableError
+from mpbroker.protocol.errors import ApiError
 from mpbroker.spark.offsets import (
     DataLossError,
     OffsetRange,
     OffsetReader,
     Offsets,
+    Subscribed,
     check_order,
     from_json,
+    is_unknown,
     limit_offsets,
     made_again,
     split_ranges,
@@ -49,6 +54,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 logger = logging.getLogger(__name__)
+
+_NAMED_PARTITIONS: Final = 5  # in the text of an error; there may be thousands
 
 
 class RangePartition(InputPartition):
@@ -104,7 +111,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_json(within, topic_ids)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._target = self._offsets.offsets(self._offsets.partitions(), LATEST)
+        wanted = self._options.subscription
+        names = wanted.topics or {each.topic for each in wanted.partitions}
+        # Topics that are not there are told of by `initialOffset` or `latestOffset`.
+        leaders, _ = self._subscribed(names)
+        self._target = self._offsets.offsets(leaders, LATEST)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         if self._options.max_offsets_per_trigger is None:
@@ -115,15 +126,21 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self, start: dict[str, Any], limit: ReadLimit
     ) -> dict[str, Any]:
         read = from_json(start)
-        leaders, topic_ids = self._offsets.subscribed()
+        with self._waiting_for_brokers(read):
+            return self._latest_offset(start, read, limit)
+
+    def _latest_offset(
+        self, start: dict[str, Any], read: Offsets, limit: ReadLimit
+    ) -> dict[str, Any]:
+        leaders, topic_ids = self._subscribed({each.topic for each in read})
         known_ids = topic_ids_from_json(start)
         anew = self._made_again(known_ids, topic_ids)
         before = _without(read, anew)
         missing = sorted(set(before) - set(leaders))
         if missing and missing != self._missing:  # once, not at each trigger
             self._report_loss(
-                f"{', '.join(map(str, missing))} do not exist any more, or are not"
-                " subscribed to"
+                f"{_told({each: before[each] for each in missing})}: the partitions do"
+                " not exist any more, or are not subscribed to"
             )
         self._missing = missing
         latest = self._offsets.offsets(leaders, LATEST)
@@ -176,24 +193,70 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(
         self, start: dict[str, Any], end: dict[str, Any]
     ) -> Sequence[InputPartition]:
-        planned = from_json(end)
-        leaders, topic_ids = self._offsets.subscribed()
+        planned, read = from_json(end), from_json(start)
+        with self._waiting_for_brokers(read):
+            return self._partitions(start, read, end, planned)
+
+    def _partitions(
+        self,
+        start: dict[str, Any],
+        read: Offsets,
+        end: dict[str, Any],
+        planned: Offsets,
+    ) -> Sequence[InputPartition]:
+        leaders, topic_ids = self._subscribed({each.topic for each in planned})
         planned_ids = topic_ids_from_json(end)
         gone = self._made_again(planned_ids, topic_ids)
         until = _without(planned, gone)
         anew = made_again(topic_ids_from_json(start), planned_ids)
         begun = self._with_new_partitions(
-            _without(from_json(start), anew),
+            _without(read, anew),
             {each: leaders[each] for each in until if each in leaders},
         )
         # A new partition may have no leader, or be missing from the metadata, just when
         # its first batch is planned again. Its beginning is not known then, but its
         # rows must not be left out: the task waits, and tells what is gone.
         ranges = [
-            OffsetRange(partition, begun.get(partition, 0), offset)
+            OffsetRange(
+                partition,
+                begun.get(partition, 0),
+                offset,
+                planned_ids.get(partition.topic, ""),
+            )
             for partition, offset in sorted(until.items())
         ]
         return _input_partitions(ranges, self._options)
+
+    @contextmanager
+    def _waiting_for_brokers(self, read: Offsets) -> Iterator[None]:
+        """Wait for brokers as long as tasks do: a query that runs survives a restart.
+
+        Args:
+            read: where the query goes on, for the error.
+
+        Raises:
+            BrokerUnavailableError: none has answered for ``poll_timeout_ms``.
+        """
+        self._offsets.patience_s = self._options.poll_timeout_ms / 1000
+        try:
+            yield
+        except BrokerUnavailableError as error:
+            raise BrokerUnavailableError(
+                f"{error}; waited {self._offsets.patience_s:g} s"
+                " (kafkaConsumer.pollTimeoutMs). Start the query again when brokers"
+                f" answer: it goes on where it was, {_told(read)}"
+            ) from error
+
+    def _subscribed(self, known: Collection[str]) -> Subscribed:
+        """Return what is subscribed to, without topics of ``known`` that are gone."""
+        if self._options.fail_on_data_loss:
+            # Ask for longer: the query ends if a topic is gone.
+            try:
+                return self._offsets.subscribed()
+            except (ApiError, OptionError) as error:
+                if isinstance(error, ApiError) and not is_unknown(error):
+                    raise
+        return self._offsets.subscribed(known)
 
     def _made_again(self, before: dict[str, str], now: dict[str, str]) -> set[str]:
         """Return the topics that were deleted and made again: they have another id.
@@ -262,6 +325,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         report_loss(self._options, text)
 
 
+def _told(offsets: Offsets) -> str:
+    """Return how far partitions were read, as text: of five, and how many there are."""
+    named = sorted(offsets.items())[:_NAMED_PARTITIONS]
+    text = ", ".join(f"{each} (read up to offset {offset})" for each, offset in named)
+    more = len(offsets) - len(named)
+    return (text or "nothing was read") + (f" and {more} others" if more else "")
+
+
 def _without(offsets: Offsets, topics: set[str]) -> Offsets:
     return {each: offsets[each] for each in offsets if each.topic not in topics}
 
@@ -278,14 +349,17 @@ def batch_ranges(reader: OffsetReader, options: SourceOptions) -> list[OffsetRan
     def unmatched(partition: TopicPartition, timestamp_ms: int) -> int:
         return unmatched_start(options, partition, timestamp_ms)
 
-    leaders = reader.partitions()
+    leaders, topic_ids = reader.subscribed()
     start = reader.resolve(options.starting, leaders, unmatched=unmatched)
     end = reader.resolve(options.ending, leaders, unmatched=lambda *_: LATEST)
     within = _within(reader, options, "starting", start, leaders)
     for each in sorted(leaders):
         check_order(each, start[each], end[each])
     end = _within(reader, options, "ending", end, leaders)
-    return [OffsetRange(each, within[each], end[each]) for each in sorted(leaders)]
+    return [
+        OffsetRange(each, within[each], end[each], topic_ids.get(each.topic, ""))
+        for each in sorted(leaders)
+    ]
 
 
 def _within(

@@ -104,6 +104,7 @@ class FakeBroker:
         self.local_starts: dict[tuple[str, int], int] = {}
         self.leader_epochs: dict[tuple[str, int], int] = defaultdict(int)
         self.max_versions: dict[ApiKey, int] = {}  # lower than what it can
+        self.topic_ids: dict[str, bytes] = {}  # zeros where there is none
         self.leaderless: set[tuple[str, int]] = set()
         self.led_elsewhere: dict[tuple[str, int], Address] = {}  # by node 8
         self.shift_correlation_ids = 0
@@ -286,6 +287,7 @@ class FakeBroker:
         return metadata.MetadataResponseTopic(
             error_code=0 if known else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
             name=name,
+            topic_id=self.topic_ids.get(name, bytes(16)),
             partitions=[
                 metadata.MetadataResponsePartition(
                     error_code=ErrorCode.LEADER_NOT_AVAILABLE if gone else 0,

@@ -140,6 +140,33 @@ def test_a_partition_that_is_gone_is_data_loss_or_skipped(fake_broker, clock, ca
         clock.pauses.clear()
 
 
+def test_a_topic_that_was_made_again_since_the_plan_is_data_loss_or_skipped(
+    fake_broker, clock, caplog
+):
+    fake_broker.append("t", 0, batch_of(*[b"v"] * 9))
+    fake_broker.topic_ids["t"] = bytes(range(16))
+    partition = TopicPartition("t", 0)
+
+    def rows(topic_id, lossy):
+        given = {"kafka.bootstrap.servers": str(fake_broker.address), "subscribe": "t"}
+        options = parse_source_options(
+            given | {"failOnDataLoss": lossy}, streaming=False
+        )
+        planned = OffsetRange(partition, 2, 7, topic_id)
+        return sum(batch.num_rows for batch in read_range(planned, options))
+
+    for known in (bytes(range(16)).hex(), ""):  # of old brokers none is known
+        assert rows(known, "true") == 5
+    old = bytes(16 * [5]).hex()
+    message = "t-0: offsets 2 to 6 cannot be read: the topic was deleted and made again"
+    with pytest.raises(DataLossError, match=f"{message}.*failOnDataLoss=false"):
+        rows(old, "true")
+    caplog.clear()
+    assert rows(old, "false") == 0
+    assert caplog.messages == [f"{message}; 5 offsets are skipped"]
+    assert clock.pauses == []
+
+
 @pytest.mark.parametrize("away", ["topic", "partition", "leader"])
 @pytest.mark.parametrize("lossy", ["true", "false"])
 def test_metadata_that_lack_a_partition_for_a_moment_are_no_loss(

@@ -10,11 +10,14 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from mpbroker.spark import readers
+from mpbroker.client.errors import BrokerUnavailableError
+from mpbroker.protocol.api_key import ApiKey
+from mpbroker.protocol.errors import ApiError
+from mpbroker.spark import offsets, readers
 from mpbroker.spark.offsets import DataLossError
 from mpbroker.spark.options import OptionError, parse_source_options
 from mpbroker.spark.readers import BatchReader, StreamReader
-from tests.client.fake_broker import FakeBroker
+from tests.client.fake_broker import CLOSE, FakeBroker
 from tests.client.test_fetcher import batch_of
 from tests.spark.topic_records import going_transactions, offsets_in, topic_records
 from tests.support.children import wait_until
@@ -288,7 +291,8 @@ def test_a_topic_that_is_gone_is_data_loss_and_is_not_forgotten(
     stream = reader(**options)
     before = stream.latestOffset(stream.initialOffset(), ALL)
     admin.delete_topics([f"{topic}-old"])[f"{topic}-old"].result(60)
-    with pytest.raises(DataLossError, match=f"{topic}-old-0 do not exist any more"):
+    message = rf"{topic}-old-0 \(read up to offset 4\).* do not exist any more"
+    with pytest.raises(DataLossError, match=message):
         stream.latestOffset(before, ALL)
     put(topic, 1)
     tolerant = reader(**options, failOnDataLoss="false")
@@ -297,6 +301,143 @@ def test_a_topic_that_is_gone_is_data_loss_and_is_not_forgotten(
     assert offsets_in(end) == {topic: {"0": 1}, f"{topic}-old": {"0": 4}}
     assert tolerant.latestOffset(end, ALL) == end
     assert caplog.text.count("do not exist any more") == 1, "told at each trigger"
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Let those who ask for offsets wait in no time; return their pauses."""
+    found = SimpleNamespace(now=0.0, pauses=[])
+
+    def sleep(seconds):
+        found.pauses.append(seconds)
+        found.now += seconds
+
+    found.monotonic, found.sleep = lambda: found.now, sleep
+    monkeypatch.setattr(offsets, "time", found)
+    return found
+
+
+@pytest.fixture
+def fake_broker():
+    broker = FakeBroker({"t": 1, "u": 1})
+    yield broker
+    broker.close()
+
+
+@pytest.fixture
+def stream_of(fake_broker):
+    """Return a reader of the broker's topics, which have one record each."""
+    for topic in ("t", "u"):
+        fake_broker.append(topic, 0, batch_of(topic.encode()))
+    made = []
+
+    def make(**options):
+        given = {
+            "kafka.bootstrap.servers": str(fake_broker.address),
+            "startingOffsets": "earliest",
+            **(options or {"subscribe": "t,u"}),
+        }
+        made.append(StreamReader(parse_source_options(given, streaming=True)))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.stop()
+
+
+def test_a_stream_waits_for_brokers_and_leaders_that_come_back(
+    fake_broker, stream_of, quick
+):
+    stream = stream_of(subscribePattern="t|u")
+    read = stream.initialOffset()
+    fake_broker.append("t", 0, batch_of(b"2"))
+    for key in (ApiKey.METADATA, ApiKey.LIST_OFFSETS):
+        fake_broker.answer_with(key, *[lambda _: CLOSE] * 20)
+    end = stream.latestOffset(read, ALL)
+    assert offsets_in(end) == {"t": {"0": 2}, "u": {"0": 1}}
+    # Of each kind there are fetchOffset.numRetries attempts at once.
+    assert quick.pauses[:8] == [0.01, 0.01, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0]
+
+    fake_broker.leaderless = {("t", 0)}
+
+    def again(_):
+        fake_broker.leaderless = set()
+
+    fake_broker.answer_with(ApiKey.METADATA, *[lambda _: None] * 9, again)
+    assert stream.latestOffset(end, ALL) == end
+    assert len(stream.partitions(read, end)) == 2
+
+
+def test_a_stream_asks_who_leads_a_partition_now(fake_broker, stream_of, quick):
+    stream = stream_of()
+    read = stream.initialOffset()
+    elsewhere = FakeBroker({"t": 1})
+    try:
+        elsewhere.append("t", 0, batch_of(b"1", b"2"))
+
+        def moves(_):
+            """Hang up: node 8 leads from now on."""
+            fake_broker.led_elsewhere["t", 0] = elsewhere.address
+            return CLOSE
+
+        fake_broker.answer_with(ApiKey.LIST_OFFSETS, moves)
+        end = stream.latestOffset(read, ALL)
+        assert offsets_in(end) == {"t": {"0": 2}, "u": {"0": 1}}
+        assert quick.pauses == [0.01]
+    finally:
+        elsewhere.close()
+
+
+def test_a_stream_says_where_it_goes_on_when_no_broker_answers(
+    fake_broker, stream_of, quick
+):
+    stream = stream_of()
+    end = stream.latestOffset(stream.initialOffset(), ALL)
+    fake_broker.answer_with(ApiKey.METADATA, *[lambda _: CLOSE] * 1_000)
+    message = (
+        r"waited 120 s \(kafkaConsumer.pollTimeoutMs\). Start the query again when"
+        r" brokers answer: it goes on where it was, t-0 \(read up to offset 1\), u-0"
+    )
+    with pytest.raises(BrokerUnavailableError, match=message):
+        stream.latestOffset(end, ALL)
+    assert 120 <= sum(quick.pauses) <= 123
+    quick.pauses.clear()
+    with pytest.raises(BrokerUnavailableError):
+        stream_of().initialOffset()
+    assert quick.pauses == [0.01, 0.01], "a first start waits for no broker"
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    "subscribed", [{"subscribe": "t,u"}, {"assign": '{"t":[0],"u":[0]}'}]
+)
+def test_a_topic_that_is_gone_stops_no_stream_that_may_lose_data(
+    fake_broker, stream_of, caplog, subscribed
+):
+    fail, go_on = ({**subscribed, "failOnDataLoss": each} for each in ("true", "false"))
+    stream = stream_of(**go_on)
+    start = stream.initialOffset()
+    logged = stream.latestOffset(start, ALL)
+    assert ranges_of(stream, start, logged) == [("t-0", 0, 1), ("u-0", 0, 1)]
+    del fake_broker.topics["u"]
+    fake_broker.append("t", 0, batch_of(b"2", b"3"))
+
+    caplog.clear()
+    for each in (stream, stream_of(**go_on)):  # while it runs, and after a restart
+        assert ranges_of(each, start, logged) == [("t-0", 0, 1), ("u-0", 0, 1)]
+        end = each.latestOffset(logged, ALL)
+        assert offsets_in(end) == {"t": {"0": 3}, "u": {"0": 1}}
+        assert ranges_of(each, logged, end) == [("t-0", 1, 3)]
+    assert caplog.text.count("u-0 (read up to offset 1): the partitions do not exist")
+    once = stream_of(**go_on)
+    once.prepareForTriggerAvailableNow()
+    assert once.latestOffset(logged, ALL) == end
+
+    message = r"u-0 \(read up to offset 1\): .* do not exist any more.*failOnDataLoss="
+    with pytest.raises(DataLossError, match=message):
+        stream_of(**fail).latestOffset(logged, ALL)
+    with pytest.raises(ApiError, match="UNKNOWN_TOPIC_OR_PARTITION"):
+        stream_of(**go_on).initialOffset()
 
 
 @pytest.fixture

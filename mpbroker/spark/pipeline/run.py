@@ -394,7 +394,8 @@ def _waiting(
     """
     reader = OffsetReader(options)
     try:
-        leaders = _existing(reader, options)
+        read = set() if options.fail_on_data_loss else {each.topic for each in reached}
+        leaders = _existing(reader, options, read)
         topics = {each.topic for each in leaders}
         strange = sorted({each.topic for each in reached} - topics)
         known = any(each.topic in topics for each in reached)
@@ -417,15 +418,18 @@ def _waiting(
 
 
 def _existing(
-    reader: OffsetReader, options: SourceOptions
+    reader: OffsetReader, options: SourceOptions, may_be_gone: set[str]
 ) -> dict[TopicPartition, int]:
     """Return the partitions that a pipeline reads, with their leaders' node ids.
+
+    Args:
+        may_be_gone: topics that are left out if they do not exist.
 
     Raises:
         ApiError: a topic does not exist; the text names those of the source.
     """
     try:
-        return reader.partitions()
+        return reader.subscribed(may_be_gone).leaders
     except ApiError as error:
         if error.error_code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             raise
