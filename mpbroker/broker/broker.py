@@ -375,7 +375,7 @@ class Broker:
                 if len(paths) < len(self._config.log_dirs) or know_of_each_other(paths)
                 else {}
             ),
-            "remote_storage_url": self._config.remote_storage_url
+            "remote_storage_url": self._config.remote_storage_place
             if self._config.remote_log_storage_system_enable
             else None,
             "cluster_node": {

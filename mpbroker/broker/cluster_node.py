@@ -186,8 +186,8 @@ class ClusterNode(HousekeeperChild):
 
         config = self._parts.config
         directory = self._parts.directories[0].path
-        assert config.diskless_storage_url
-        objects = ObjectStore(config.diskless_storage_url, retry_s=_STORE_S)
+        assert config.diskless_storage_place
+        objects = ObjectStore(config.diskless_storage_place, retry_s=_STORE_S)
         stats = ClusterStats()
         sequencer = CountedSequencer(database, stats)
         store = RecentObjects(CountedStore(objects, stats))

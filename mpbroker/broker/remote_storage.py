@@ -38,7 +38,7 @@ class RemoteStorage(HousekeeperChild):
         # Until the child of a killed housekeeper is gone: only one process may write.
         lock = create_file(f"{directories[0]}/{_LOCK_FILE}")
         fcntl.flock(lock, fcntl.LOCK_EX)
-        url = config.remote_storage_url
+        url = config.remote_storage_place
         assert url is not None
         store = ObjectStore(url, retry_s=RETRY_S)
         # The start has claimed the place in the store for this broker; if the store did
@@ -62,6 +62,7 @@ class RemoteStorage(HousekeeperChild):
                     config.remote_log_manager_task_retry_backoff_max_ms / 1000,
                     config.remote_log_manager_task_retry_jitter,
                 ),
+                config.remote_log_manager_copier_thread_pool_size,
             ),
             # For reads: a client is to learn of a failure soon, and asks again.
             ObjectStore(url, retry_s=RETRY_S, retries=_READERS_RETRIES),

@@ -81,7 +81,7 @@ def check_remote_storage(config: BrokerConfig, cluster_id: str) -> None:
     import subprocess
     import sys
 
-    url = config.remote_storage_url
+    url = config.remote_storage_place
     assert url is not None
     module = "mpbroker.storage.remote.store_owner"
     command = [
@@ -159,7 +159,7 @@ def _ask_cluster(config: BrokerConfig, *options: str) -> bytes:
 
     told = {
         "database": config.cluster_database_url,
-        "storage": config.diskless_storage_url,
+        "storage": config.diskless_storage_place,
         "log_dirs": config.log_dirs,
         "node_id": config.node_id,
         "rack": config.broker_rack,

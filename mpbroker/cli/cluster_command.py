@@ -80,6 +80,11 @@ def _storage_url(ctx: click.Context, param: click.Parameter, value: str) -> str:
         raise click.BadParameter(
             f"{value!r} is no URL of a store: it begins with {', '.join(_STORES)}"
         )
+    if "?" in value and not value.startswith("file:"):
+        raise click.BadParameter(
+            f"{value!r} has options: leave them out here, and set"
+            " diskless.storage.endpoint and diskless.storage.region on each node"
+        )
     return value.rstrip("/")
 
 

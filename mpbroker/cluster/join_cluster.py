@@ -48,7 +48,7 @@ class NodeSettings(NamedTuple):
 
     Attributes:
         database: cluster.database.url.
-        storage: diskless.storage.url.
+        storage: diskless.storage.url, with endpoint and region.
         log_dirs: the data directories, which exist.
     """
 
@@ -91,6 +91,7 @@ async def join(settings: NodeSettings) -> bytes:
         MpbrokerError: the broker cannot be this node of this cluster.
     """
     # Imported here, so that main() can tell the operator if a library is missing.
+    from mpbroker.base.store_url import StoreUrl
     from mpbroker.cluster.database import ClusterDatabase
     from mpbroker.cluster.live_nodes import SEEN_AFTER_S, live_nodes
     from mpbroker.cluster.membership import Membership, NodeDescription
@@ -113,7 +114,7 @@ async def join(settings: NodeSettings) -> bytes:
             info,
             version=load_migrations()[-1].version,
             cluster_id=own_cluster,
-            storage_url=settings.storage,
+            storage_url=StoreUrl.parse(settings.storage).url,
         )
         check_rights(ObjectStore(settings.storage, retry_s=_STORE_S))
         directory = node_directory(settings.log_dirs)

@@ -47,6 +47,7 @@ from mpbroker.config.consistency import (
     check_internal_topics,
     check_remote_storage,
     check_request_sizes,
+    check_store_options,
     check_values,
 )
 from mpbroker.config.cores import available_cores
@@ -643,9 +644,23 @@ class BrokerConfig:
         _STRING,
         None,
         "The remote store: s3://BUCKET/PREFIX, gs://, az:// or file:///DIRECTORY. It"
-        " belongs to this broker alone. Credentials, region and endpoint are taken from"
-        " the environment (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL...). Not a setting of"
-        " Kafka.",
+        " belongs to this broker alone. Credentials are taken from the environment"
+        " (AWS_ACCESS_KEY_ID...). Not a setting of Kafka.",
+    )
+    remote_storage_endpoint = BrokerKey(
+        "remote.storage.endpoint",
+        _STRING,
+        None,
+        "URL of the remote store's server, such as http://HOST:9000, if it is not the"
+        " cloud's own. Without it AWS_ENDPOINT_URL of the environment counts, for S3."
+        " Not a setting of Kafka.",
+    )
+    remote_storage_region = BrokerKey(
+        "remote.storage.region",
+        _STRING,
+        None,
+        "Region of a remote store that is S3 or like it. Without it AWS_REGION of the"
+        " environment counts. Not a setting of Kafka.",
     )
     remote_storage_cache_bytes = BrokerKey(
         "remote.storage.cache.bytes",
@@ -713,6 +728,15 @@ class BrokerConfig:
         "These times are longer or shorter by so much, as a part of them, by chance.",
         validator=between(0, 0.5),
     )
+    remote_log_manager_copier_thread_pool_size = BrokerKey(
+        "remote.log.manager.copier.thread.pool.size",
+        _INT,
+        10,
+        "How many partitions' segments are copied to the remote store at a time. Of"
+        " those above 8 MiB one is copied at a time, in four parts.",
+        validator=between(1, 1000),
+        reader=Reader.HOUSEKEEPER,
+    )
     remote_log_reader_threads = BrokerKey(
         "remote.log.reader.threads",
         _INT,
@@ -747,6 +771,19 @@ class BrokerConfig:
         "The store of the cluster's objects, as its database names it:"
         " s3://BUCKET/PREFIX, gs://, az:// or file:///DIRECTORY. Not a setting of"
         " Kafka.",
+    )
+    diskless_storage_endpoint = BrokerKey(
+        "diskless.storage.endpoint",
+        _STRING,
+        None,
+        "URL of that store's server, as remote.storage.endpoint. Not a setting of"
+        " Kafka.",
+    )
+    diskless_storage_region = BrokerKey(
+        "diskless.storage.region",
+        _STRING,
+        None,
+        "Region of that store, as remote.storage.region. Not a setting of Kafka.",
     )
     diskless_append_commit_interval_ms = BrokerKey(
         "diskless.append.commit.interval.ms",
@@ -2155,6 +2192,24 @@ class BrokerConfig:
         return self._load_again()
 
     @property
+    def remote_storage_place(self) -> str | None:
+        """The remote store's URL with endpoint and region, as ObjectStore takes it."""
+        return _store_place(
+            self.remote_storage_url,
+            self.remote_storage_endpoint,
+            self.remote_storage_region,
+        )
+
+    @property
+    def diskless_storage_place(self) -> str | None:
+        """The URL of the cluster's store, as ``remote_storage_place``."""
+        return _store_place(
+            self.diskless_storage_url,
+            self.diskless_storage_endpoint,
+            self.diskless_storage_region,
+        )
+
+    @property
     def has_telemetry_receiver(self) -> bool:
         """Whether clients are asked for their metrics: a setting names a receiver."""
         return bool(
@@ -2300,6 +2355,18 @@ class BrokerConfig:
             self.remote_log_storage_system_enable, self.remote_storage_url
         )
         check_cluster(self.cluster_database_url, self.diskless_storage_url)
+        check_store_options(
+            "remote.storage",
+            self.remote_storage_url,
+            self.remote_storage_endpoint,
+            self.remote_storage_region,
+        )
+        check_store_options(
+            "diskless.storage",
+            self.diskless_storage_url,
+            self.diskless_storage_endpoint,
+            self.diskless_storage_region,
+        )
         check_internal_topics(
             self.offsets_topic_num_partitions,
             self.transaction_state_log_num_partitions,
@@ -2371,3 +2438,19 @@ if TYPE_CHECKING:
         assert_type(config.advertised_listeners, tuple[str, ...] | None)
         assert_type(config.message_max_bytes, int)
         assert_type(BrokerConfig.node_id, BrokerKey[int])
+
+
+def _store_place(
+    url: str | None, endpoint: str | None, region: str | None
+) -> str | None:
+    if not url or not (endpoint or region):
+        return url
+    # Imported here: most brokers have no store.
+    from mpbroker.base.store_url import StoreUrl
+
+    options = {
+        name: value
+        for name, value in (("endpoint", endpoint), ("region", region))
+        if value
+    }
+    return str(StoreUrl.parse(url)._replace(**options))

@@ -92,16 +92,46 @@ def check_cluster(database_url: str | None, storage_url: str | None) -> None:
 
 
 def _check_store(name: str, url: str) -> None:
-    if not re.fullmatch(r"(s3|s3a|gs|az|azure|abfss?|file)://.+", url):
-        raise ConfigError(
-            f"{name}={url}: not a URL of a store; it must begin with"
-            " s3://, gs://, az:// or file:///"
-        )
-    if re.match(r"[^/]*//[^/]*@", url):
-        raise ConfigError(
-            f"{name}: has a user or a password; credentials are taken from the"
-            " environment"
-        )
+    # Imported here: most brokers have no store.
+    from mpbroker.base.store_url import StoreUrl
+
+    try:
+        StoreUrl.parse(url)
+    except ValueError as error:
+        # The value is not shown: it may have a password.
+        raise ConfigError(f"{name}: {error}") from error
+
+
+def check_store_options(
+    name: str, url: str | None, endpoint: str | None, region: str | None
+) -> None:
+    """Raise ConfigError if a store's endpoint or region is unusable, or set twice.
+
+    Args:
+        name: the first part of the names of these settings, as in "remote.storage".
+        url: the value of ``name`` with ".url" behind it, which was checked before; the
+            others likewise.
+    """
+    for option, value in (("endpoint", endpoint), ("region", region)):
+        if not value:
+            continue
+        from mpbroker.base.store_url import StoreUrl
+
+        if not url:
+            raise ConfigError(
+                f"{name}.{option}={value}: {name}.url is not set; set it, or leave this"
+                " out"
+            )
+        parts = StoreUrl.parse(url)
+        if getattr(parts, option):
+            raise ConfigError(
+                f"{name}.{option}={value}: {name}.url names the {option}, too; leave"
+                " one out"
+            )
+        try:
+            parts._replace(**{option: value}).check()
+        except ValueError as error:
+            raise ConfigError(f"{name}.{option}={value}: {error}") from error
 
 
 def check_directories(paths: Sequence[str]) -> None:

@@ -22,7 +22,8 @@ _OURS: Final = (
     *("control.socket.path", "diskless.", "flush.acks.all", "log.flush.acks.all"),
     *("max.partitions", "metrics.kafka.names.enable"),
     *("metrics.listeners", "mirror.source", "otlp.", "remote.metadata.interval.ms"),
-    *("remote.storage.cache.bytes", "remote.storage.url", "request.log."),
+    *("remote.storage.cache.bytes", "remote.storage.endpoint"),
+    *("remote.storage.region", "remote.storage.url", "request.log."),
     *("sasl.plain.users.file", "slow.request.log."),
 )
 

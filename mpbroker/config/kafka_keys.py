@@ -120,7 +120,6 @@ KEYS_WITHOUT_EFFECT: Final = (
             1_073_741_824,
             at_least(1),
         ),
-        ("remote.log.manager.copier.thread.pool.size", _INT, 10, at_least(1)),
         ("remote.log.manager.expiration.thread.pool.size", _INT, 10, at_least(1)),
         ("remote.log.manager.follower.thread.pool.size", _INT, 2, at_least(1)),
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from typing import Final
+from urllib.parse import parse_qsl, urlencode
 
 from pyarrow import fs
 
@@ -18,6 +19,7 @@ def find(path: str) -> tuple[fs.FileSystem, str]:
 
     Args:
         path: a local path, or a URI: file:/x, s3://, s3a://, gs://, abfss://, hdfs://.
+            A URI of S3 may have the options of StoreUrl, or pyarrow's.
 
     Raises:
         pyarrow.ArrowInvalid, OSError, NotImplementedError: pyarrow does not know the
@@ -30,8 +32,22 @@ def find(path: str) -> tuple[fs.FileSystem, str]:
     rest = path[match.end() - 1 :]
     if scheme == "file":
         return fs.LocalFileSystem(), "/" + rest.strip("/")
+    rest = _options_of_arrow(rest) if scheme in ("s3", "s3a") else rest
     found, inside = fs.FileSystem.from_uri(f"{_SCHEMES.get(scheme, scheme)}:{rest}")
     return found, inside.rstrip("/") or inside
+
+
+def _options_of_arrow(rest: str) -> str:
+    """Name the endpoint in a URI of S3 as pyarrow does; leave other options alone."""
+    path, _, query = rest.partition("?")
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    endpoint = options.pop("endpoint", "")
+    if not endpoint:
+        return rest
+    scheme, _, host = endpoint.rpartition("://")
+    options["endpoint_override"] = host
+    options["scheme"] = scheme or "https"
+    return f"{path}?{urlencode(options)}"
 
 
 def absolute(path: str) -> str:

@@ -58,6 +58,7 @@ CLUSTER_WIDE = [
     "num.replica.fetchers",
     "producer.id.expiration.ms",
     "remote.fetch.max.wait.ms",
+    "remote.log.manager.copier.thread.pool.size",
     "remote.log.manager.copy.max.bytes.per.second",
     "remote.log.manager.fetch.max.bytes.per.second",
     "remote.log.reader.threads",
@@ -104,7 +105,6 @@ WITHOUT_EFFECT = {
     "tiered storage": """
         remote.list.offsets.request.timeout.ms
         remote.log.index.file.cache.total.size.bytes
-        remote.log.manager.copier.thread.pool.size
         remote.log.manager.expiration.thread.pool.size
     """,
 }

@@ -64,11 +64,13 @@ def seaweedfs(tmp_path_factory):
 
 @pytest.fixture
 def proxy(seaweedfs, monkeypatch):
-    """A proxy before SeaweedFS, and the environment by which brokers find it."""
+    """A proxy before SeaweedFS, which brokers find by their settings only.
+
+    The environment has the credentials, and leads past the proxy.
+    """
     with StoreProxy(seaweedfs.endpoint) as proxy:
         for name, value in seaweedfs.environ.items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
         yield proxy
 
 
@@ -79,7 +81,11 @@ def url():
 
 @pytest.fixture
 def broker(tmp_path, proxy, url):
-    settings = {**SETTINGS, "remote.storage.url": url}
+    settings = {
+        **SETTINGS,
+        "remote.storage.url": url,
+        "remote.storage.endpoint": proxy.endpoint,
+    }
     with Broker(tmp_path / "data", settings) as running:
         admin = AdminClient({"bootstrap.servers": running.bootstrap})
         admin.create_topics([NewTopic(TOPIC, 1, config=TIERED)])[TOPIC].result(60)

@@ -15,8 +15,10 @@ import errno
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from datetime import timedelta
 from itertools import count
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
@@ -38,6 +40,7 @@ from mpbroker.base.storage_errors import (
     RemoteUnreachableError,
     UnconditionalStoreError,
 )
+from mpbroker.base.store_url import StoreUrl
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
@@ -73,9 +76,10 @@ class ObjectStore:
     """The objects below one URL.
 
     Args:
-        url: such as `s3://bucket/prefix`, `gs://`, `az://` or `file:///directory`.
-            Credentials and endpoint are taken from the usual variables of the
-            environment (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, ...).
+        url: such as `s3://bucket/prefix`, `gs://`, `az://` or `file:///directory`, with
+            the options of StoreUrl. Credentials are taken from the usual variables of
+            the environment (AWS_ACCESS_KEY_ID, ...), and so are endpoint and region
+            (AWS_ENDPOINT_URL, ...) if the URL does not name them.
         retry_s: the time in seconds for which a failed request is tried again.
         retries: the largest number of further attempts; the time between them doubles,
             with a random part.
@@ -85,23 +89,39 @@ class ObjectStore:
     """
 
     def __init__(self, url: str, *, retry_s: float = 30.0, retries: int = 5) -> None:
-        self.url = url
-        parts = urlsplit(url)
+        try:
+            place = StoreUrl.parse(url)
+        except ValueError as error:
+            raise RemoteStorageError(f"{url} cannot be used: {error}") from error
+        self.url = place.url
+        self._large = Lock()
         # Of a store in a directory, without a slash at the end; "": it is another one.
-        self._root = parts.path.rstrip("/") if parts.scheme == "file" else ""
-        endpoint = os.environ.get("AWS_ENDPOINT_URL", "")
+        self._root = urlsplit(url).path.rstrip("/") if place.scheme == "file" else ""
+        endpoint = place.endpoint
+        if not endpoint and place.scheme in _S3:
+            endpoint = os.environ.get("AWS_ENDPOINT_URL", "")
         client: ClientConfig = {"connect_timeout": "5s", "timeout": "30s"}
-        if parts.scheme in _S3 and endpoint.startswith("http://"):
+        if endpoint.startswith("http://"):
             client["allow_http"] = True  # the operator has named it
+        config: dict[str, Any] = {}
+        if place.endpoint:
+            config["base_url" if place.scheme == "gs" else "endpoint"] = endpoint
+        if place.region:
+            config["region"] = place.region
         retry: RetryConfig = {
             "max_retries": retries,
             "retry_timeout": timedelta(seconds=retry_s),
         }
         try:
-            if parts.scheme == "file":
-                self._store: Any = LocalStore(parts.path)
+            if place.scheme == "file":
+                self._store: Any = LocalStore(urlsplit(url).path)
             else:
-                self._store = from_url(url, client_options=client, retry_config=retry)
+                self._store = from_url(
+                    place.url,
+                    config=config or None,  # type: ignore[arg-type]
+                    client_options=client,
+                    retry_config=retry,
+                )
         except (BaseError, OSError, ValueError) as error:
             raise self._error("cannot be used", error) from error
 
@@ -147,8 +167,15 @@ class ObjectStore:
             raise self._error(f"cannot write {key}", error) from error
         return True
 
-    def put_stream(self, key: str, chunks: Iterator[bytes]) -> None:
+    def put_stream(self, key: str, chunks: Iterator[bytes], size: int) -> None:
         """Write an object whose content is all chunks together; a large one in parts.
+
+        Parts take memory, so threads write one large object at a time.
+
+        Args:
+            key: the object's key.
+            chunks: the content.
+            size: the length of the content in bytes, of which an estimate will do.
 
         Raises:
             RemoteStorageError: the object may have been written nevertheless.
@@ -164,13 +191,14 @@ class ObjectStore:
                 raise
 
         try:
-            obstore.put(
-                self._store,
-                key,
-                watched(),
-                chunk_size=_PART_BYTES,
-                max_concurrency=_PARTS_AT_ONCE,
-            )
+            with self._large if size > _PART_BYTES else nullcontext():
+                obstore.put(
+                    self._store,
+                    key,
+                    watched(),
+                    chunk_size=_PART_BYTES,
+                    max_concurrency=_PARTS_AT_ONCE,
+                )
             self._force_to_disk(key)
         except (BaseError, OSError) as error:
             if failed:

@@ -1,6 +1,7 @@
 """RemoteLogManager: the process that talks to the remote store.
 
-    copier thread      copies and removes segments, as the housekeeper's plan says
+    copier thread      goes over the partitions of the housekeeper's plan
+    copier pool        copies and removes the segments of several partitions at a time
     metadata thread    copies the metadata log and the coordinators' topics
     reader threads     bring chunks into the cache
     main thread        takes handlers' requests for chunks; tells them when a chunk came
@@ -19,7 +20,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from math import inf
 from queue import SimpleQueue
@@ -83,6 +84,8 @@ class Copier:
         fence: raises NotOwnerError if the store belongs to another broker by now.
         copy_rate: the largest number of bytes to copy in a second.
         backoff: the limits of the time between two attempts.
+        threads: the number of partitions whose segments are copied at the same time.
+            Of segments that go up in parts only one is copied at a time.
     """
 
     def __init__(
@@ -93,8 +96,15 @@ class Copier:
         fence: Callable[[], None] = lambda: None,
         copy_rate: float = inf,
         backoff: BackoffLimits = DEFAULT_BACKOFF,
+        threads: int = 1,
     ) -> None:
-        self._throttle = Throttler(copy_rate, _no_beat).done
+        self._throttle = _shared_rate(copy_rate)
+        # Guards what is known of the store as a whole: self._away.
+        self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(threads, "remote-log-copier")
+        self._each: Callable[..., Iterable[bool]] = (
+            self._pool.map if threads > 1 else map
+        )
         self._store = store
         self._fence = fence
         self._home = home
@@ -138,12 +148,15 @@ class Copier:
 
         A failure is logged, and ends the work on that partition only.
         """
-        left = list(plan.partitions)
+        left: Iterable[PartitionPlan] = plan.partitions
         if self._away.is_due() and self._may_write():
             known = self._note({_known(each) for each in plan.partitions})
-            while left and not self._away.is_failing:
-                each = left.pop(0)
-                self._try(_known(each), each)
+            had_turn = self._each(self._take_turn, plan.partitions)
+            left = [
+                each
+                for each, done in zip(plan.partitions, had_turn, strict=True)
+                if not done
+            ]
             self._forget(plan, known)
             if not (self._away.is_failing or self._failing):
                 self._stats.set(copy_success_time_seconds=int(time.time()))
@@ -161,6 +174,24 @@ class Copier:
             stored_segments=sum(segments for segments, _ in stored),
             stored_bytes=sum(size for _, size in stored),
         )
+
+    def _take_turn(self, plan: PartitionPlan) -> bool:
+        """Copy and remove a partition's segments; False: the store has failed before.
+
+        Several threads call this, each for another partition.
+        """
+        if self._away.is_failing:
+            return False
+        self._try(_known(plan), plan)
+        return True
+
+    def _still_works(self) -> bool:
+        """Whether a failure is not the store's own, as far as is known or can be asked.
+
+        One thread asks for all.
+        """
+        with self._lock:
+            return not self._away.is_failing and self._may_write()
 
     def _may_write(self) -> bool:
         """Whether the store answers, and still belongs to this broker.
@@ -228,7 +259,10 @@ class Copier:
         partition = self._partitions.get(known)
         if partition is None:
             partition = RemotePartition(
-                self._store, *known, fence=self._fence, throttle=self._throttle
+                self._store,
+                *known,
+                fence=self._fence,
+                throttle=self._throttle,
             )
             self._partitions[known] = partition
         return partition
@@ -255,7 +289,7 @@ class Copier:
         except (MpbrokerError, OSError) as error:
             if plan is not None:
                 self._measure(plan)
-            if isinstance(error, RemoteStorageError) and not self._may_write():
+            if isinstance(error, RemoteStorageError) and not self._still_works():
                 return False  # not a fault of this partition
             self._stats.add(copy_errors=1)
             if failing is None:  # once, however long it lasts
@@ -349,6 +383,7 @@ class RemoteLimits(NamedTuple):
         copy_rate: the largest number of bytes to copy in a second.
         fetch_rate: the largest number of bytes to fetch in a second.
         backoff: the limits of the time after which a failed store is asked again.
+        copier_threads: the number of partitions that are copied at the same time.
     """
 
     cache_bytes: int
@@ -357,6 +392,7 @@ class RemoteLimits(NamedTuple):
     copy_rate: float = inf
     fetch_rate: float = inf
     backoff: BackoffLimits = DEFAULT_BACKOFF
+    copier_threads: int = 1
 
 
 class RemoteLogManager:
@@ -391,19 +427,19 @@ class RemoteLogManager:
             require_owner(store, owner)
 
         self._copier = Copier(
-            store, home, self._stats, fence, limits.copy_rate, limits.backoff
+            store,
+            home,
+            self._stats,
+            fence,
+            limits.copy_rate,
+            limits.backoff,
+            limits.copier_threads,
         )
         copy = MetadataCopy(store, home, owner.cluster_id, owner.node_id, fence)
         self._metadata = MetadataCopier(
             copy, home, limits.metadata_interval_s, self._stats, limits.backoff
         )
-        fetches = Throttler(limits.fetch_rate, _no_beat)
-        one_at_a_time = threading.Lock()
-
-        def throttle(size: int) -> None:
-            with one_at_a_time:  # all readers together have the rate
-                fetches.done(size)
-
+        throttle = _shared_rate(limits.fetch_rate)
         self._pool = ThreadPoolExecutor(limits.threads, "remote-log-reader")
         self._wanted: dict[str, _Segment] = {}
         self._done: SimpleQueue[_Done] = SimpleQueue()
@@ -535,6 +571,22 @@ class RemoteLogManager:
             self._pool.submit(self._fetch_next, wanted)
         else:
             del self._wanted[done.segment_id]
+
+
+def _shared_rate(rate: float) -> Callable[[int], None]:
+    """Return a function that sleeps so that all its callers together keep to a rate.
+
+    Args:
+        rate: in bytes a second. The function takes the number of bytes of a transfer.
+    """
+    throttler = Throttler(rate, _no_beat)
+    one_at_a_time = threading.Lock()
+
+    def done(size: int) -> None:
+        with one_at_a_time:
+            throttler.done(size)
+
+    return done
 
 
 def _no_beat() -> None:

@@ -416,7 +416,8 @@ class RemotePartition:
         )
         self._save(self.manifest.with_segment(segment))
         chunks: list[int] = []
-        self._store.put_stream(log_key(self._prefix, segment), self._read(path, chunks))
+        key = log_key(self._prefix, segment)
+        self._store.put_stream(key, self._read(path, chunks), size)
         indexes = SegmentIndexes(tuple(chunks), self._files(segment), self._epochs())
         content = indexes.encode()
         self._store.put(indexes_key(self._prefix, segment), content)

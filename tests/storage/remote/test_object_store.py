@@ -16,6 +16,7 @@ from mpbroker.base.storage_errors import (
     RemoteUnreachableError,
     UnconditionalStoreError,
 )
+from mpbroker.base.store_url import StoreUrl
 from mpbroker.storage.remote.object_store import (
     ObjectStore,
 )
@@ -25,16 +26,17 @@ from mpbroker.storage.remote.store_owner import (
     check_rights,
     claim,
 )
+from tests.support.other_stores import SERVERS
 from tests.support.store_proxy import StoreProxy, always
 
-BOTH = pytest.mark.parametrize("store_url", ["file", "s3"], indirect=True)
+ALL = pytest.mark.parametrize("store_url", ["file", "s3", *SERVERS], indirect=True)
 
 
-@BOTH
+@ALL
 def test_what_is_written_is_read_listed_and_deleted(store):
     large = os.urandom(9 * 1024 * 1024)  # two parts
     chunks = (large[at : at + 4_000_000] for at in range(0, len(large), 4_000_000))
-    store.put_stream("id/0/large.log", chunks)
+    store.put_stream("id/0/large.log", chunks, 9_000_000)
     store.put("id/0/manifest", b"one")
     store.put("id/0/manifest", b"two")
     assert store.size("id/0/large.log") == len(large)
@@ -59,7 +61,7 @@ def content():
     os.kill(os.getpid(), signal.SIGKILL)
     yield b""
 
-ObjectStore(sys.argv[1]).put_stream("id/0/a.log", content())
+ObjectStore(sys.argv[1]).put_stream("id/0/a.log", content(), 0)
 """
 
 
@@ -76,7 +78,7 @@ def test_an_upload_to_a_directory_that_was_killed_leaves_no_file(store, tmp_path
     assert not left()
 
 
-@BOTH
+@ALL
 def test_an_object_that_is_larger_than_what_was_written_is_not_read(store):
     store.put("owner", bytes(100))
     assert store.get("owner", 100) == bytes(100)
@@ -99,7 +101,7 @@ def forced(monkeypatch):
     [
         lambda store, key: store.put(key, b"x"),
         lambda store, key: store.create(key, b"x"),
-        lambda store, key: store.put_stream(key, iter([b"x"])),
+        lambda store, key: store.put_stream(key, iter([b"x"]), 1),
         lambda store, key: asyncio.run(store.put_async(key, b"x")),
     ],
     ids=["put", "create", "stream", "async"],
@@ -114,7 +116,7 @@ def test_an_object_in_a_directory_is_on_disk_with_all_its_names(
     )
 
 
-@BOTH
+@ALL
 def test_objects_are_written_and_read_without_blocking(store):
     content = os.urandom(3_000_000)
     key = "ab/one"
@@ -139,7 +141,7 @@ def test_objects_are_written_and_read_without_blocking(store):
     asyncio.run(use())
 
 
-@BOTH
+@ALL
 def test_a_place_belongs_to_the_first_broker_that_claims_it(store):
     check_rights(store)
     claim(store, StoreOwner("first", 1))
@@ -151,14 +153,14 @@ def test_a_place_belongs_to_the_first_broker_that_claims_it(store):
     assert sorted(store.list("")) == ["owner"]
 
 
-@BOTH
+@ALL
 def test_an_object_is_created_once(store):
     assert store.create("one", b"first")
     assert not store.create("one", b"second")
     assert store.get("one") == b"first"
 
 
-@BOTH
+@ALL
 def test_a_store_that_ignores_the_condition_is_refused(store, monkeypatch):
     def ignoring(self, key, content):
         self.put(key, content)
@@ -207,6 +209,20 @@ def test_a_bucket_that_is_missing_is_told(seaweedfs, monkeypatch):
         list(ObjectStore("s3://no-bucket-of-ours/x", retry_s=1).list(""))
 
 
+@pytest.mark.parametrize("store_url", ["s3"], indirect=True)
+def test_a_url_names_its_server_and_region(store_url, seaweedfs, monkeypatch):
+    for name in ("AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    endpoint, region = seaweedfs.endpoint, seaweedfs.environ["AWS_REGION"]
+    store = ObjectStore(f"{store_url}?endpoint={endpoint}&region={region}", retry_s=1)
+    store.put("a", b"bytes")
+    assert store.get("a") == b"bytes"
+    assert store.url == store_url
+    # It counts before the environment.
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    assert ObjectStore(str(StoreUrl(store_url, endpoint, region))).size("a") == 5
+
+
 def test_a_store_that_is_away_is_told_in_one_line(monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
@@ -216,20 +232,31 @@ def test_a_store_that_is_away_is_told_in_one_line(monkeypatch):
     assert "\n" not in str(error.value) and "hidden" not in str(error.value)
 
 
-@pytest.mark.parametrize("url", ["file:///nowhere/at/all", "nothing://x", "s3:"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        *(
+            "file:///nowhere/at/all",
+            "nothing://x",
+            "s3:",
+            "s3://x/y?endpoint=host:9000",
+        ),
+        *("s3://x/y?bucket=z", "gs://x/y?region=z", "s3://user:secret@x/y"),
+    ],
+)
 def test_a_url_that_cannot_be_used_is_refused(url):
     with pytest.raises(RemoteStorageError, match=r"cannot be used"):
         ObjectStore(url)
 
 
-@BOTH
+@ALL
 def test_a_stream_that_ends_in_an_error_leaves_no_object(store):
     def broken():
         yield b"x" * 9_000_000
         raise OSError(5, "the disk failed")
 
     with pytest.raises(OSError, match=r"the disk failed"):
-        store.put_stream("broken", broken())
+        store.put_stream("broken", broken(), 9_000_000)
     with pytest.raises(RemoteObjectMissingError):
         store.size("broken")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 import time
 
 import pytest
@@ -39,6 +40,7 @@ from mpbroker.storage.remote.remote_stats import RemoteStats, SharedStats, read_
 from mpbroker.storage.remote.retry_backoff import BackoffLimits
 from mpbroker.storage.remote.store_owner import StoreOwner, claim, require_owner
 from tests.storage.batches import batch
+from tests.support.patience import LONGEST_S
 
 _ID = bytes(range(16))
 AT_ONCE = BackoffLimits(first_s=0.0)
@@ -257,6 +259,54 @@ def test_a_partition_with_much_to_copy_does_not_keep_the_others_waiting(
     copier._partitions[next(iter(copier._partitions))].lag = [500]
     write_plan(home, RemotePlan(frozenset({_ID}), plans[1:]))
     assert copier.look() and not copier.look()
+
+
+def test_threads_copy_several_partitions_at_the_same_time(
+    store, log, open_log, tmp_path, monkeypatch
+):
+    other = other_partition(log, open_log)
+    put_stream, meeting = ObjectStore.put_stream, threading.Barrier(2)
+    first_two = iter(range(2))
+
+    def meet(self, key, chunks, size):
+        if next(first_two, None) is not None:
+            meeting.wait(LONGEST_S)
+        put_stream(self, key, chunks, size)
+
+    home = str(tmp_path)
+    monkeypatch.setattr(ObjectStore, "put_stream", meet)
+    plans = (plan_of(log), other)
+    copier = Copier(store, home, SharedStats(home), threads=2)
+    copier.run(RemotePlan(frozenset({_ID}), plans))
+    for each in plans:
+        manifest = RemoteManifest.of_directory(each.directory)
+        assert manifest.copied_to() == each.copy_below
+
+
+def test_a_store_that_fails_several_threads_is_told_and_asked_once(
+    store, log, open_log, tmp_path, monkeypatch, caplog
+):
+    other = other_partition(log, open_log)
+    meeting = threading.Barrier(2)
+    away = []
+    asked = []
+
+    def fence():
+        asked.append(len(away))
+        if away:
+            raise RemoteUnreachableError("no answer")
+
+    def fail(self, key, chunks, size):
+        meeting.wait(LONGEST_S)
+        away.append(1)
+        raise RemoteUnreachableError("no answer")
+
+    home = str(tmp_path)
+    monkeypatch.setattr(ObjectStore, "put_stream", fail)
+    copier = Copier(store, home, SharedStats(home), fence, threads=2)
+    copier.run(RemotePlan(frozenset({_ID}), (plan_of(log), other)))
+    assert caplog.text.count("nothing is copied") == 1
+    assert sum(map(bool, asked)) == 1
 
 
 def test_what_was_refused_for_wrong_bytes_of_the_owner_goes_on(

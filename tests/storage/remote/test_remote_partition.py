@@ -72,8 +72,8 @@ class DyingStore:
     def put(self, key, content):
         self.changed_by(self._store.put, key, content)
 
-    def put_stream(self, key, chunks):
-        self.changed_by(self._store.put_stream, key, chunks)
+    def put_stream(self, key, chunks, size):
+        self.changed_by(self._store.put_stream, key, chunks, size)
 
     def delete(self, keys):
         for key in keys:
@@ -237,7 +237,7 @@ def test_a_request_that_takes_effect_late_leaves_no_object(
     class LateStore(DyingStore):
         """One whose PUTs of segments are given up, and done later."""
 
-        def put_stream(self, key, chunks):
+        def put_stream(self, key, chunks, size):
             late.append((key, b"".join(chunks)))
             raise RemoteStorageError("no answer")
 
@@ -266,7 +266,7 @@ def deleted(store, log, tmp_path, monkeypatch):
     def delete_after(method):
         late = []
 
-        def give_up(self, key, content):
+        def give_up(self, key, content, size=0):
             whole = content if isinstance(content, bytes) else b"".join(content)
             late.append((key, whole))
             raise RemoteStorageError("no answer")
