@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import time
-from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
@@ -23,8 +22,8 @@ from mpbroker.client.consumer.fetcher import (
 from mpbroker.client.errors import BrokerUnavailableError
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
-from mpbroker.protocol.records.record_columns import read_columns
-from mpbroker.spark.arrow import joined, record_batch
+from mpbroker.protocol.records.record_columns import EncodedRecords, encoded_records
+from mpbroker.spark.arrow import record_batches
 from mpbroker.spark.offsets import (
     FIRST_PAUSE_S,
     GONE_ANSWERS,
@@ -71,10 +70,16 @@ def read_range(range_: OffsetRange, options: SourceOptions) -> Iterator[pa.Recor
         ApiError: the broker refuses.
         RecordBatchError, ProtocolError: a batch is corrupt.
     """
-    return joined(_read(range_, options))
+    return record_batches(
+        _read(range_, options),
+        range_.partition,
+        with_headers=options.include_headers,
+        end=range_.end,
+    )
 
 
-def _read(range_: OffsetRange, options: SourceOptions) -> Iterator[pa.RecordBatch]:
+def _read(range_: OffsetRange, options: SourceOptions) -> Iterator[EncodedRecords]:
+    """Yield the records of each batch of a range; the last may have some beyond it."""
     position = range_.start
     patience_s = options.poll_timeout_ms / 1000
     waiting_since = time.monotonic()
@@ -116,11 +121,11 @@ def _read(range_: OffsetRange, options: SourceOptions) -> Iterator[pa.RecordBatc
 
 def _read_connected(
     range_: OffsetRange, position: int, options: SourceOptions
-) -> Iterator[tuple[pa.RecordBatch | None, int]]:
-    """Yield the rows that one connection fetches, with the offset reached after them.
+) -> Iterator[tuple[EncodedRecords | None, int]]:
+    """Yield the batches that one connection fetches, and the offset reached after each.
 
     Ends when the offset reached is at or after the range's end; raises when the
-    connection cannot be used any more. None stands for no rows: the offsets up to the
+    connection cannot be used any more. None stands for no batch: the offsets up to the
     one reached are hidden (markers, aborted transactions) or gone (compaction).
     """
     partition = range_.partition
@@ -147,7 +152,7 @@ def _read_connected(
                 continue
             for batch in fetched:
                 position = batch.header.next_offset
-                yield _rows(batch, range_, options), position
+                yield _records(batch, range_), position
                 if position >= range_.end:
                     return
             position = max(position, fetcher.positions[partition])
@@ -181,28 +186,11 @@ def _leader(cluster: Cluster, range_: OffsetRange) -> int:
     raise _PartitionGoneError
 
 
-def _rows(
-    batch: FetchedBatch, range_: OffsetRange, options: SourceOptions
-) -> pa.RecordBatch | None:
-    """Return a batch's rows below the end of the range; None if there are none."""
-    header = batch.header
-    if header.base_offset >= range_.end:
+def _records(batch: FetchedBatch, range_: OffsetRange) -> EncodedRecords | None:
+    """Return a batch's records; None if all lie beyond the end of the range."""
+    if batch.header.base_offset >= range_.end:
         return None
-    columns = read_columns(
-        header, batch.data, batch.first_offset, with_headers=options.include_headers
-    )
-    rows = columns.rows
-    if header.last_offset >= range_.end:
-        rows = bisect_left(memoryview(columns.offsets).cast("q"), range_.end)
-    if not rows:
-        return None
-    return record_batch(
-        columns,
-        batch.partition.topic,
-        batch.partition.partition,
-        int(header.timestamp_type),
-        rows,
-    )
+    return encoded_records(batch.header, batch.data, batch.first_offset)
 
 
 def _after_loss(

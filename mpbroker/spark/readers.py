@@ -268,9 +268,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         found = made_again(before, now)
         for topic in sorted(found):
             self._report_loss(
-                f"topic {topic} was deleted and made again (its id was"
-                f" {before[topic]} and is {now[topic]}): records of the old one that"
-                " were not read are gone, and the new one is to be read from its start"
+                f"topic {topic} was deleted and made again, or this is another cluster"
+                f" (its id was {before[topic]} and is {now[topic]}): records of the old"
+                " one that were not read are gone, and the new one is to be read from"
+                " its start"
             )
         return found
 

@@ -11,6 +11,7 @@ index of each segment.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -42,8 +43,6 @@ from mpbroker.spark.options import (
     parse_source_options,
     parse_subscription,
 )
-from mpbroker.spark.partition_reader import logger
-from mpbroker.spark.readers import batch_ranges
 from mpbroker.spark.remote_store import is_remote_store, list_remote_partitions
 from mpbroker.spark.segment_directory import (
     INDEX,
@@ -64,6 +63,8 @@ from mpbroker.spark.segment_index import (
     parse_time_index,
 )
 from mpbroker.spark.topic_pattern import compile_topic_pattern
+
+logger = logging.getLogger(__name__)
 
 _INTERNAL: Final = {"__consumer_offsets", "__transaction_state", "__cluster_metadata"}
 _OWN_OPTIONS: Final = {"path", "includeactive", "maxpartitionbytes"}
@@ -210,6 +211,8 @@ def plan_with_tail(options: SegmentOptions) -> list[SegmentTask | OffsetRange]:
         SegmentError, DataLossError: as ``plan``.
         ApiError, BrokerUnavailableError: the broker refuses, or does not answer.
     """
+    from mpbroker.spark.readers import batch_ranges
+
     broker = options.broker
     assert broker is not None
     reader = OffsetReader(broker)

@@ -1,7 +1,4 @@
-"""Define ``format("mpbroker-segments")``, which reads segments without the broker.
-
-    spark.read.format("mpbroker-segments")
-        .option("path", "/var/lib/mpbroker").option("subscribe", "events").load()
+"""Read segments for `SegmentsDataSource`, without the broker.
 
 Rows have the columns of format("mpbroker"). A running broker writes to the last segment
 of each partition, so that segment is skipped. Set ``includeActive`` to read it: for the
@@ -18,11 +15,11 @@ failOnDataLoss=false reading goes on at the next batch that the index knows.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+import logging
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from mpbroker.protocol.errors import ProtocolError
 from mpbroker.protocol.records.batch_header import (
@@ -30,14 +27,14 @@ from mpbroker.protocol.records.batch_header import (
     RecordBatchError,
     compute_crc,
 )
-from mpbroker.protocol.records.record_columns import read_columns
-from mpbroker.spark.arrow import joined, record_batch
+from mpbroker.protocol.records.record_columns import (
+    BadRecordsError,
+    EncodedRecords,
+    encoded_records,
+)
+from mpbroker.spark.arrow import record_batches
 from mpbroker.spark.offsets import DataLossError, OffsetRange
-from mpbroker.spark.options import OptionError
-from mpbroker.spark.partition_reader import logger, read_range
-from mpbroker.spark.readers import RangePartition
 from mpbroker.spark.remote_store import read_indexes
-from mpbroker.spark.schema import HEADERS_DDL, SCHEMA_DDL
 from mpbroker.spark.segment_directory import (
     INDEX,
     LOG,
@@ -51,7 +48,6 @@ from mpbroker.spark.segment_index import IndexEntry, parse_offset_index
 from mpbroker.spark.segment_plan import (
     SegmentOptions,
     SegmentTask,
-    parse_segment_options,
     plan,
     plan_with_tail,
 )
@@ -59,8 +55,8 @@ from mpbroker.spark.segment_plan import (
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow import fs
-    from pyspark.sql.datasource import DataSourceStreamReader
-    from pyspark.sql.types import StructType
+
+logger = logging.getLogger(__name__)
 
 
 class SegmentPartition(InputPartition):
@@ -69,27 +65,6 @@ class SegmentPartition(InputPartition):
     def __init__(self, task: SegmentTask) -> None:
         super().__init__(tuple(task))
         self.task = task
-
-
-class SegmentsDataSource(DataSource):
-    """Reads the segments of a data directory, an archive, or a remote store."""
-
-    @classmethod
-    def name(cls) -> str:
-        return "mpbroker-segments"
-
-    def schema(self) -> str:
-        with_headers = str(self.options.get("includeHeaders", "false")).lower()
-        return SCHEMA_DDL + (HEADERS_DDL if with_headers == "true" else "")
-
-    def reader(self, schema: StructType) -> SegmentsReader:
-        return SegmentsReader(parse_segment_options(self.options))
-
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        raise OptionError(
-            "format mpbroker-segments is for batch queries; for a stream use format"
-            " mpbroker, which asks the broker"
-        )
 
 
 class SegmentsReader(DataSourceReader):
@@ -101,6 +76,9 @@ class SegmentsReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         if self._options.broker is None:
             return [SegmentPartition(task) for task in plan(self._options)]
+        # What reads from brokers is imported only where one is asked.
+        from mpbroker.spark.readers import RangePartition
+
         return [
             RangePartition(task)
             if isinstance(task, OffsetRange)
@@ -111,11 +89,14 @@ class SegmentsReader(DataSourceReader):
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         if partition is None or partition.value is None:
             return iter(())  # Spark reads one empty partition where the plan has none
-        if isinstance(partition, RangePartition):
-            assert self._options.broker is not None
-            return read_range(partition.range, self._options.broker)
-        assert isinstance(partition, SegmentPartition)
-        return joined(read_task(partition.task, self._options))
+        if isinstance(partition, SegmentPartition):
+            return read_task(partition.task, self._options)
+        from mpbroker.spark.partition_reader import read_range
+        from mpbroker.spark.readers import RangePartition
+
+        assert isinstance(partition, RangePartition)
+        assert self._options.broker is not None
+        return read_range(partition.range, self._options.broker)
 
 
 def read_task(task: SegmentTask, options: SegmentOptions) -> Iterator[pa.RecordBatch]:
@@ -126,6 +107,26 @@ def read_task(task: SegmentTask, options: SegmentOptions) -> Iterator[pa.RecordB
             ``fail_on_data_loss`` is set.
         SegmentError: the file was deleted since the query was planned.
     """
+
+    def skip(error: BadRecordsError, part: EncodedRecords) -> None:
+        text = f"{task.partition}: {task.path} is damaged: {error}"
+        if options.fail_on_data_loss:
+            raise DataLossError(
+                f"{text}. Read an undamaged copy, or set failOnDataLoss=false to skip"
+                " the batch"
+            )
+        logger.warning("%s; the batch is skipped", text)
+
+    return record_batches(
+        _batches(task, options),
+        task.partition,
+        with_headers=options.include_headers,
+        end=task.end,
+        skip=skip,
+    )
+
+
+def _batches(task: SegmentTask, options: SegmentOptions) -> Iterator[EncodedRecords]:
     files, _ = open_path(task.root)
     try:
         reader = SegmentReader(files, task.path)
@@ -145,7 +146,8 @@ def _read(
     files: fs.FileSystem,
     task: SegmentTask,
     options: SegmentOptions,
-) -> Iterator[pa.RecordBatch]:
+) -> Iterator[EncodedRecords]:
+    """Yield the records of each batch of a task; the last may have some beyond it."""
     if task.indexes_crc is not None:
         position, end = _bounds(files, task)
         if reader.size != task.size:
@@ -168,7 +170,7 @@ def _read(
             batch = None if header is None else reader.batch(position, header)
             if header is None or batch is None:
                 raise RecordBatchError("the last batch is cut off")
-            rows = _rows(header, batch, task, options)
+            records = _records(header, batch, task)
         except ProtocolError as error:
             if task.is_active:
                 # After the last committed batch there may be any bytes: a broker's
@@ -177,8 +179,8 @@ def _read(
                 return
             position = _after_damage(files, task, position, error, options)
             continue
-        if rows is not None and rows.num_rows:
-            yield rows
+        if records is not None:
+            yield records
         position += header.size_in_bytes
 
 
@@ -214,13 +216,14 @@ def _base(task: SegmentTask) -> int:
     return int(task.path.rpartition("/")[2][:OFFSET_DIGITS])
 
 
-def _rows(
-    header: BatchHeader, batch: memoryview, task: SegmentTask, options: SegmentOptions
-) -> pa.RecordBatch | None:
-    """Return the rows of a batch that belong to the task; None if there are none.
+def _records(
+    header: BatchHeader, batch: memoryview, task: SegmentTask
+) -> EncodedRecords | None:
+    """Return the records of a batch that belongs to the task; None if it does not.
 
     Raises:
-        RecordBatchError: the CRC is wrong, or the records are corrupt.
+        RecordBatchError: the CRC is wrong.
+        DecompressionError: the records cannot be decompressed.
     """
     if header.next_offset <= task.first:
         return None
@@ -231,14 +234,7 @@ def _rows(
         )
     if header.is_control or (header.is_transactional and _is_aborted(header, task)):
         return None
-    columns = read_columns(
-        header, batch, task.first, with_headers=options.include_headers
-    )
-    rows = columns.rows
-    if header.last_offset >= task.end:
-        rows = bisect_left(memoryview(columns.offsets).cast("q"), task.end)
-    topic, number = task.partition
-    return record_batch(columns, topic, number, header.timestamp_type, rows)
+    return encoded_records(header, batch, task.first)
 
 
 def _is_aborted(header: BatchHeader, task: SegmentTask) -> bool:

@@ -151,8 +151,7 @@ def register(spark: SparkSession) -> None:
 
     The package must also be installed on the machines of the executors.
     """
-    from mpbroker.spark.segments import SegmentsDataSource
-    from mpbroker.spark.source import MpbrokerDataSource
+    from mpbroker.spark.source import MpbrokerDataSource, SegmentsDataSource
 
     spark.dataSource.register(MpbrokerDataSource)
     spark.dataSource.register(SegmentsDataSource)

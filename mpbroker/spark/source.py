@@ -3,6 +3,11 @@
     spark.dataSource.register(MpbrokerDataSource)
     spark.read.format("mpbroker").option("kafka.bootstrap.servers", ...)...
 
+And ``format("mpbroker-segments")``, which reads segments without the broker.
+
+    spark.read.format("mpbroker-segments")
+        .option("path", "/var/lib/mpbroker").option("subscribe", "events").load()
+
 Spark imports this module in several new processes for each query. Modules that only
 some of these processes need are imported in the methods that use them.
 
@@ -11,6 +16,7 @@ Source: PySpark's Python Data Source API, with Arrow record batches.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
@@ -21,6 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from mpbroker.spark.readers import BatchReader, StreamReader
+    from mpbroker.spark.segments import SegmentsReader
     from mpbroker.spark.sink import BatchWriter, StreamWriter
 
 
@@ -32,8 +39,7 @@ class MpbrokerDataSource(DataSource):
         return "mpbroker"
 
     def schema(self) -> str:
-        with_headers = str(self.options.get("includeHeaders", "false")).lower()
-        return SCHEMA_DDL + (HEADERS_DDL if with_headers == "true" else "")
+        return _schema(self.options)
 
     def reader(self, schema: StructType) -> BatchReader:
         from mpbroker.spark.options import parse_source_options
@@ -68,3 +74,33 @@ class MpbrokerDataSource(DataSource):
         from mpbroker.spark.readers import StreamReader
 
         return StreamReader(parse_source_options(self.options, streaming=True))
+
+
+class SegmentsDataSource(DataSource):
+    """Reads the segments of a data directory, an archive, or a remote store."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "mpbroker-segments"
+
+    def schema(self) -> str:
+        return _schema(self.options)
+
+    def reader(self, schema: StructType) -> SegmentsReader:
+        from mpbroker.spark.segment_plan import parse_segment_options
+        from mpbroker.spark.segments import SegmentsReader
+
+        return SegmentsReader(parse_segment_options(self.options))
+
+    def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802
+        from mpbroker.spark.options import OptionError
+
+        raise OptionError(
+            "format mpbroker-segments is for batch queries; for a stream use format"
+            " mpbroker, which asks the broker"
+        )
+
+
+def _schema(options: Mapping[str, str]) -> str:
+    with_headers = str(options.get("includeHeaders", "false")).lower()
+    return SCHEMA_DDL + (HEADERS_DDL if with_headers == "true" else "")

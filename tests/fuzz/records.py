@@ -19,7 +19,10 @@ from typing import Any, Final
 
 from mpbroker.protocol.records import record_columns, record_encode, record_walk
 from mpbroker.protocol.records.batch_header import RecordBatchError
-from mpbroker.protocol.records.record_columns import read_columns_in_python
+from mpbroker.protocol.records.record_columns import (
+    EncodedRecords,
+    read_columns_in_python,
+)
 from mpbroker.protocol.records.record_encode import encode_records_in_python
 from mpbroker.protocol.records.record_walk import NO_FAULT, walk_records_in_python
 
@@ -93,7 +96,8 @@ def _compare_reading(data: bytes, count: int, rng: Random) -> None:
         raise DifferentTwinsError(f"walk: {walked}, and by hand {expected}")
     bounds = data, count, rng.choice([-1, 0, 1, 5, 2**31])
     times = rng.choice([0, 7, 2**40]), rng.choice(_TIMES), rng.random() < 0.5
-    arguments = *bounds, *times, rng.random() < 0.7
+    parts = [EncodedRecords(*bounds, *times)] * rng.choice([1, 1, 1, 2])
+    arguments = parts, rng.random() < 0.7
     try:
         by_hand: Any = read_columns_in_python(*arguments)
     except (RecordBatchError, OverflowError):

@@ -17,13 +17,15 @@ from mpbroker.protocol.records.record_batch import (
     LOG_APPEND_TIME,
     Record,
     RecordBatchBuilder,
-    RecordBatchError,
     iter_records,
     parse_batch_header,
     set_base_offset,
 )
 from mpbroker.protocol.records.record_columns import (
+    BadRecordsError,
+    EncodedRecords,
     RecordColumns,
+    encoded_records,
     read_columns,
     read_columns_in_python,
 )
@@ -107,11 +109,11 @@ def test_columns_are_the_records(codec, options):
         batch = bytearray(build(records, codec, **options))
         set_base_offset(batch, base_offset)
         first = base_offset + skipped
-        header = parse_batch_header(batch)
-        columns = read_columns(header, batch, first, with_headers=True)
+        part = encoded_records(parse_batch_header(batch), batch, first)
+        columns = read_columns([part], with_headers=True)
         assert rows(columns) == expected(batch, first)
         assert columns.rows == len(expected(batch, first))
-        assert read_columns(header, batch, first, with_headers=False) == (
+        assert read_columns([part], with_headers=False) == (
             columns._replace(headers=None)
         )
 
@@ -119,9 +121,23 @@ def test_columns_are_the_records(codec, options):
 
 
 @pytest.mark.usefixtures("twin")
+@given(st.lists(st.tuples(RECORDS, st.integers(-3, 25), st.booleans()), max_size=4))
+def test_columns_of_several_batches_are_their_records_in_order(batches):
+    parts, wanted = [], []
+    for records, skipped, is_compressed in batches:
+        batch = build(records, Codec.LZ4 if is_compressed else Codec.NONE)
+        parts.append(encoded_records(parse_batch_header(batch), batch, skipped))
+        wanted += expected(batch, skipped)
+    columns = read_columns(parts, with_headers=True)
+    assert columns.rows == len(wanted)
+    assert rows(columns) == wanted
+
+
+@pytest.mark.usefixtures("twin")
 def test_a_column_without_nulls_has_no_validity_bitmap():
     batch = build([(1, b"k", None, []), (2, b"", b"v", [])])
-    columns = read_columns(parse_batch_header(batch), batch, 0, with_headers=False)
+    part = encoded_records(parse_batch_header(batch), batch, 0)
+    columns = read_columns([part], with_headers=False)
     assert columns.keys[0] is None
     assert columns.values[0] == b"\x02"
 
@@ -138,21 +154,28 @@ def test_any_damage_is_refused_or_read_alike_by_both_twins(records, data):
     cut = data.draw(st.integers(0, len(payload)))
     content = bytes(payload[: data.draw(st.sampled_from([cut, len(payload)]))])
     count = data.draw(st.integers(-1, len(records) + 1))
-    arguments = (content, count, data.draw(st.integers(-1, 5)), 7, 1_000, False, True)
-    compiled = record_columns._columns.read_columns(*arguments)
-    try:
-        by_hand = read_columns_in_python(*arguments)
-    except RecordBatchError:
-        assert compiled[0] != 0
-    else:
-        assert compiled == by_hand
+    first = data.draw(st.integers(-1, 5))
+    whole = EncodedRecords(
+        build(records)[BATCH_HEADER_SIZE:], len(records), 0, 0, 0, False
+    )
+    damaged = EncodedRecords(content, count, first, 7, 1_000, False)
+    for parts in ([damaged], [whole, damaged], [damaged, whole]):
+        compiled = record_columns._columns.read_columns(parts, True)
+        try:
+            by_hand = read_columns_in_python(parts, True)
+        except BadRecordsError as error:
+            assert compiled[0] != 0
+            assert compiled[2] == error.part == parts.index(damaged)
+        else:
+            assert compiled == by_hand
 
 
 @pytest.mark.usefixtures("twin")
 @pytest.mark.parametrize("base", [2**62, -(2**62)])
 def test_a_timestamp_beyond_64_bits_wraps(base):
     payload = build([(0, None, b"", []), (base, None, b"", [])])[BATCH_HEADER_SIZE:]
-    found = record_columns._read_columns(payload, 2, 0, 0, base, False, False)
+    part = EncodedRecords(payload, 2, 0, 0, base, False)
+    found = record_columns._read_columns([part], False)
     assert list(array("q", found[3])) == [base, -(2**63)]
 
 
@@ -160,5 +183,17 @@ def test_a_timestamp_beyond_64_bits_wraps(base):
 def test_a_lie_names_the_record():
     batch = bytearray(build([(1, b"k", b"v", []), (2, b"k", b"v", [])]))
     struct.pack_into(">i", batch, 57, 3)  # record_count
-    with pytest.raises(RecordBatchError, match="record 2"):
-        read_columns(parse_batch_header(batch), batch, 0, with_headers=True)
+    lie = encoded_records(parse_batch_header(batch), batch, 0)
+    truth = lie._replace(record_count=2)
+    with pytest.raises(BadRecordsError, match=r"record 2.*offset 0") as caught:
+        read_columns([truth, lie], with_headers=True)
+    assert caught.value.part == 1
+
+
+@pytest.mark.skipif(not record_columns.IS_COMPILED, reason="built without a compiler")
+@pytest.mark.parametrize(
+    "parts", [(), None, [None], [()], [(b"", 0, 0, 0, 0)], [("", 0, 0, 0, 0, False)]]
+)
+def test_parts_of_another_shape_are_a_type_error(parts):
+    with pytest.raises(TypeError):
+        record_columns._columns.read_columns(parts, True)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 
 import pytest
 
-from mpbroker.spark.pipeline.description import parse
+from mpbroker.spark.pipeline.description import Maintain, parse
 from mpbroker.spark.pipeline.errors import PipelineError
 from mpbroker.spark.pipeline.ingest import open_sink
 from mpbroker.spark.pipeline.progress import Progress
 from mpbroker.spark.pipeline.staging import ROWS, Stager
 from mpbroker.spark.pipeline.tables.lake import ParquetTable
+from mpbroker.spark.pipeline.tables.maintain import maintain_table
 from tests.spark.test_decode import batch_of
 
 KINDS = ["parquet", "delta", "iceberg"]
@@ -124,6 +126,38 @@ def test_a_table_whose_files_were_removed_is_refused(sink, commit_rows):
 
 def test_a_table_without_rows_is_not_taken_for_an_emptied_one(sink, commit):
     commit(sink())
+    sink()
+
+
+def delete_rows(opened):
+    lake = opened.rows
+    if lake.table.format == "delta":
+        lake._open().delete()
+    else:
+        lake._open().delete("true")
+
+
+@pytest.mark.parametrize("sink", ["delta", "iceberg"], indirect=True)
+def test_a_table_whose_rows_were_deleted_is_refused(sink, commit_rows):
+    opened = sink()
+    commit_rows(opened, 0)
+    delete_rows(sink())
+    with pytest.raises(PipelineError, match=r"rows of .*lake were removed.*new dir"):
+        sink()
+    commit_rows(opened, 1)
+    sink()
+
+
+@pytest.mark.parametrize("sink", ["delta", "iceberg"], indirect=True)
+def test_a_table_whose_rows_were_too_old_is_not_refused(sink, commit_rows):
+    opened = sink()
+    commit_rows(opened, 0)
+    lake, later_s = opened.rows, time.time() + 100_000
+    done = maintain_table(
+        lake.table, Maintain(keep_rows="1s"), "_timestamp", lake.name, now_s=later_s
+    )
+    assert done.rows == 1
+    assert not lake.data_files()
     sink()
 
 

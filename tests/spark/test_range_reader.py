@@ -195,6 +195,33 @@ def test_a_partition_without_a_leader_is_named_after_the_patience(fake_broker, c
         list(read(fake_broker, 0, 1, failOnDataLoss="false"))
 
 
+def test_batches_of_few_records_make_rows_together_and_large_ones_by_themselves(
+    fake_broker,
+):
+    values = [b"%d" % number for number in range(3_000)]
+    for value in values:
+        fake_broker.append("t", 0, batch_of(value))
+    (batch,) = read(fake_broker, 0, 3_000)
+    assert batch.column("value").to_pylist() == values
+    for _ in range(4):  # of bytes that a task need not hold all at once
+        fake_broker.append("t", 0, batch_of(b"x" * (5 << 20)))
+    sizes = [batch.num_rows for batch in read(fake_broker, 3_000, 3_004)]
+    assert sizes == [2, 2]
+
+
+def test_rows_of_another_kind_of_timestamp_say_so(fake_broker):
+    for kind in (0, 1, 1, 0):
+        builder = RecordBatchBuilder(timestamp_type=kind)
+        builder.append(1_000, None, b"v", [])
+        fake_broker.append("t", 0, builder.build())
+    found = [
+        (row["offset"], row["timestampType"])
+        for batch in read(fake_broker, 0, 4)
+        for row in batch.to_pylist()
+    ]
+    assert found == [(0, 0), (1, 1), (2, 1), (3, 0)]
+
+
 def test_headers_are_null_where_a_record_has_none(fake_broker):
     builder = RecordBatchBuilder()
     expected = []

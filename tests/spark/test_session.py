@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -60,3 +62,11 @@ def test_a_master_that_nobody_runs_is_named_before_spark_is_started():
 def test_masters_of_others_are_not_asked_for():
     for master in ("local[2]", "yarn", "k8s://https://127.0.0.1:1"):
         reach_master(master)
+
+
+def test_the_process_that_names_a_format_imports_nothing_that_reads():
+    """Spark starts one for each query, and it needs the columns only."""
+    asked = "import sys, mpbroker.spark.source; print(*sys.modules)"
+    found = subprocess.check_output([sys.executable, "-c", asked], text=True).split()
+    assert "mpbroker.spark.source" in found
+    assert not [name for name in found if name.startswith("mpbroker.client")]

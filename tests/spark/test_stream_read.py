@@ -7,12 +7,14 @@ import json
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewPartitions
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from mpbroker.spark.lag import lag_metrics, offset_bytes
 from mpbroker.spark.pipeline.progress import Progress
 from mpbroker.spark.pipeline.query import run_query
 from tests.spark.topic_records import going_transactions, offsets_in, topic_records
+from tests.support.children import wait_until
+from tests.support.ports import reusable_port
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -141,3 +143,31 @@ def test_transactions_may_go_on_under_a_stream(
     read = sorted(row.offset for row in rows)
     records = topic_records(bootstrap, topic, isolation="read_uncommitted")
     assert read == [each.offset() for each in records][: len(read)]
+
+
+def test_a_stream_goes_on_after_its_broker_was_away(spark, make_broker):
+    address = f"127.0.0.1:{reusable_port()}"
+    broker = make_broker({"listeners": f"PLAINTEXT://{address}"})
+    admin = AdminClient({"bootstrap.servers": address})
+    admin.create_topics([NewTopic("t", 1, 1)])["t"].result(90)
+    options = {"kafka.bootstrap.servers": address, "subscribe": "t"}
+    reader = spark.readStream.format("mpbroker").options(**options)
+    writer = reader.option("startingOffsets", "earliest").load().writeStream
+    query = writer.format("noop").trigger(processingTime="100 milliseconds").start()
+
+    def has_read(count):
+        if error := query.exception():
+            raise error
+        return sum(each["numInputRows"] for each in query.recentProgress) == count
+
+    try:
+        put(address, "t", 0, 10, 1)
+        wait_until(lambda: has_read(10))
+        broker.kill()
+        # Several triggers ask in vain meanwhile.
+        broker.start()
+        put(address, "t", 10, 15, 1)
+        wait_until(lambda: has_read(15))
+        broker.kill()
+    finally:
+        query.stop()  # a broker that is away does not hold it up

@@ -1,5 +1,5 @@
-/* mpbroker.native._columns: a batch's records as Arrow columns, without a Python object
- * for each field.
+/* mpbroker.native._columns: the records of batches as Arrow columns, without a Python
+ * object for each field.
  *
  * Python twin, which is the specification: read_columns_in_python() in
  * protocol/records/record_columns.py (tests/protocol/test_record_columns.py). There are
@@ -107,11 +107,57 @@ measure(cursor batch, long long count, int64_t first_delta, totals *t, long long
     return batch.at == batch.end ? NO_FAULT : BYTES_LEFT_IN_BATCH;
 }
 
-static PyObject *
-fill(cursor batch, long long count, int64_t first_delta, const totals *t,
-     long long base_offset, long long base_timestamp, int appended, int with_headers)
+/* The records of one batch: a tuple's fields, as read_columns_in_python() has them. */
+typedef struct {
+    Py_buffer payload;
+    long long count, first_delta, base_offset, base_timestamp;
+    int appended;
+} part;
+
+static inline cursor
+records_of(const part *p)
 {
+    const uint8_t *data = p->payload.buf;
+    return (cursor){data, data + p->payload.len};
+}
+
+/* All columns being filled. */
+typedef struct {
+    int64_t *offset, *timestamp;
+    int32_t *end; /* of the headers of a row; NULL: no headers are read */
     column key, value, header_key, header_value;
+} columns;
+
+static void
+add_records(columns *c, const part *p)
+{
+    cursor batch = records_of(p);
+    for (long long index = 0; index < p->count; index++) {
+        record r;
+        (void)read_record(&batch, 1, 0, &r); /* measure() has checked it */
+        if (r.offset_delta < p->first_delta)
+            continue;
+        *c->offset++ = (int64_t)((uint64_t)p->base_offset + (uint64_t)r.offset_delta);
+        *c->timestamp++ = (int64_t)((uint64_t)p->base_timestamp +
+                                    (p->appended ? 0 : (uint64_t)r.timestamp_delta));
+        add(&c->key, &r.key);
+        add(&c->value, &r.value);
+        if (c->end == NULL)
+            continue;
+        for (int64_t left = r.header_count; left > 0; left--) {
+            record_field name = {NULL, 0}, content = {NULL, 0};
+            (void)read_record_header(&r.headers, &name, &content);
+            add(&c->header_key, &name);
+            add(&c->header_value, &content);
+        }
+        *c->end++ = (int32_t)c->header_key.count;
+    }
+}
+
+static PyObject *
+fill(const part *parts, Py_ssize_t n, const totals *t, int with_headers)
+{
+    columns c;
     PyObject *result = NULL, *headers = NULL;
     PyObject *keys = NULL, *values = NULL, *header_keys = NULL, *header_values = NULL;
     Py_ssize_t header_rows = with_headers ? t->rows : 0;
@@ -119,42 +165,30 @@ fill(cursor batch, long long count, int64_t first_delta, const totals *t,
     PyObject *offsets = PyBytes_FromStringAndSize(NULL, t->rows * 8);
     PyObject *timestamps = PyBytes_FromStringAndSize(NULL, t->rows * 8);
     PyObject *ends = PyBytes_FromStringAndSize(NULL, (header_rows + 1) * 4);
-    memset(&key, 0, sizeof key);
-    value = header_key = header_value = key;
-    if (!offsets || !timestamps || !ends ||
-        !new_column(&key, t->rows, t->key_size) ||
-        !new_column(&value, t->rows, t->value_size) ||
-        !new_column(&header_key, header_count, with_headers ? t->header_key_size : 0) ||
-        !new_column(&header_value, header_count, with_headers ? t->header_value_size : 0))
+    memset(&c, 0, sizeof c);
+    if (header_count > INT32_MAX) {
+        PyErr_SetString(PyExc_OverflowError, "a column of 2 GiB or more");
         goto done;
-    int64_t *offset = (int64_t *)PyBytes_AS_STRING(offsets);
-    int64_t *timestamp = (int64_t *)PyBytes_AS_STRING(timestamps);
-    int32_t *end = (int32_t *)PyBytes_AS_STRING(ends);
-    *end++ = 0;
-    for (long long index = 0; index < count; index++) {
-        record r;
-        (void)read_record(&batch, 1, 0, &r); /* measure() has checked it */
-        if (r.offset_delta < first_delta)
-            continue;
-        *offset++ = (int64_t)((uint64_t)base_offset + (uint64_t)r.offset_delta);
-        *timestamp++ = (int64_t)((uint64_t)base_timestamp +
-                                 (appended ? 0 : (uint64_t)r.timestamp_delta));
-        add(&key, &r.key);
-        add(&value, &r.value);
-        if (!with_headers)
-            continue;
-        for (int64_t left = r.header_count; left > 0; left--) {
-            record_field name = {NULL, 0}, content = {NULL, 0};
-            (void)read_record_header(&r.headers, &name, &content);
-            add(&header_key, &name);
-            add(&header_value, &content);
-        }
-        *end++ = (int32_t)header_key.count;
     }
-    keys = column_tuple(&key);
-    values = column_tuple(&value);
-    header_keys = column_tuple(&header_key);
-    header_values = column_tuple(&header_value);
+    if (!offsets || !timestamps || !ends ||
+        !new_column(&c.key, t->rows, t->key_size) ||
+        !new_column(&c.value, t->rows, t->value_size) ||
+        !new_column(&c.header_key, header_count,
+                    with_headers ? t->header_key_size : 0) ||
+        !new_column(&c.header_value, header_count,
+                    with_headers ? t->header_value_size : 0))
+        goto done;
+    c.offset = (int64_t *)PyBytes_AS_STRING(offsets);
+    c.timestamp = (int64_t *)PyBytes_AS_STRING(timestamps);
+    int32_t *end = (int32_t *)PyBytes_AS_STRING(ends);
+    *end = 0;
+    c.end = with_headers ? end + 1 : NULL;
+    for (Py_ssize_t index = 0; index < n; index++)
+        add_records(&c, &parts[index]);
+    keys = column_tuple(&c.key);
+    values = column_tuple(&c.value);
+    header_keys = column_tuple(&c.header_key);
+    header_values = column_tuple(&c.header_value);
     if (keys && values && header_keys && header_values) {
         headers = with_headers ? PyTuple_Pack(3, ends, header_keys, header_values)
                                : Py_NewRef(Py_None);
@@ -163,10 +197,10 @@ fill(cursor batch, long long count, int64_t first_delta, const totals *t,
                                    keys, values, headers);
     }
 done:
-    drop_column(&key);
-    drop_column(&value);
-    drop_column(&header_key);
-    drop_column(&header_value);
+    drop_column(&c.key);
+    drop_column(&c.value);
+    drop_column(&c.header_key);
+    drop_column(&c.header_value);
     Py_XDECREF(offsets);
     Py_XDECREF(timestamps);
     Py_XDECREF(ends);
@@ -179,31 +213,53 @@ done:
 }
 
 PyDoc_STRVAR(read_columns_doc,
-"read_columns(payload, record_count, first_delta, base_offset, base_timestamp,\n"
-"             appended, with_headers, /)\n--\n\n"
+"read_columns(parts, with_headers, /)\n--\n\n"
 "See mpbroker.protocol.records.record_columns.read_columns_in_python.");
 
 static PyObject *
 read_columns(PyObject *module, PyObject *args)
 {
-    Py_buffer buffer;
-    long long count, first_delta, base_offset, base_timestamp, index = 0;
-    int appended, with_headers;
+    PyObject *given, *result = NULL;
+    int with_headers;
+    Py_ssize_t held = 0;
     totals t = {0, 0, 0, 0, 0, 0};
-    PyObject *result;
-    if (!PyArg_ParseTuple(args, "y*LLLLpp:read_columns", &buffer, &count, &first_delta,
-                          &base_offset, &base_timestamp, &appended, &with_headers))
+    if (!PyArg_ParseTuple(args, "O!p:read_columns", &PyList_Type, &given,
+                          &with_headers))
         return NULL;
-    const uint8_t *data = buffer.buf;
-    cursor batch = {data, data + buffer.len};
-    enum record_fault fault = measure(batch, count, first_delta, &t, &index);
-    if (fault != NO_FAULT)
-        result = Py_BuildValue("(iLOOOOO)", fault, index, Py_None, Py_None, Py_None,
-                               Py_None, Py_None);
-    else
-        result = fill(batch, count, first_delta, &t, base_offset, base_timestamp,
-                      appended, with_headers);
-    PyBuffer_Release(&buffer);
+    Py_ssize_t n = PyList_GET_SIZE(given);
+    part *parts = PyMem_Calloc(n ? (size_t)n : 1, sizeof *parts);
+    if (parts == NULL)
+        return PyErr_NoMemory();
+    /* Nothing below runs Python code that could shorten the list; but a buffer of a
+     * strange object could, so its size is looked at each time. */
+    for (; held < n && held < PyList_GET_SIZE(given); held++) {
+        part *p = &parts[held];
+        PyObject *fields = PyList_GET_ITEM(given, held);
+        if (!PyTuple_Check(fields)) {
+            PyErr_SetString(PyExc_TypeError, "a part is a tuple");
+            goto done;
+        }
+        if (!PyArg_ParseTuple(fields, "y*LLLLp", &p->payload, &p->count,
+                              &p->first_delta, &p->base_offset, &p->base_timestamp,
+                              &p->appended))
+            goto done;
+    }
+    for (Py_ssize_t index = 0; index < held; index++) {
+        const part *p = &parts[index];
+        long long at = 0;
+        enum record_fault fault =
+            measure(records_of(p), p->count, p->first_delta, &t, &at);
+        if (fault != NO_FAULT) {
+            result = Py_BuildValue("(iLnOOOO)", fault, at, index, Py_None, Py_None,
+                                   Py_None, Py_None);
+            goto done;
+        }
+    }
+    result = fill(parts, held, &t, with_headers);
+done:
+    while (held > 0)
+        PyBuffer_Release(&parts[--held].payload);
+    PyMem_Free(parts);
     return result;
 }
 

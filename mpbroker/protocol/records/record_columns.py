@@ -1,4 +1,4 @@
-"""Read a batch's records as columns: buffers in Arrow's layout.
+"""Read the records of batches as columns: buffers in Arrow's layout.
 
 This is for readers of millions of rows: the compiled function (``_columns.c``) makes no
 Python object for a field.
@@ -13,16 +13,22 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from mpbroker.protocol.records.batch_header import BatchHeader, RecordBatchError
+from mpbroker.protocol.records.batch_header import (
+    BATCH_HEADER_SIZE,
+    CODEC_MASK,
+    BatchHeader,
+    RecordBatchError,
+)
 from mpbroker.protocol.records.record_batch import (
     DEFAULT_MAX_DECOMPRESSED_BYTES,
+    Record,
     iter_payload,
     records_payload,
 )
 from mpbroker.protocol.records.record_walk import FAULT_MESSAGES, NO_FAULT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     Buffer = bytes | bytearray | memoryview
     BinaryColumn = tuple[bytes | None, bytes, bytes]
@@ -32,8 +38,29 @@ if TYPE_CHECKING:
 _MAX_COLUMN_BYTES: Final = 0x7FFF_FFFF
 
 
+class EncodedRecords(NamedTuple):
+    """The records of one batch, decompressed, and what is needed to read them.
+
+    Attributes:
+        payload: the records.
+        record_count: the number of records.
+        first_delta: the smallest offset delta of a record to read.
+        base_offset: the batch's base offset.
+        base_timestamp: the timestamp in ms to which timestamp deltas are added; with
+            ``appended`` the timestamp of all records.
+        appended: whether the broker set the timestamp (LogAppendTime).
+    """
+
+    payload: Buffer
+    record_count: int
+    first_delta: int
+    base_offset: int
+    base_timestamp: int
+    appended: bool
+
+
 class RecordColumns(NamedTuple):
-    """The records of one batch as columns, in buffers that Arrow can use.
+    """Records as columns, in buffers that Arrow can use.
 
     Attributes:
         rows: the number of records, which is the length of each column.
@@ -52,75 +79,89 @@ class RecordColumns(NamedTuple):
     headers: HeaderColumns | None
 
 
-def read_columns(
+class BadRecordsError(RecordBatchError):
+    """The records of a batch are corrupt; the user reads an undamaged copy.
+
+    Attributes:
+        part: the index of the batch among those that were to be read.
+    """
+
+    def __init__(self, text: str, part: int) -> None:
+        super().__init__(text)
+        self.part = part
+
+
+def encoded_records(
     header: BatchHeader,
     batch: Buffer,
     first_offset: int,
     *,
-    with_headers: bool,
     max_decompressed_bytes: int = DEFAULT_MAX_DECOMPRESSED_BYTES,
-) -> RecordColumns:
-    """Return the records of a batch from ``first_offset`` on, as columns.
+) -> EncodedRecords:
+    """Return the records of a batch, for `read_columns`; the CRC is not checked.
 
-    The CRC is not checked.
+    Those of an uncompressed batch are not copied: ``batch`` must not change.
 
     Args:
         header: the header of the batch.
         batch: the bytes of the whole batch.
-        first_offset: records with smaller offsets are left out.
-        with_headers: whether to read the headers of records.
+        first_offset: records with smaller offsets are not read.
         max_decompressed_bytes: the limit of the records' bytes when decompressed.
 
     Raises:
-        RecordBatchError: a length or count in the batch is wrong.
+        RecordBatchError: the codec is unknown.
         DecompressionError: see `compression.decompress`.
-        OverflowError: one column has 2 GiB or more.
     """
-    payload = records_payload(header, batch, max_decompressed_bytes)
+    if header.attributes & CODEC_MASK:
+        payload: Buffer = records_payload(header, batch, max_decompressed_bytes)
+    else:
+        payload = memoryview(batch)[BATCH_HEADER_SIZE : header.size_in_bytes]
     appended = bool(header.timestamp_type)
-    fault, *found = _read_columns(
+    return EncodedRecords(
         payload,
         header.record_count,
         first_offset - header.base_offset,
         header.base_offset,
         header.max_timestamp if appended else header.base_timestamp,
         appended,
-        with_headers,
     )
+
+
+def read_columns(parts: list[EncodedRecords], *, with_headers: bool) -> RecordColumns:
+    """Return the records of several batches, in their order, as columns.
+
+    Args:
+        parts: the records of each batch.
+        with_headers: whether to read the headers of records.
+
+    Raises:
+        BadRecordsError: a length or count in a batch is wrong.
+        OverflowError: one column has 2 GiB or more.
+    """
+    fault, *found = _read_columns(parts, with_headers)
     if fault != NO_FAULT:
-        raise RecordBatchError(f"record {found[0]}: {FAULT_MESSAGES[fault]}")
+        index, part = found[:2]
+        raise BadRecordsError(
+            f"record {index} of the batch at offset {parts[part].base_offset}:"
+            f" {FAULT_MESSAGES[fault]}",
+            part,
+        )
     return RecordColumns(*found)
 
 
 def read_columns_in_python(
-    payload: bytes,
-    record_count: int,
-    first_delta: int,
-    base_offset: int,
-    base_timestamp: int,
-    appended: bool,
-    with_headers: bool,
+    parts: list[EncodedRecords], with_headers: bool
 ) -> tuple[int, int, bytes, bytes, BinaryColumn, BinaryColumn, HeaderColumns | None]:
-    """Read ``record_count`` records, which must fill ``payload`` exactly, as columns.
+    """Read the records of each part, which must fill its payload exactly, as columns.
 
     The compiled function in ``_columns.c`` must return the same values.
 
-    Args:
-        payload: the decompressed records.
-        record_count: the number of records.
-        first_delta: the smallest offset delta of a record to keep.
-        base_offset: the batch's base offset.
-        base_timestamp: the timestamp in ms to which timestamp deltas are added; with
-            ``appended`` the timestamp of all records.
-        appended: whether the broker set the timestamp (LogAppendTime).
-        with_headers: whether to read the headers of records.
-
     Returns:
         NO_FAULT and the fields of RecordColumns. The compiled function returns other
-        faults of record_walk, too, with the index of the record.
+        faults of record_walk, too, with the index of the record, and of the part.
 
     Raises:
-        RecordBatchError: a length or count is wrong.
+        BadRecordsError: a length or count is wrong.
     """
     offsets, timestamps = array("q"), array("q")
     keys: list[bytes | None] = []
@@ -128,12 +169,8 @@ def read_columns_in_python(
     ends = array("i", [0])
     header_keys: list[bytes | None] = []
     header_values: list[bytes | None] = []
-    for record in iter_payload(
-        payload, record_count, 0, base_timestamp, base_timestamp if appended else None
-    ):
-        if record.offset < first_delta:
-            continue
-        offsets.append(base_offset + record.offset)
+    for record in _records(parts):
+        offsets.append(as_int64(record.offset))
         timestamps.append(as_int64(record.timestamp))
         keys.append(record.key)
         values.append(record.value)
@@ -153,6 +190,24 @@ def read_columns_in_python(
         if with_headers
         else None,
     )
+
+
+def _records(parts: list[EncodedRecords]) -> Iterator[Record]:
+    for index, part in enumerate(parts):
+        payload, count, first_delta, base_offset, base_timestamp, appended = part
+        try:
+            for record in iter_payload(
+                bytes(payload),
+                count,
+                0,
+                base_timestamp,
+                base_timestamp if appended else None,
+            ):
+                if record.offset >= first_delta:
+                    yield record._replace(offset=base_offset + record.offset)
+        except RecordBatchError as error:
+            text = f"{error} (in the batch at offset {base_offset})"
+            raise BadRecordsError(text, index) from None
 
 
 def as_int64(number: int) -> int:

@@ -177,11 +177,11 @@ class IcebergTable(LakeTable):
     def exists(self) -> bool:
         return self._open() is not None
 
-    def _lost_files(self, own: Sequence[str]) -> bool:
+    def _lost(self, own: Sequence[str]) -> str:
         stored = self._open()
         snapshot = stored.current_snapshot() if stored is not None else None
         if stored is None or snapshot is None:
-            return False
+            return ""
         from pyiceberg.manifest import ManifestContent
 
         missing = False
@@ -193,9 +193,17 @@ class IcebergTable(LakeTable):
                     stored.io, discard_deleted=True
                 ):
                     if stored.io.new_input(entry.data_file.file_path).exists():
-                        return False
+                        return ""
                     missing = True
-        return missing
+        if missing:
+            return "files"
+        # Tombstones may delete the last row of a table with a key.
+        had_rows = any(
+            int(each.summary["added-records"] or 0)
+            for each in stored.snapshots()
+            if each.summary is not None
+        )
+        return "rows" if had_rows and not self.table.key else ""
 
     def make_room(self) -> None:
         """Create the table's namespace in the catalog, unless the table exists already.

@@ -55,8 +55,8 @@ _OWN: Final = "_mpbroker"
 # The directory of compactions, which all pipelines that share a table use. No pipeline
 # has this name: a name cannot begin with "_".
 _COMPACT: Final = "_compact"
-# A file that says that a Parquet directory may lawfully have no data file: its old rows
-# were deleted, or the user moves files away.
+# A file that says that a table may lawfully have no rows: old ones are deleted, or the
+# user moves files away.
 _MAY_BE_EMPTY: Final = "_may_be_empty"
 # How often a change by key is tried if other writers commit at the same time.
 COMMIT_TRIES: Final = 20
@@ -146,8 +146,8 @@ class LakeTable(ABC):
             checkpoint: the checkpoint's path, for the error.
 
         Raises:
-            PipelineError: the table is new, was removed, or all its files were. It
-                would get the records that come next only.
+            PipelineError: the table is new, was removed, or all its files or rows were.
+                It would get the records that come next only.
         """
         selector = fs.FileSelector(f"{self.root}/{_OWN}", allow_not_found=True)
         own = [
@@ -156,13 +156,18 @@ class LakeTable(ABC):
             if (self._read_json(f"{each.path}/query.json") or {}).get("query") == query
         ]
         if self.exists() and own:
-            if self._lost_files(own):
+            mark = f"{_OWN}/{_MAY_BE_EMPTY}"
+            there = self.files.get_file_info(f"{self.root}/{mark}").type
+            lost = "" if there == fs.FileType.File else self._lost(own)
+            if lost:
                 raise PipelineError(
-                    f"the files of {self.table.path} were removed, and checkpoint"
+                    f"all {lost} of {self.table.path} were removed, and checkpoint"
                     f" {checkpoint!r} has read their records already: the table would"
-                    " only get those that come next. Restore the files, or remove what"
-                    " is left of the table and set pipeline.checkpoint to a new"
-                    f" directory: all records are read again then{self._if_meant()}"
+                    f" only get those that come next. Restore the {lost}, or remove"
+                    " what is left of the table and set pipeline.checkpoint to a new"
+                    " directory: all records are read again then. If you removed them"
+                    " on purpose, say so by an empty file"
+                    f" {self.table.path}/{mark}"
                 )
             return
         raise PipelineError(
@@ -177,16 +182,14 @@ class LakeTable(ABC):
         return True
 
     @abstractmethod
-    def _lost_files(self, own: Sequence[str]) -> bool:
-        """Return whether it is certain that somebody removed all files of the table.
+    def _lost(self, own: Sequence[str]) -> str:
+        """Return what somebody certainly removed from the table, leaving nothing.
+
+        That is "files", which the table still names, or "rows", by a commit; or "".
 
         Args:
             own: the directories of the pipelines that wrote to it with this checkpoint.
         """
-
-    def _if_meant(self) -> str:
-        """Return the end of the error's sentence: what to do if it was on purpose."""
-        return ""
 
     def staging(self, batch_id: int) -> str:
         """Return the directory where executors write a batch's files until the commit.
@@ -391,25 +394,20 @@ class ParquetTable(LakeTable):
     def evolve(self) -> None:
         """Do nothing: each file keeps the columns that it was written with."""
 
-    def _lost_files(self, own: Sequence[str]) -> bool:
-        mark = self.files.get_file_info(f"{self.root}/{_OWN}/{_MAY_BE_EMPTY}")
-        if mark.type == fs.FileType.File or self.data_files():
-            return False
+    def _lost(self, own: Sequence[str]) -> str:
+        if self.data_files():
+            return ""
         # A kill may leave all files staged: those of the first rows, or those that a
         # compaction has merged. The start will move them.
         selector = fs.FileSelector(f"{self.root}/{_OWN}", recursive=True)
         found = [each.path for each in self.files.get_file_info(selector)]
-        return not any(path.endswith(STAGED) for path in found) and any(
+        was_filled = any(
             self._read_json(path)["add"]
             for each in own
             for path in self._manifests(each)
         )
-
-    def _if_meant(self) -> str:
-        return (
-            ". If you moved them away on purpose, say so by an empty file"
-            f" {self.table.path}/{_OWN}/{_MAY_BE_EMPTY}"
-        )
+        is_staged = any(path.endswith(STAGED) for path in found)
+        return "files" if was_filled and not is_staged else ""
 
     def recover(self) -> None:
         for path in self._manifests(self._own)[-1:]:
@@ -572,7 +570,7 @@ class ParquetTable(LakeTable):
                 return -1
             paths = [path for path in self.data_files() if is_old(path)]
             if paths:
-                self._write_json(f"{self.root}/{_OWN}/{_MAY_BE_EMPTY}", {})
+                mark_may_be_empty(self.table.path)
             for path in paths:
                 self.files.delete_file(path)
             return len(paths)
@@ -619,15 +617,21 @@ class DeltaTable(LakeTable):
     def exists(self) -> bool:
         return self._open() is not None
 
-    def _lost_files(self, own: Sequence[str]) -> bool:
+    def _lost(self, own: Sequence[str]) -> str:
         named = self.data_files()
         if not named:
-            return False  # somebody deleted the rows, not the files
+            # Tombstones may delete the last row of a table with a key.
+            is_emptied = not self.table.key and any(map(_empties, self._history()))
+            return "rows" if is_emptied else ""
         files, path = open_directory(named[0])
         if files.get_file_info(path).type == fs.FileType.File:
-            return False
+            return ""
         # delta-rs may spell the name of a directory differently.
-        return not parquet_files(self.files, self.root)
+        return "" if parquet_files(self.files, self.root) else "files"
+
+    def _history(self) -> list[dict[str, Any]]:
+        table = self._open()
+        return [] if table is None else list(table.history())
 
     def evolve(self) -> None:
         from deltalake import write_deltalake
@@ -771,6 +775,18 @@ class DeltaTable(LakeTable):
         )
 
 
+def mark_may_be_empty(path: str) -> None:
+    """Note in a table's directory that rows are deleted for their age, perhaps all.
+
+    Args:
+        path: the table's path or URI.
+    """
+    files, root = open_directory(path)
+    files.create_dir(f"{root}/{_OWN}", recursive=True)
+    with files.open_output_stream(f"{root}/{_OWN}/{_MAY_BE_EMPTY}"):
+        pass
+
+
 def parquet_files(files: fs.FileSystem, root: str) -> list[str]:
     """Return the paths of a Parquet directory's data files, sorted."""
     return sorted(info.path for info in _parquet_infos(files, root))
@@ -801,6 +817,19 @@ def _is_read(path: str) -> bool:
     """
     return not any(
         part.startswith("_") and "=" not in part for part in path.strip("/").split("/")
+    )
+
+
+def _empties(commit: dict[str, Any]) -> bool:
+    """Return whether a commit of Delta's history deletes rows, and is not a batch.
+
+    Args:
+        commit: an entry of ``DeltaTable.history()``.
+    """
+    mode = str(commit.get("operationParameters", {}).get("mode", "")).lower()
+    return (
+        commit.get("operation") in ("DELETE", "TRUNCATE", "RESTORE")
+        or mode == "overwrite"
     )
 
 

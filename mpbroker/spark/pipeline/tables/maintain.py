@@ -39,6 +39,7 @@ from mpbroker.spark.pipeline.tables.lake import (
     LakeTable,
     ParquetTable,
     check_delta,
+    mark_may_be_empty,
     newest_parquet_files,
     open_delta,
 )
@@ -307,6 +308,7 @@ def _delta(task: _Task, done: Done) -> Done:
     lost = (CommitFailedError,)
     oldest = task.oldest_row
     if oldest is not None:
+        mark_may_be_empty(table.path)
         predicate = _delta_predicate(open_delta(table.path), task, oldest)
         metrics = _again(
             lambda: open_delta(table.path).delete(predicate), lost, table.path
@@ -379,6 +381,7 @@ def _iceberg(task: _Task, done: Done) -> Done:
         oldest = task.oldest_row
         if oldest is not None:
             limit = oldest  # for mypy
+            mark_may_be_empty(what)
             done.rows = _again(
                 lambda: _delete_old(opened(), task.event_time, limit), lost, what
             )
