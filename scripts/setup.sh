@@ -167,7 +167,7 @@ _venv_package() { # PYTHON; python3 is the distribution's own, others name their
 
 _find_python() {
     local name
-    for name in ${PYTHON:+"$PYTHON"} python3 python3.13 python3.12 python3.11; do
+    for name in ${PYTHON:+"$PYTHON"} python3 python3.14 python3.13 python3.12 python3.11; do
         if command -v "$name" >/dev/null && _is_suitable "$name"; then
             command -v "$name"
             return

@@ -14,6 +14,7 @@ import pytest
 from mpbroker import Producer
 from mpbroker.cli.records import progress_line
 from mpbroker.cli.records.progress_line import ProgressLine
+from tests.support.patience import LONGEST_S
 
 
 class Terminal(io.StringIO):
@@ -76,7 +77,8 @@ def terminal() -> Iterator[tuple[int, int]]:
 
 
 def command(broker, *words: str) -> list[str]:
-    return [sys.executable, "-m", "mpbroker", *words, "-b", broker.bootstrap]
+    words = (*words, "-b", broker.bootstrap, "--timeout", str(LONGEST_S))
+    return [sys.executable, "-m", "mpbroker", *words]
 
 
 def test_produce_shows_how_much_it_has_sent(make_broker, terminal, tmp_path):
@@ -95,8 +97,9 @@ def test_produce_shows_how_much_it_has_sent(make_broker, terminal, tmp_path):
                     seen += os.read(ours, 4096)
                 except BlockingIOError:
                     pass
-        assert process.wait() == 0
+        code = process.wait()
     seen += os.read(ours, 4096)
+    assert code == 0, seen
     assert seen.endswith(b"\r\033[K")
 
 

@@ -19,7 +19,6 @@ from mpbroker.supervisor.child import (
     IllegalTransitionError,
     Role,
 )
-from tests.support.children import quiet_fork
 
 S, E = ChildState, ChildEvent
 
@@ -81,7 +80,7 @@ def test_how_a_process_ended_is_told_in_words(end, text):
 
 
 def end_of(end) -> int:
-    pid = quiet_fork()
+    pid = os.fork()
     if pid == 0:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         end()
@@ -89,7 +88,7 @@ def end_of(end) -> int:
 
 
 def live_and_die(one, end=lambda: os._exit(1)):
-    pid = quiet_fork()
+    pid = os.fork()
     if pid == 0:
         end()
     one.started(pid)
@@ -131,7 +130,7 @@ def test_one_that_was_ready_is_always_started_again():
     """What kills it comes from a client, and the others are served in between."""
     one = child()
     for _ in range(30):
-        pid = quiet_fork()
+        pid = os.fork()
         if pid == 0:
             os._exit(1)
         one.started(pid)

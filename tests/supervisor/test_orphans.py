@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mpbroker.supervisor.orphans import reap_orphans
-from tests.support.children import quiet_fork, wait_until
+from tests.support.children import wait_until
 
 UNSHARE = ["unshare", "--pid", "--mount", "--fork", "--kill-child", "--mount-proc"]
 
@@ -26,7 +26,7 @@ def can_unshare():
 
 def ended_child():
     """A child that has ended and that nobody has waited for."""
-    pid = quiet_fork()
+    pid = os.fork()
     if pid == 0:
         os._exit(7)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
@@ -35,7 +35,7 @@ def ended_child():
 
 def test_those_of_others_are_reaped_and_ours_left_to_whoever_waits():
     # In a process of its own, which has no other children.
-    pid = quiet_fork()
+    pid = os.fork()
     if pid == 0:
         mine, orphan = ended_child(), ended_child()
         reaped = reap_orphans({mine})

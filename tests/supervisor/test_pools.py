@@ -29,7 +29,6 @@ from mpbroker.ipc.layout import (
 from mpbroker.supervisor import pools
 from mpbroker.supervisor.child import ChildEvent, ChildState, Role
 from mpbroker.supervisor.pools import Pools, PoolSizes
-from tests.support.children import quiet_fork
 from tests.support.memory import broker_memory
 
 READY, STARTING = ChildState.READY, ChildState.STARTING
@@ -262,7 +261,7 @@ def test_who_is_not_there_cannot_be_replaced(family):
 
 def test_whoever_does_not_retire_in_time_is_killed(family, monkeypatch):
     one = family(2)
-    pid = quiet_fork()
+    pid = os.fork()
     if pid == 0:
         while True:
             signal.pause()

@@ -11,7 +11,6 @@ import signal
 import sys
 import time
 import traceback
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -28,18 +27,11 @@ _SHORTEST_PAUSE_S: Final = 0.001
 _LONGEST_PAUSE_S: Final = 0.05
 
 
-def quiet_fork() -> int:
-    """os.fork(), though a test runner may have threads: we use none of their locks."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return os.fork()
-
-
 class Child:
     """A forked process that runs one function; ``code`` once it has ended."""
 
     def __init__(self, work: Callable[[], object]) -> None:
-        self.pid = quiet_fork()
+        self.pid = os.fork()
         if self.pid == 0:
             _live(work)
         self._pidfd = os.pidfd_open(self.pid)

@@ -24,7 +24,7 @@ from mpbroker.ipc.layout import CONTROL_WORDS
 from mpbroker.ipc.tables.partition_table import PartitionTable
 from mpbroker.supervisor.child import Child, Role
 from mpbroker.supervisor.repair.leases import Leases
-from tests.support.children import quiet_fork, wait_until
+from tests.support.children import wait_until
 
 ROW = 5
 
@@ -96,7 +96,7 @@ def housekeeper(
             os.kill(os.getpid(), signal.SIGSTOP)
 
     monkeypatch.setattr(made, "_serve", stop_with_a_lock)
-    pid = quiet_fork()
+    pid = os.fork()
     if pid == 0:
         try:
             made.look(0)
