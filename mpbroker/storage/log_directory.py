@@ -73,6 +73,7 @@ class LogDirectory:
         self.clean = False
         self.has_failed = False
         self._lock_fd = -1
+        self._device: int | None = None  # st_dev, since it was opened
         self._recovery_points: dict[TopicPartition, int] = {}
         self._start_offsets: dict[TopicPartition, int] = {}
         self._ends: dict[TopicPartition, int] = {}
@@ -90,6 +91,7 @@ class LogDirectory:
         """
         try:
             os.makedirs(self.path, _DIRECTORY_MODE, exist_ok=True)
+            self._device = os.stat(self.path).st_dev
             self._lock()
             marker = f"{self.path}/{CLEAN_SHUTDOWN_FILE}"
             self._recovery_points = self._read(RECOVERY_POINT)
@@ -107,6 +109,21 @@ class LogDirectory:
                 f"log.dirs={self.path} cannot be used: {error.strerror}; name a"
                 " directory that this user may write"
             ) from error
+
+    def failure(self) -> OSError | None:
+        """Return why the directory cannot be read; None if it can be.
+
+        It cannot if its disk has failed, or if it is not mounted any more: then another
+        device is at its path.
+        """
+        try:
+            if self._device not in (None, os.stat(self.path).st_dev):
+                return OSError(errno.ENODEV, "another device is mounted there")
+            with os.scandir(self.path) as entries:
+                next(entries, None)
+        except OSError as error:
+            return error
+        return None
 
     @property
     def lock_fd(self) -> int:
@@ -131,6 +148,7 @@ class LogDirectory:
         directory._lock_fd = lock_fd
         directory.clean = clean
         try:
+            directory._device = os.stat(path).st_dev
             directory._recovery_points = directory._read(RECOVERY_POINT)
             directory._start_offsets = directory._read(LOG_START_OFFSET)
         except OSError as error:
