@@ -10,6 +10,7 @@ Source: Kafka's LogManager; `.lock`, `.kafka_cleanshutdown` and the checkpoint f
 import errno
 import fcntl
 import os
+import stat
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -110,15 +111,24 @@ class LogDirectory:
                 " directory that this user may write"
             ) from error
 
-    def failure(self) -> OSError | None:
-        """Return why the directory cannot be read; None if it can be.
+    def check_there(self) -> None:
+        """Raise an error if the directory is not at its path.
 
-        It cannot if its disk has failed, or if it is not mounted any more: then another
-        device is at its path.
+        If it was unmounted, there may be an empty one, on another device.
+
+        Raises:
+            OSError: it is not there, or cannot be looked at.
         """
+        found = os.stat(self.path)
+        if not stat.S_ISDIR(found.st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if self._device not in (None, found.st_dev):
+            raise OSError(errno.ENODEV, "it was unmounted: another device is there")
+
+    def failure(self) -> OSError | None:
+        """Return why the directory cannot be read; None if it can be."""
         try:
-            if self._device not in (None, os.stat(self.path).st_dev):
-                return OSError(errno.ENODEV, "another device is mounted there")
+            self.check_there()
             with os.scandir(self.path) as entries:
                 next(entries, None)
         except OSError as error:

@@ -433,7 +433,9 @@ class LogManager:
             try:
                 os.stat(f"{directory.path}/{name}")
             except FileNotFoundError:
-                if directory.failure() is not None:
+                try:
+                    directory.check_there()
+                except OSError:
                     yield directory.path
             except OSError:
                 yield directory.path
@@ -524,8 +526,7 @@ class LogManager:
         failure: OSError | None = None
         for number, each in enumerate(self.directories):
             try:
-                if problem := each.failure():
-                    raise problem
+                each.check_there()
                 counted.append((len(partition_directories(each.path)), number))
             except OSError as error:
                 failure = error
