@@ -24,7 +24,7 @@ from mpbroker.protocol.messages.offset_fetch import (
     OffsetFetchResponse,
 )
 from tests.bench import wire
-from tests.exporter.asking import pids_of
+from tests.exporter.asking import METRICS, get, pids_of, samples
 from tests.faults.test_kill_the_whole_tree import address_of
 from tests.support.broker import Broker
 from tests.support.children import wait_until
@@ -405,7 +405,7 @@ def test_a_lost_disk_takes_its_own_partitions_only(tmp_path):
     broker = broker_of(tmp_path)
     with broker:
         alive, dead = spread(broker)
-    with Broker(tmp_path / "data") as alone:
+    with Broker(tmp_path / "data", METRICS) as alone:
         assert produce(alone, alive) == {None}
         assert produce(alone, dead) == {"KAFKA_STORAGE_ERROR"}
         assert leaderless(alone) == dead
@@ -417,6 +417,10 @@ def test_a_lost_disk_takes_its_own_partitions_only(tmp_path):
         assert read == "x\n" * (ends[min(alive)] or 0)
         assert f"the directory {tmp_path / 'b'} with" in alone.log_path.read_text()
         assert offline_directories(alone) == [str(tmp_path / "b")]
+        found = samples(get(alone)[1])
+        assert found["mpbroker_partitions_offline"] == len(dead)
+        shown = f'mpbroker_log_end_offset{{topic="{TOPIC}",partition="%d"}}'
+        assert {n for n in range(4) if shown % n not in found} == dead
     (tmp_path / "b").rename(tmp_path / "away")
     with broker:
         assert produce(broker, alive) == {None}
