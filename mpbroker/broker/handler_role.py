@@ -291,7 +291,7 @@ class HandlerRole:
             words=self._words,
             registry=self._registry,
             logs=self._logs,
-            described=DescribedPartitions(config.node_id, self._logs.leader_epoch),
+            described=DescribedPartitions(config.node_id, self._logs),
             delete_logs=self._delete_logs,
             intent=lambda request: SlotIntent(self._channel, request.slot),
             quotas=self._quotas,

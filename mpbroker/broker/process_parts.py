@@ -202,9 +202,7 @@ class ProcessParts:
 
     def offline_directories(self) -> OfflineDirectories:
         """Make the object that notes and tells which log directories have failed."""
-        return OfflineDirectories(
-            self.memory.control.words, [each.path for each in self.directories]
-        )
+        return OfflineDirectories(self.memory.control.words, self.directories)
 
     def _notify(self, row: int, handlers: int) -> None:
         for handler, notices in enumerate(self.memory.notices):

@@ -207,7 +207,7 @@ def _described(
 def _ends(
     cluster: Cluster, partitions: Iterable[TopicPartition]
 ) -> dict[TopicPartition, int]:
-    """Return the log end offsets of those given partitions that still exist."""
+    """Return the log end offsets of those given partitions that can be read now."""
     wanted = set(partitions)
     names = sorted({where.topic for where in wanted})
     leaders = {
@@ -215,6 +215,7 @@ def _ends(
         for topic in (cluster.metadata(names).topics if names else ())
         if not topic.error_code
         for partition in topic.partitions
+        if partition.leader_id >= 0
     }
     asked = dict.fromkeys(wanted & leaders.keys(), LATEST)
     answers = list_offsets(cluster, asked, leaders)

@@ -216,10 +216,12 @@ def _describe(
     cluster: Cluster, topic: MetadataResponseTopic, all_configs: bool
 ) -> dict[str, Any]:
     name = _name(topic)
-    leaders = {
+    everyone = {
         TopicPartition(name, partition.partition_index): partition.leader_id
         for partition in topic.partitions
     }
+    # The others are on a broker, or in a log directory, that is not there.
+    leaders = {key: leader for key, leader in everyone.items() if leader >= 0}
     earliest = topic_admin.list_offsets(
         cluster, dict.fromkeys(leaders, topic_admin.EARLIEST), leaders
     )
@@ -230,11 +232,11 @@ def _describe(
     partitions: list[dict[str, int | None]] = [
         {
             "partition": key.partition,
-            "leader": leaders[key],
-            "start_offset": earliest[key].offset,
-            "end_offset": latest[key].offset,
+            "leader": leaders.get(key),
+            "start_offset": earliest[key].offset if key in leaders else None,
+            "end_offset": latest[key].offset if key in leaders else None,
         }
-        for key in sorted(leaders)
+        for key in sorted(everyone)
     ]
     if configs.get("remote.storage.enable", {}).get("value") == "true":
         _add_tiers(cluster, leaders, partitions)
@@ -265,8 +267,11 @@ def _add_tiers(
         )
     except UnsupportedVersionError:
         return  # show the rest without the tiers
-    for key, row in zip(sorted(leaders), partitions, strict=True):
-        last = tiered[key].offset
+    rows = {row["partition"]: row for row in partitions}
+    for row in partitions:
+        row.update(last_remote_offset=None, first_local_offset=None)
+    for key in leaders:
+        last, row = tiered[key].offset, rows[key.partition]
         row["last_remote_offset"] = last if last >= 0 else None
         row["first_local_offset"] = local[key].offset
 
@@ -290,6 +295,11 @@ def _source(entry: DescribeConfigsResourceResult) -> str:
     return _CONFIG_SOURCES.get(entry.config_source, str(entry.config_source))
 
 
+def _count(row: dict[str, int | None]) -> int | None:
+    start, end = row["start_offset"], row["end_offset"]
+    return None if start is None or end is None else end - start
+
+
 def _print_description(entry: dict[str, Any]) -> None:
     print(f"topic {entry['name']}")
     print(f"  id          {entry['topic_id']}")
@@ -303,7 +313,7 @@ def _print_description(entry: dict[str, Any]) -> None:
         ("LEADER", [row["leader"] for row in rows]),
         ("START", [row["start_offset"] for row in rows]),
         ("END", [row["end_offset"] for row in rows]),
-        ("OFFSETS", [row["end_offset"] - row["start_offset"] for row in rows]),
+        ("OFFSETS", [_count(row) for row in rows]),
     ]
     if rows and "last_remote_offset" in rows[0]:
         columns += [

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from mpbroker.base.errors import MpbrokerError
@@ -25,7 +25,7 @@ from mpbroker.client.errors import (
     RequestTimeoutError,
     check_error,
 )
-from mpbroker.client.metadata import Metadata, Snapshot
+from mpbroker.client.metadata import NO_NODE, Metadata, Snapshot
 from mpbroker.client.selector import make_network_client, monotonic_ms
 from mpbroker.client.settings import ClientSettings
 from mpbroker.protocol.error_code import ErrorCode
@@ -414,6 +414,11 @@ class Cluster:
         Raises:
             BrokerUnavailableError: the metadata lacks it.
         """
+        if node_id == NO_NODE:
+            raise BrokerUnavailableError(
+                "a partition has no leader: its broker is not there, or the log"
+                " directory that has it"
+            )
         if node_id not in self._nodes:
             raise BrokerUnavailableError(f"no broker has the id {node_id}")
         return self.at(self._nodes[node_id])
@@ -478,7 +483,12 @@ class Cluster:
         return response
 
     def topic(
-        self, name: str, *, auto_create: bool = False, wait: bool = True
+        self,
+        name: str,
+        *,
+        auto_create: bool = False,
+        wait: bool = True,
+        needed: Collection[int] = (),
     ) -> MetadataResponseTopic:
         """Return a topic, waiting until each of its partitions has a leader.
 
@@ -486,6 +496,7 @@ class Cluster:
             name: the topic's name.
             auto_create: whether the broker may create the topic.
             wait: whether to wait for leaders; if not, return partitions without one.
+            needed: the partitions whose leaders are waited for; none: all.
 
         Raises:
             ApiError: there is no such topic, or a partition has no leader within the
@@ -498,7 +509,11 @@ class Cluster:
             topic = only(answer.topics, "the broker")
             code = topic.error_code
             if not code:
-                codes = [partition.error_code for partition in topic.partitions]
+                codes = [
+                    partition.error_code
+                    for partition in topic.partitions
+                    if not needed or partition.partition_index in needed
+                ]
                 if not wait or ErrorCode.LEADER_NOT_AVAILABLE not in codes:
                     return topic
                 code = ErrorCode.LEADER_NOT_AVAILABLE

@@ -271,8 +271,13 @@ def why_not_of_listener(name: str, definition: ConfigDef) -> str:
 
 
 def _meant(name: str, listeners: Iterable[str], definition: ConfigDef) -> Iterator[str]:
-    """Yield the settings of listeners that look like a name if "-" and "_" are dots."""
-    flat = _flat(name)
+    """Yield the settings of listeners that look like a name if "-" and "_" are dots.
+
+    First those that are equal then, at last the one that is nearest.
+    """
+    import difflib  # imported here: it takes 2 ms, and is needed for errors only
+
+    flat, others = _flat(name), dict[str, str]()
     for listener in sorted(listeners):
         prefix = f"{LISTENER_PREFIX}{listener}."
         if not flat.startswith(_flat(prefix)):
@@ -283,6 +288,12 @@ def _meant(name: str, listeners: Iterable[str], definition: ConfigDef) -> Iterat
                 meant = prefix + between + rest.removeprefix(_flat(between))
                 if definition.of_listener(meant) is not None:
                     yield meant
+        for key in definition:
+            for between in ("", *(f"{each}." for each in SASL_MECHANISMS)):
+                if definition.of_listener(other := prefix + between + key.name):
+                    others[_flat(other)] = other
+    for near in difflib.get_close_matches(flat, others, n=1, cutoff=0.9):
+        yield others[near]
 
 
 def _flat(name: str) -> str:

@@ -471,7 +471,8 @@ class Collector:
             "mpbroker_log_unflushed_bytes", "Bytes not known to be on disk, estimated."
         )
         offline = gauge(
-            "mpbroker_partitions_offline", "Partitions whose storage has failed."
+            "mpbroker_partitions_offline",
+            "Partitions whose storage has failed, or is not there.",
         )
         for each in logs:
             labels = {"topic": each.topic, "partition": each.partition}
@@ -479,7 +480,8 @@ class Collector:
             end.add(each.log_end_offset, **labels)
             size.add(each.size_bytes, **labels)
             unflushed.add(each.unflushed_bytes, **labels)
-        offline.add(sum(each.is_offline for each in logs))
+        lost = self._partitions.lost
+        offline.add(lost + sum(each.is_offline for each in logs))
         unloaded = gauge(
             "mpbroker_partitions_unloaded", "Not loaded since the start yet."
         )

@@ -104,9 +104,7 @@ class Exporter:
         )
         pid = self._words[HEADER + HEADER_SUPERVISOR_PID]
         self._telemetry = f"/mpbroker-{pid}-{start_time(pid)}"
-        partitions = Partitions(
-            memory, registry, [each.path for each in logs.directories]
-        )
+        partitions = Partitions(memory, registry, logs)
         self._collector = Collector(
             memory,
             partitions,

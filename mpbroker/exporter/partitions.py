@@ -27,7 +27,8 @@ from mpbroker.storage.files.log_files import LOG_SUFFIX
 from mpbroker.storage.partition_directory import directory_name
 
 if TYPE_CHECKING:
-    from mpbroker.metadata.topics import TopicRegistry
+    from mpbroker.metadata.topics import Topic, TopicRegistry
+    from mpbroker.storage.log_manager import LogManager
     from mpbroker.supervisor.memory import BrokerMemory
 
 # Further partitions are only counted: the page of metrics would be too large.
@@ -55,21 +56,23 @@ class Partitions:
     Attributes:
         unloaded: the number of partitions that the last iteration left out because no
             process has loaded their logs since the start.
+        lost: the number that it left out because the log directory with them is not
+            there: their offsets are not known.
         not_shown: the number that it left out because there are too many partitions.
     """
 
     def __init__(
-        self, memory: BrokerMemory, registry: TopicRegistry, log_dirs: list[str]
+        self, memory: BrokerMemory, registry: TopicRegistry, logs: LogManager
     ) -> None:
         self._words = memory.table.segment.words
         self.registry = registry
-        self._log_dirs = log_dirs
+        self._log_dirs = [each.path for each in logs.directories]
+        self._is_offline = logs.is_offline
         self._closed: dict[int, tuple[tuple[int, int], int]] = {}
-        self.unloaded = 0
-        self.not_shown = 0
+        self.unloaded = self.lost = self.not_shown = 0
 
     def __iter__(self) -> Iterator[PartitionFigures]:
-        self.unloaded = self.not_shown = shown = 0
+        self.unloaded = self.lost = self.not_shown = shown = 0
         used: set[str] | None = None
         for topic in list(self.registry.topics()):
             for partition, row in enumerate(topic.partitions):
@@ -82,12 +85,15 @@ class Partitions:
                     if directory_name(topic.name, partition) in used:
                         self.unloaded += 1
                         continue
+                    if self._is_offline(topic, partition):
+                        self.lost += 1
+                        continue
                 if shown >= MAX_PARTITIONS_SHOWN:
                     self.not_shown += 1
                     continue
                 shown += 1
                 if is_loaded:
-                    yield self._figures(topic.name, partition, row, status)
+                    yield self._figures(topic, partition, row)
                 else:
                     yield PartitionFigures(
                         topic.name, partition, 0, 0, 0, 0, 0, is_offline=False
@@ -100,9 +106,7 @@ class Partitions:
                 found.update(os.listdir(parent))
         return found
 
-    def _figures(
-        self, topic: str, partition: int, row: int, status: int
-    ) -> PartitionFigures:
+    def _figures(self, topic: Topic, partition: int, row: int) -> PartitionFigures:
         words, word = self._words, row * ROW_WORDS
         state = self._state(word)
         durable = words[word + ROW_DURABLE_END]
@@ -111,17 +115,17 @@ class Partitions:
         structure = (words[word + ROW_STRUCTURE], state.active_base_offset)
         closed = self._closed.get(row)
         if closed is None or closed[0] != structure:
-            size = self._closed_bytes(topic, partition, state.active_base_offset)
+            size = self._closed_bytes(topic.name, partition, state.active_base_offset)
             closed = self._closed[row] = (structure, size)
         return PartitionFigures(
-            topic,
+            topic.name,
             partition,
             words[word + ROW_LOG_START_OFFSET],
             state.log_end_offset,
             closed[1] + state.active_size,
             unflushed,
             state.active_size * min(unflushed, in_active) // in_active,
-            status == RowStatus.OFFLINE,
+            self._is_offline(topic, partition),
         )
 
     def _state(self, word: int) -> LogState:

@@ -20,7 +20,7 @@ except ImportError:  # no compiler where this was installed
 # If this environment variable is set and not empty, the Python twins are used instead.
 PURE_PYTHON_VARIABLE: Final = "MPBROKER_PURE_PYTHON"
 # The version of the core's functions; a core built from other sources has another one.
-_VERSION: Final = 23
+_VERSION: Final = 24
 
 
 def _obstacle() -> str:

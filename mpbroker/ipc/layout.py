@@ -94,6 +94,9 @@ MAX_SLOTS: Final = MAX_PROCESSORS * SLOTS_PER_PROCESSOR
 #   15    full             the housekeeper: a bit for each log directory that is full
 #   16    offline          the housekeeper: a bit for each log directory that it cannot
 #                          read any more (offline_directories.py)
+#   17    offline changes  any: a time (CLOCK_MONOTONIC, ns), stored after a partition
+#                          or a log directory went offline, or a directory came back;
+#                          the supervisor, after it has repaired for a dead process
 HEADER_MAGIC: Final = 0
 HEADER_VERSION: Final = 1
 HEADER_BOOT_ID: Final = 2
@@ -111,6 +114,7 @@ HEADER_KEEPER_GUARD: Final = 13
 HEADER_DIRECTORIES_REFUSED: Final = 14
 HEADER_DIRECTORIES_FULL: Final = 15
 HEADER_DIRECTORIES_OFFLINE: Final = 16
+HEADER_OFFLINE_CHANGES: Final = 17
 
 
 class Phase(IntEnum):

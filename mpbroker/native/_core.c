@@ -14,7 +14,7 @@
 
 /* The version of the functions below; ipc/compiled.py uses a core of its own version
  * only. */
-#define CORE_VERSION 23
+#define CORE_VERSION 24
 
 static PyObject *
 py_crc32c(PyObject *module, PyObject *data)

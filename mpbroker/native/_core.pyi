@@ -55,6 +55,7 @@ class ResponseRing:
 
 class HandlerEnd:
     position: int
+    offline_changes: int
     row: int
     answer_bytes: int
     syncs_acks_all: bool

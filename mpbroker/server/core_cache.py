@@ -458,8 +458,10 @@ class CoreCache:
         self._answers.add(request, answer, repeatable)
 
     def _still_holds(self, repeatable: Repeatable) -> bool:
-        """Return whether metadata and the rules are those of an answer."""
+        """Return whether all that an answer depends on is as it was before."""
         if repeatable.metadata_version != self._registry.version:
+            return False
+        if repeatable.offline_changes != self._table.offline_changes:
             return False
         return self._verdicts is None or self._verdicts.are_of(repeatable.rules)
 
@@ -540,17 +542,20 @@ class CoreCache:
     def _be_current(self) -> None:
         """Empty the C core's tables if metadata has changed since they were filled.
 
-        The core uses its tables only while their ``position`` is that of the metadata
-        log. The position is stored last, so an error in between leaves the tables
-        unused.
+        They are also emptied if partitions went offline. The core uses its tables only
+        while their ``position`` is that of the metadata log, and ``offline_changes`` is
+        that of shared memory. The position is stored last, so an error in between
+        leaves the tables unused.
         """
-        version = self._registry.version
-        if self._compiled.position != version:
+        version, compiled = self._registry.version, self._compiled
+        offline_changes = self._table.offline_changes
+        if (compiled.position, compiled.offline_changes) != (version, offline_changes):
             self._forget()
             self._see_rules()
             quotas = self._quotas
-            self._compiled.has_quotas = quotas is not None and quotas.count_requests
-            self._compiled.position = version
+            compiled.has_quotas = quotas is not None and quotas.count_requests
+            compiled.offline_changes = offline_changes
+            compiled.position = version
 
     def _see_rules(self) -> None:
         if self._verdicts is not None:

@@ -131,8 +131,9 @@ class HandlerContext:
         amend: adds what was refused to a response that is sent later. It is done for
             one that a handler returns. None: nothing was refused.
         repeatable: set by a handler whose response holds for equal requests, until the
-            metadata log or the sender's permissions change: the offsets in it that are
-            read anew for each. None: it may not be repeated.
+            metadata log, the partitions that are offline or the sender's permissions
+            change: the offsets in it that are read anew for each. None: it may not be
+            repeated.
     """
 
     __slots__ = ("access", "amend", "broker", "repeatable", "request", "version")

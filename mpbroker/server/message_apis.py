@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from mpbroker.base.logger import get_logger
+from mpbroker.ipc.layout import HEADER, HEADER_OFFLINE_CHANGES
 from mpbroker.protocol.acl import AclOperation
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.error_code import ErrorCode
@@ -168,6 +169,7 @@ def _handling(row: Api, broker: Broker, forward: Callable[[int], None]) -> Run:
             handler = row.handler()
         context = HandlerContext(broker, request, access, amend)
         metadata_version = broker.registry.version
+        offline_changes = broker.words[HEADER + HEADER_OFFLINE_CHANGES]
         response = handler(message, context)
         if isinstance(response, Deferred):
             if response is FORWARDED:
@@ -179,7 +181,7 @@ def _handling(row: Api, broker: Broker, forward: Callable[[int], None]) -> Run:
         if amend is None and context.repeatable is not None:
             rules = None if access is None else access.version
             request.repeatable = Repeatable(
-                response, context.repeatable, metadata_version, rules
+                response, context.repeatable, metadata_version, offline_changes, rules
             )
         return answer
 

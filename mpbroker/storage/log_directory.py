@@ -10,6 +10,7 @@ Source: Kafka's LogManager; `.lock`, `.kafka_cleanshutdown` and the checkpoint f
 import errno
 import fcntl
 import os
+import stat
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -73,6 +74,7 @@ class LogDirectory:
         self.clean = False
         self.has_failed = False
         self._lock_fd = -1
+        self._device: int | None = None  # st_dev, since it was opened
         self._recovery_points: dict[TopicPartition, int] = {}
         self._start_offsets: dict[TopicPartition, int] = {}
         self._ends: dict[TopicPartition, int] = {}
@@ -90,6 +92,7 @@ class LogDirectory:
         """
         try:
             os.makedirs(self.path, _DIRECTORY_MODE, exist_ok=True)
+            self._device = os.stat(self.path).st_dev
             self._lock()
             marker = f"{self.path}/{CLEAN_SHUTDOWN_FILE}"
             self._recovery_points = self._read(RECOVERY_POINT)
@@ -107,6 +110,30 @@ class LogDirectory:
                 f"log.dirs={self.path} cannot be used: {error.strerror}; name a"
                 " directory that this user may write"
             ) from error
+
+    def check_there(self) -> None:
+        """Raise an error if the directory is not at its path.
+
+        If it was unmounted, there may be an empty one, on another device.
+
+        Raises:
+            OSError: it is not there, or cannot be looked at.
+        """
+        found = os.stat(self.path)
+        if not stat.S_ISDIR(found.st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if self._device not in (None, found.st_dev):
+            raise OSError(errno.ENODEV, "it was unmounted: another device is there")
+
+    def failure(self) -> OSError | None:
+        """Return why the directory cannot be read; None if it can be."""
+        try:
+            self.check_there()
+            with os.scandir(self.path) as entries:
+                next(entries, None)
+        except OSError as error:
+            return error
+        return None
 
     @property
     def lock_fd(self) -> int:
@@ -131,6 +158,7 @@ class LogDirectory:
         directory._lock_fd = lock_fd
         directory.clean = clean
         try:
+            directory._device = os.stat(path).st_dev
             directory._recovery_points = directory._read(RECOVERY_POINT)
             directory._start_offsets = directory._read(LOG_START_OFFSET)
         except OSError as error:

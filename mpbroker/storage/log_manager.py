@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from mpbroker.base.logger import get_logger
 from mpbroker.base.named_tuple import NamedTuple
-from mpbroker.ipc.layout import HOUSEKEEPER, RowStatus
+from mpbroker.ipc.layout import HOUSEKEEPER, MASK_BITS, RowStatus
 from mpbroker.ipc.tables.partition_table import PartitionRow, PartitionTable
 from mpbroker.metadata.log_config import LogConfig
 from mpbroker.protocol.error_code import ErrorCode
@@ -433,7 +433,9 @@ class LogManager:
             try:
                 os.stat(f"{directory.path}/{name}")
             except FileNotFoundError:
-                if not os.path.isdir(directory.path):
+                try:
+                    directory.check_there()
+                except OSError:
                     yield directory.path
             except OSError:
                 yield directory.path
@@ -524,6 +526,7 @@ class LogManager:
         failure: OSError | None = None
         for number, each in enumerate(self.directories):
             try:
+                each.check_there()
                 counted.append((len(partition_directories(each.path)), number))
             except OSError as error:
                 failure = error
@@ -547,6 +550,33 @@ class LogManager:
     def _refuse_deleted(self, row: PartitionRow, name: str) -> None:
         if row.status == RowStatus.DELETED:
             raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{name} was deleted")
+
+    def offline_version(self) -> tuple[int, bool]:
+        """Return a value that changes when other partitions are offline than before."""
+        return self._table.offline_changes, self.lacks_directory()
+
+    def is_offline(self, topic: TopicView, partition: int) -> bool:
+        """Return whether a partition of this node is offline, so that it has no leader.
+
+        Its disk has failed, or its log directory is not there.
+        """
+        status = self._table.status(topic.partitions[partition])
+        if status == RowStatus.OFFLINE:
+            return True
+        failed = self._table.offline_directories
+        if not (failed or self.lacks_directory()):
+            return False
+        name = directory_name(topic.name, partition)
+        if any(
+            os.path.isdir(f"{directory.path}/{name}")
+            for number, directory in enumerate(self.directories)
+            if number >= MASK_BITS or not failed >> number & 1
+        ):
+            return False
+        # As _refuse_lost: a topic that is newer than the start has no records, unless
+        # a process has used the partition.
+        knew = self.directories[0].knew(topic.name, topic.topic_id)
+        return knew or status != RowStatus.UNLOADED
 
     def leader_epoch(self, topic: TopicView, partition: int) -> int:
         """Return a partition's leader epoch; -1 if it cannot be read at the moment.

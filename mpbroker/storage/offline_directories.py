@@ -14,6 +14,8 @@ from typing import Any, Final
 
 from mpbroker.base.logger import get_logger
 from mpbroker.ipc.layout import HEADER, HEADER_DIRECTORIES_OFFLINE, MASK_BITS
+from mpbroker.ipc.tables.partition_table import note_offline_change
+from mpbroker.storage.log_directory import LogDirectory
 
 _LOG = get_logger(__name__)
 
@@ -27,12 +29,12 @@ class OfflineDirectories:
 
     Args:
         words: the control segment of shared memory.
-        paths: the log directories in use, in the order that all processes have.
+        directories: the log directories in use, in the order that all processes have.
     """
 
-    def __init__(self, words: memoryview, paths: Sequence[str]) -> None:
+    def __init__(self, words: memoryview, directories: Sequence[LogDirectory]) -> None:
         self._words = words
-        self._paths = paths[:MASK_BITS]
+        self._directories = directories[:MASK_BITS]
 
     def look(self, now_ms: int) -> None:
         """Tell of directories that cannot be read since the last look, or can again.
@@ -40,33 +42,26 @@ class OfflineDirectories:
         Only the housekeeper calls this. If it is killed, the next one goes on with what
         the word says.
         """
-        for number, path in enumerate(self._paths):
-            bit = 1 << number
+        for number, directory in enumerate(self._directories):
+            bit, path = 1 << number, directory.path
             was_offline = bool(self._words[_OFFLINE] & bit)
-            failure = _failure(path)
+            failure = directory.failure()
             if failure is not None and not was_offline:
                 self._words[_OFFLINE] |= bit
+                note_offline_change(self._words)
                 _LOG.error(
                     "log.dirs: %s is offline, and its partitions are refused: %s; mend"
                     " the disk, and start the broker again",
-                    *(path, failure),
+                    *(path, failure.strerror or failure),
                 )
             elif failure is None and was_offline:
                 self._words[_OFFLINE] &= ~bit
+                note_offline_change(self._words)
                 _LOG.warning(
                     "log.dirs: %s can be read again; partitions that have failed stay"
                     " offline until the next start",
                     path,
                 )
-
-
-def _failure(path: str) -> str | None:
-    try:
-        with os.scandir(path) as entries:
-            next(entries, None)
-    except OSError as error:
-        return error.strerror or str(error)
-    return None
 
 
 def not_there_at_start(

@@ -17,20 +17,23 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kafka import KafkaAdminClient
 from kafka.errors import LogDirNotFoundError, NoError, UnknownTopicOrPartitionError
 
+from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchRequestTopic,
     OffsetFetchResponse,
 )
 from tests.bench import wire
-from tests.exporter.asking import pids_of
+from tests.exporter.asking import METRICS, get, pids_of, samples
 from tests.faults.test_kill_the_whole_tree import address_of
 from tests.support.broker import Broker
 from tests.support.children import wait_until
 from tests.support.dead_disk import kill_disk, revive_disk
+from tests.support.patience import LONGEST_S
 
 TOPIC = "t"
 STORAGE_ERROR, LOADING = 56, 14  # the protocol's codes
+NOT_AVAILABLE = "LEADER_NOT_AVAILABLE"
 
 
 class Workload:
@@ -234,20 +237,27 @@ def log_dirs(broker: Broker) -> dict[str, tuple[int, set[int]]]:
     }
 
 
-def produce(broker: Broker, partitions: Iterable[int]) -> set[object]:
-    """Produce a record to each partition; return the errors' codes."""
-    errors: set[object] = set()
-    producer = Producer(
-        {"bootstrap.servers": broker.bootstrap, "retries": 0, "log_level": 0}
-    )
-    for partition in partitions:
-        producer.produce(
-            *(TOPIC, b"x"),
-            partition=partition,
-            on_delivery=lambda error, _: errors.add(error and error.name()),
-        )
-    assert producer.flush(60) == 0
-    return errors
+def produce(broker: Broker, partitions: Iterable[int]) -> set[str | None]:
+    """Produce a record to each partition, with a leader or not; return the errors."""
+    content = wire.record_batch([wire.RecordSpec(b"x")])
+    with wire.Connection(address_of(broker), LONGEST_S) as connection:
+        answers = [
+            connection.ask(wire.produce(TOPIC, partition, content))
+            for partition in partitions
+        ]
+    codes = {wire.parse_produce(answer).error_code for answer in answers}
+    return {ErrorCode(code).name if code else None for code in codes}
+
+
+def leaderless(broker: Broker) -> set[int]:
+    """The topic's partitions that have no leader, as librdkafka is told."""
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    found = admin.list_topics(TOPIC, timeout=LONGEST_S).topics[TOPIC].partitions
+    without = {number for number, each in found.items() if each.leader == -1}
+    for number, each in found.items():
+        is_led = number not in without
+        assert each.error is None if is_led else each.error.name() == NOT_AVAILABLE
+    return without
 
 
 def spread(broker: Broker) -> tuple[set[int], set[int]]:
@@ -280,17 +290,20 @@ def test_a_dead_disk_takes_its_own_partitions_only(tmp_path):
         admin.delete_topics(["doomed"])["doomed"].result(60)
         wait_until(lambda: not [*(tmp_path / "data").glob("doomed-?")])
         assert pids_of(broker, "housekeeper") == [housekeeper]
+        wait_until(lambda: leaderless(broker) == dead)
         broker.stop()
         assert (tmp_path / "data" / ".kafka_cleanshutdown").exists()
         broker.start()
         assert log_dirs(broker) == {"data": (0, alive), "b": (STORAGE_ERROR, set())}
         assert produce(broker, alive) == {None}
         assert produce(broker, dead) == {"KAFKA_STORAGE_ERROR"}
+        assert leaderless(broker) == dead
         broker.stop()
         revive_disk(tmp_path / "b")
         broker.start()
         assert log_dirs(broker) == before
         assert produce(broker, everywhere) == {None}
+        assert leaderless(broker) == set()
     finally:
         broker.close()
 
@@ -365,6 +378,10 @@ def of(broker: Broker) -> tuple[object, ...]:
     return "--data-dir", broker.data_dir
 
 
+def at(broker: Broker) -> tuple[str, ...]:
+    return "--bootstrap-server", broker.bootstrap, "--format", "json"
+
+
 def run(*arguments: object) -> str:
     """Run `mpbroker ARGUMENTS`; return what it writes."""
     command = [sys.executable, "-m", "mpbroker", *map(str, arguments)]
@@ -388,11 +405,22 @@ def test_a_lost_disk_takes_its_own_partitions_only(tmp_path):
     broker = broker_of(tmp_path)
     with broker:
         alive, dead = spread(broker)
-    with Broker(tmp_path / "data") as alone:
+    with Broker(tmp_path / "data", METRICS) as alone:
         assert produce(alone, alive) == {None}
         assert produce(alone, dead) == {"KAFKA_STORAGE_ERROR"}
+        assert leaderless(alone) == dead
+        (told,) = json.loads(run("topic", "describe", TOPIC, *at(alone)))
+        ends = {each["partition"]: each["end_offset"] for each in told["partitions"]}
+        assert {number for number, end in ends.items() if end is None} == dead
+        one = f"-p{min(alive)}"
+        read = run("consume", "-t", TOPIC, one, "-e", "-b", alone.bootstrap)
+        assert read == "x\n" * (ends[min(alive)] or 0)
         assert f"the directory {tmp_path / 'b'} with" in alone.log_path.read_text()
         assert offline_directories(alone) == [str(tmp_path / "b")]
+        found = samples(get(alone)[1])
+        assert found["mpbroker_partitions_offline"] == len(dead)
+        shown = f'mpbroker_log_end_offset{{topic="{TOPIC}",partition="%d"}}'
+        assert {n for n in range(4) if shown % n not in found} == dead
     (tmp_path / "b").rename(tmp_path / "away")
     with broker:
         assert produce(broker, alive) == {None}
@@ -407,8 +435,10 @@ def test_a_lost_disk_takes_its_own_partitions_only(tmp_path):
     shutil.rmtree(tmp_path / "b")
     with Broker(tmp_path / "data") as alone:
         assert produce(alone, dead) == {"KAFKA_STORAGE_ERROR"}
+        assert leaderless(alone) == dead
         run("log-dirs", "forget", "--yes", tmp_path / "b", *of(alone))
         assert offline_directories(alone) == []
+        assert leaderless(alone) == set()
         assert produce(alone, range(4)) == {None}
     with broker:
         assert "was given up (mpbroker log-dirs forget)" in broker.log_path.read_text()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 
@@ -204,3 +205,34 @@ def test_a_session_names_only_what_changes_and_what_is_acknowledged():
         ForgottenTopic(topic_id=B.topic_id, partitions=[0])
     ]
     assert session.acknowledge({}, ends=True).share_session_epoch == -1
+
+
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_a_silent_broker_is_waited_for_no_longer_than_close_was_told(
+    served, monkeypatch, is_interrupted
+):
+    """For all requests together: acknowledgements, sessions, the group."""
+    consumer = consumer_of(served)
+    poll(consumer, 10)
+    member = consumer._member
+    limits_ms: list[float] = []
+    for cluster in (consumer._cluster, member._coordinator._cluster):
+        client = cluster.client
+        monkeypatch.setattr(client, "send", lambda *arguments, **options: None)
+
+        def noting(wait_ms, now_ms, client=client, wait=client.poll):
+            if wait_ms > 0 and member._stop.is_set():
+                limits_ms.append(now_ms + wait_ms)
+                if is_interrupted and client is consumer._cluster.client:
+                    limits_ms.clear()
+                    raise KeyboardInterrupt
+            return wait(wait_ms, now_ms)
+
+        monkeypatch.setattr(client, "poll", noting)
+    with pytest.raises(KeyboardInterrupt) if is_interrupted else nullcontext():
+        consumer.close(timeout=0.5)
+    assert limits_ms or is_interrupted
+    # After an interruption nothing is waited for.
+    end_ms = member._coordinator._cluster.end_by_ms
+    assert [limit_ms for limit_ms in limits_ms if limit_ms > end_ms + 1] == []
+    assert member._heart is not None and not member._heart.is_alive()

@@ -1,21 +1,54 @@
-"""Apache Kafka's tools move a partition between log directories, of Kafka and of us."""
+"""Log directories of Apache Kafka and of us: partitions move, and directories fail."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 import pytest
 
+from mpbroker.base.java_hash import java_hash
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.messages.describe_topic_partitions import (
+    DescribeTopicPartitionsRequest,
+    DescribeTopicPartitionsResponse,
+    TopicRequest,
+)
+from mpbroker.protocol.messages.elect_leaders import (
+    ElectLeadersRequest,
+    ElectLeadersResponse,
+    TopicPartitions,
+)
+from mpbroker.protocol.messages.find_coordinator import (
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+)
+from mpbroker.protocol.messages.metadata import (
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+)
+from mpbroker.protocol.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+    OffsetCommitResponse,
+)
+from tests.bench import wire
 from tests.compat.adapters import ADAPTERS
 from tests.compat.records import some_records
 from tests.compat.test_java_tools import TOOLS, run_java
 from tests.support.apache_kafka import ApacheKafka
 from tests.support.broker import Broker
 from tests.support.children import wait_until
+from tests.support.dead_disk import kill_disk, revive_disk
 from tests.support.fetch_clients import have_java_tools
+from tests.support.patience import LONGEST_S
 
 pytestmark = [
     pytest.mark.skipif(
@@ -25,20 +58,31 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 
+_OFFSETS: Final = "offsets.topic.num.partitions"
+GROUP_PARTITIONS: Final = 4
+
 REASSIGN = f"{TOOLS}.reassign.ReassignPartitionsCommand"
 
 
 @pytest.fixture(params=["mpbroker", "apache kafka"])
-def bootstrap_of_two(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+def two_directories(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[Broker | ApacheKafka]:
     """A broker with the log directories `data` and `other`."""
     paths = f"{tmp_path}/data,{tmp_path}/other"
     if request.param == "mpbroker":
-        with Broker(tmp_path / "data", {"log.dirs": paths, "node.id": 1}) as ours:
-            yield ours.bootstrap
+        settings = {"log.dirs": paths, "node.id": 1, _OFFSETS: GROUP_PARTITIONS}
+        with Broker(tmp_path / "data", settings) as ours:
+            yield ours
     else:
-        both = f"log.dirs={paths}\n"
+        both = f"log.dirs={paths}\n{_OFFSETS}={GROUP_PARTITIONS}\n"
         with ApacheKafka(tmp_path / "data", heap="400m", properties=both) as theirs:
-            yield theirs.bootstrap
+            yield theirs
+
+
+@pytest.fixture
+def bootstrap_of_two(two_directories: Broker | ApacheKafka) -> str:
+    return two_directories.bootstrap
 
 
 def tool(bootstrap: str, *arguments: str) -> str:
@@ -104,3 +148,165 @@ def test_kafkas_tools_move_a_partition(
     this = plan_of(plan, topic_name, str(tmp_path / "nowhere"))
     with pytest.raises(AssertionError, match="LogDirNotFoundException"):
         tool(bootstrap, REASSIGN, "--execute", *this, "--timeout", "1000")
+
+
+# -- a directory that fails, or is not there -----------------------------------------
+
+
+class Place(NamedTuple):
+    """What a partition's row says: error, leader, and the nodes by what they are."""
+
+    error_code: int
+    leader_id: int
+    replica_nodes: list[int]
+    isr_nodes: list[int]
+    offline_replicas: list[int]
+
+
+LED: Final = Place(0, 1, [1], [1], [])
+LEADERLESS: Final = Place(ErrorCode.LEADER_NOT_AVAILABLE, -1, [1], [], [1])
+# DescribeTopicPartitions has the same in a row, without an error. It also has the last
+# replica in sync. (Kafka calls it eligible as long as the broker has not stopped.)
+DESCRIBED: Final = {
+    LED.leader_id: (LED, []),
+    LEADERLESS.leader_id: (LEADERLESS._replace(error_code=0), [1]),
+}
+# ElectLeaders: the error for a partition without a leader, by the election's type.
+NOT_ELECTED: Final = {
+    0: ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE,
+    1: ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE,
+}
+
+
+def rows_of(topic: Any) -> list[Any]:
+    return sorted(topic.partitions, key=attrgetter("partition_index"))
+
+
+def place_of(row: Any) -> Place:
+    return Place(*(getattr(row, field) for field in Place._fields))
+
+
+def ask(bootstrap: str, version: int, request: Any, response: Any) -> Any:
+    host, _, port = bootstrap.rpartition(":")
+    framed = wire.request((int(request.api_key), version), request.encode(version))
+    with wire.Connection((host, int(port)), LONGEST_S) as connection:
+        return response.decode(version, memoryview(connection.ask(framed))[5:])
+
+
+def places(bootstrap: str, topic: str) -> list[Place]:
+    request = MetadataRequest(topics=[MetadataRequestTopic(name=topic)])
+    (found,) = ask(bootstrap, 12, request, MetadataResponse).topics
+    return [place_of(row) for row in rows_of(found)]
+
+
+def check_others(bootstrap: str, topic: str, told: list[Place]) -> None:
+    """Compare what other APIs say of a topic's partitions with what Metadata told."""
+    request = DescribeTopicPartitionsRequest(topics=[TopicRequest(name=topic)])
+    (found,) = ask(bootstrap, 0, request, DescribeTopicPartitionsResponse).topics
+    rows = [(place_of(row), row.last_known_elr) for row in rows_of(found)]
+    assert rows == [DESCRIBED[place.leader_id] for place in told]
+    for kind, code in NOT_ELECTED.items():
+        wanted = TopicPartitions(topic=topic, partitions=[*range(len(told))])
+        for named in ([wanted], None):
+            request = ElectLeadersRequest(
+                election_type=kind, topic_partitions=named, timeout_ms=10_000
+            )
+            answer = ask(bootstrap, 2, request, ElectLeadersResponse)
+            codes = {
+                each.partition_id: each.error_code
+                for result in answer.replica_election_results
+                if result.topic == topic
+                for each in result.partition_result
+            }
+            assert codes == {
+                number: code if place == LEADERLESS else ErrorCode.ELECTION_NOT_NEEDED
+                for number, place in enumerate(told)
+                if named or place == LEADERLESS
+            }
+
+
+def groups_of_partitions() -> list[str]:
+    """A group for each partition of groups' offsets."""
+    found: dict[int, str] = {}
+    for number in itertools.count():
+        name = f"group-{number}"
+        found.setdefault(java_hash(name) % GROUP_PARTITIONS, name)
+        if len(found) == GROUP_PARTITIONS:
+            break
+    return [found[number] for number in range(GROUP_PARTITIONS)]
+
+
+def commit(bootstrap: str, topic: str, group: str) -> int:
+    """Commit an offset of the topic; return the error."""
+    row = OffsetCommitRequestPartition(
+        partition_index=0, committed_offset=1, committed_metadata=""
+    )
+    topics = [OffsetCommitRequestTopic(name=topic, partitions=[row])]
+    request = OffsetCommitRequest(group_id=group, member_id="", topics=topics)
+    (found,) = ask(bootstrap, 8, request, OffsetCommitResponse).topics
+    return int(found.partitions[0].error_code)
+
+
+def produce(bootstrap: str, topic: str, partitions: int) -> list[int]:
+    """Produce a record to each partition of a topic; return the errors."""
+    host, _, port = bootstrap.rpartition(":")
+    content = wire.record_batch([wire.RecordSpec(b"x")])
+    with wire.Connection((host, int(port)), LONGEST_S) as connection:
+        return [
+            wire.parse_produce(
+                connection.ask(wire.produce(topic, number, content))
+            ).error_code
+            for number in range(partitions)
+        ]
+
+
+def coordinators(bootstrap: str) -> list[int]:
+    """The errors of FindCoordinator, for a group in each partition of their offsets."""
+    groups = groups_of_partitions()
+    request = FindCoordinatorRequest(key_type=0, coordinator_keys=groups)
+    answer = ask(bootstrap, 4, request, FindCoordinatorResponse)
+    codes = {each.key: each.error_code for each in answer.coordinators}
+    return [codes[group] for group in groups]
+
+
+def test_partitions_of_a_lost_directory_have_no_leader(
+    two_directories: Broker | ApacheKafka, topic_name: str, tmp_path: Path
+) -> None:
+    """It fails while the broker runs, and at its next start; then it is back."""
+    broker, directory = two_directories, tmp_path / "other"
+    with ADAPTERS["confluent-kafka"](broker.bootstrap) as client:
+        client.create_topic(topic_name, 4)
+        wait_until(lambda: client.topics().get(topic_name) == 4)
+    # Ours makes the directory of a partition when it is first used.
+    wait_until(lambda: not any(produce(broker.bootstrap, topic_name, 4)))
+    wait_until(lambda: not any(coordinators(broker.bootstrap)))
+    for group in groups_of_partitions():
+        wait_until(lambda group=group: not commit(broker.bootstrap, topic_name, group))
+    lost = {int(path.name[-1]) for path in directory.glob(f"{topic_name}-*")}
+    groups = {int(path.name[-1]) for path in directory.glob("__consumer_offsets-*")}
+    assert 0 < len(lost) < 4 and 0 < len(groups) < GROUP_PARTITIONS
+    without = [LEADERLESS if n in lost else LED for n in range(4)]
+
+    def are(wanted: list[Place]) -> None:
+        wait_until(lambda: places(broker.bootstrap, topic_name) == wanted)
+        for _ in range(3):  # also if it is repeated
+            assert places(broker.bootstrap, topic_name) == wanted
+            check_others(broker.bootstrap, topic_name, wanted)
+            assert coordinators(broker.bootstrap) == [
+                ErrorCode.COORDINATOR_NOT_AVAILABLE
+                if number in groups and LEADERLESS in wanted
+                else ErrorCode.NONE
+                for number in range(GROUP_PARTITIONS)
+            ]
+
+    are([LED] * 4)
+    kill_disk(directory)
+    are(without)
+    broker.stop()
+    broker.start()
+    are(without)
+    broker.stop()
+    revive_disk(directory)
+    broker.start()
+    are([LED] * 4)
+    assert produce(broker.bootstrap, topic_name, 4) == [ErrorCode.NONE] * 4

@@ -3,7 +3,8 @@
 A row asks by the same bytes, or by the same client, and says what Apache Kafka 4.4.0
 answers. tests/compat/test_reference.py runs this module against that Kafka; here it
 runs against us. Where we differ on purpose a row says both, and docs/differences.md
-tells why. More about numbers 1, 2, 5 and 6 is in tests/compat/test_answers.py.
+tells why. More about numbers 1, 2, 5 and 6 is in tests/compat/test_answers.py. Numbers
+that are about one broker's files, clients or commands are named in ELSEWHERE.
 """
 
 from __future__ import annotations
@@ -1216,6 +1217,75 @@ ROWS: Final = [
 ]
 
 
+# The numbers of which no broker is asked here, and the tests that hold them.
+ELSEWHERE: Final = {
+    8: (
+        "tests/compat/test_log_directories.py"
+        "::test_partitions_of_a_lost_directory_have_no_leader",
+        "tests/broker/test_log_directories.py"
+        "::test_a_lost_disk_takes_its_own_partitions_only",
+        "tests/server/core_cache/test_repeated_answers.py"
+        "::test_a_partition_of_a_failed_directory_has_no_leader_until_it_is_back",
+    ),
+    10: (
+        "tests/config/test_config.py"
+        "::test_a_variable_of_no_listener_is_refused_with_the_nearest_spelling",
+    ),
+    14: (
+        "tests/client/test_consumer_calls.py"
+        "::test_a_member_commits_with_a_producers_transaction",
+    ),
+    15: (
+        "tests/cli/test_with_a_broker.py"
+        "::test_a_line_that_is_too_large_costs_no_other_line",
+        "tests/cli/test_produce_consume.py"
+        "::test_an_error_that_meets_all_lines_ends_the_command",
+    ),
+    16: (
+        "tests/client/test_consumer_ends.py"
+        "::test_a_silent_broker_is_waited_for_no_longer_than_close_was_told",
+        "tests/client/test_share_consumer_faults.py"
+        "::test_a_silent_broker_is_waited_for_no_longer_than_close_was_told",
+        "tests/client/test_admin_client.py"
+        "::test_a_broker_that_is_away_for_a_while_is_waited_for",
+    ),
+    17: (
+        "tests/cli/test_group.py::test_a_member_leaves_its_group_at_sigterm",
+        "tests/cli/test_group.py"
+        "::test_a_group_ends_at_the_ends_of_its_beginning_while_others_write",
+        "tests/cli/test_produce_consume.py::test_sigterm_ends_the_lines_that_were_read",
+        "tests/cli/test_produce_consume.py"
+        "::test_the_last_records_are_counted_and_not_their_offsets",
+    ),
+    18: (
+        "tests/cli/test_produce_consume.py::test_a_pipe_of_json_copies_all_of_a_record",
+    ),
+    19: (
+        "tests/client/test_odd_answers.py::test_no_error_code_stands_without_words",
+        "tests/client/test_consumer_calls.py"
+        "::test_a_deserializer_of_the_bytes_alone_is_told_its_arguments",
+        "tests/network/security/sasl/test_authenticator.py"
+        "::test_the_log_names_the_user_of_a_refused_login_and_no_password",
+    ),
+    20: (
+        "tests/faults/test_resources_run_out.py"
+        "::test_an_idle_handler_gives_a_deleted_topics_space_back",
+    ),
+    21: (
+        "tests/faults/test_resources_run_out.py"
+        "::test_a_full_disk_loses_nothing_and_stops_nobody",
+        "tests/storage/test_full_directories.py"
+        "::test_appends_that_fail_are_told_once_and_the_room_after_them_once",
+    ),
+    22: (
+        "tests/faults/test_groups_without_a_coordinator.py"
+        "::test_a_group_forms_though_the_coordinator_is_killed_again_and_again",
+        "tests/coordinator/groups/test_classic_protocol.py"
+        "::test_a_join_whose_coordinator_dies_before_the_answer_is_of_its_generation",
+    ),
+}
+
+
 @pytest.fixture
 def client(listeners: Mapping[str, str]) -> Iterator[Client]:
     made = Client(listeners)
@@ -1231,6 +1301,14 @@ def test_what_was_met_is_answered_as_by_kafka_or_as_the_documents_say(
 ) -> None:
     answer = row.answer if IS_KAFKA or row.ours is _SAME else row.ours
     assert row.ask(client, topic_name) == answer
+
+
+def test_each_number_has_a_row_or_tests_that_exist() -> None:
+    asked = {row.number for row in ROWS if row.number}
+    assert asked | ELSEWHERE.keys() == {*range(1, 23)}
+    for where in (each for tests in ELSEWHERE.values() for each in tests):
+        path, _, name = where.partition("::")
+        assert re.search(rf"def {name}\b", (ROOT / path).read_text()), where
 
 
 # -- the documents ---------------------------------------------------------------------

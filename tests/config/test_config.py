@@ -213,7 +213,10 @@ def test_a_variable_sets_what_a_listener_with_a_dash_or_an_underscore_has():
             "LISTENER_NAME_IN__SIDE_MAX_CONNECTIONS",
         ),
         ("LISTENER_NAME_OTHER_MAX_CONNECTIONS", "there are in-side, sasl_plaintext"),
-        ("LISTENER_NAME_IN__SIDE_MAX_CONNECTION", "there are in-side"),
+        (
+            "LISTENER_NAME_IN__SIDE_MAX_CONNECTION",
+            "LISTENER_NAME_IN__SIDE_MAX_CONNECTIONS",
+        ),
     ],
 )
 def test_a_variable_of_no_listener_is_refused_with_the_nearest_spelling(

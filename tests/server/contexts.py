@@ -20,9 +20,16 @@ def first_epoch(topic: Any, partition: int) -> int:
 
 
 def fake_logs(**methods: Any) -> Any:
-    """Return logs that answer what a test wants, and leader epoch 0."""
+    """Return logs that answer what a test wants: here, online, leader epoch 0."""
     return SimpleNamespace(
-        **{"leader_epoch": first_epoch, "future_replicas": list, **methods}
+        **{
+            "leader_epoch": first_epoch,
+            "is_offline": lambda topic, partition: False,
+            "is_elsewhere": lambda topic: False,
+            "offline_version": lambda: None,
+            "future_replicas": list,
+            **methods,
+        }
     )
 
 
@@ -44,7 +51,7 @@ def broker_of(registry: Any = None, **fields: Any) -> Broker:
         "words": defaultdict(int),
         "registry": registry,
         "logs": logs,
-        "described": DescribedPartitions(NODE_ID, logs.leader_epoch),
+        "described": DescribedPartitions(NODE_ID, logs),
         "delete_logs": lambda topic: None,
     }
     return Broker(**{**values, **fields})

@@ -52,10 +52,11 @@ class Stage:
         registry.create_topic("t", 2)
         self.registry = registry
         self.forwarded = []
+        self.logs = fake_logs(place_and_size=lambda *_: (str(tmp_path), 5))
         broker = broker_of(
             registry,
             log_dirs=[str(tmp_path), str(tmp_path / "gone")],
-            logs=fake_logs(place_and_size=lambda *_: (str(tmp_path), 5)),
+            logs=self.logs,
         )
         self.apis = served_apis(MESSAGE_APIS, broker, {}, self.forwarded.append)
 
@@ -195,6 +196,20 @@ def test_the_only_replica_leads_already(stage, election_type):
 
 def test_of_all_partitions_none_elects(stage):
     assert elect_leaders(stage, None) == (ErrorCode.NONE, {})
+
+
+@pytest.mark.parametrize(
+    ("election_type", "code"),
+    [
+        (0, ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE),
+        (1, ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE),
+    ],
+)
+def test_nobody_can_lead_a_partition_that_is_offline(stage, election_type, code):
+    stage.logs.is_offline = lambda topic, partition: partition == 1
+    found = {("t", 0): ErrorCode.ELECTION_NOT_NEEDED, ("t", 1): code}
+    assert elect_leaders(stage, [("t", [0, 1])], election_type)[1] == found
+    assert elect_leaders(stage, None, election_type)[1] == {("t", 1): code}
 
 
 def test_an_unknown_way_to_elect_is_refused(stage):

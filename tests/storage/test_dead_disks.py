@@ -342,6 +342,43 @@ def test_a_disk_that_is_not_mounted_any_more_is_no_empty_one(
     broker.die()
 
 
+@pytest.mark.parametrize("is_used", [False, True])
+def test_a_disk_that_is_unmounted_under_a_broker_is_no_empty_one(
+    start: Start, topics: Topics, tmp_path: Path, is_used: bool
+) -> None:
+    """An empty directory of the file system below is at its path then."""
+    topics.create("t", 4)
+    broker = start(topics, "a", "b")
+    for partition in range(4):
+        fill(broker.manager.log("t", partition), 0, 1)
+    broker.stop()
+    known = topics.again()
+    broker = start(known, "a", "b")
+    (topic,) = known.topics()
+    manager, second = broker.manager, broker.directories[1]
+    lost = {int(name[-1]) for name in partition_directories(second.path)}
+    if is_used:
+        for partition in range(4):
+            manager.log(topic, partition).view.state()
+    (tmp_path / "b").rename(tmp_path / "away")
+    (tmp_path / "b").mkdir()
+    assert second._device is not None
+    second._device += 1
+    late = another(broker, known)
+    for partition in range(4):
+        if partition in lost:
+            asked = partial(late.log, topic, partition)
+            assert refused(asked) == ErrorCode.KAFKA_STORAGE_ERROR
+        else:
+            assert read_all(late.log(topic, partition)) == expected(1)
+    new = known.create("new", 4)
+    for partition in range(4):
+        fill(late.log(new, partition), 0, 1)
+    assert [*(tmp_path / "b").iterdir()] == []
+    late.close()
+    broker.die()
+
+
 # -- the checkpoints of partitions that are offline --------------------------------
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from mpbroker.ipc.layout import HEADER, HEADER_DIRECTORIES_OFFLINE
 from mpbroker.metadata.meta_properties import open_data_directories
+from mpbroker.storage.log_directory import LogDirectory
 from mpbroker.storage.offline_directories import (
     OfflineDirectories,
     not_there_at_start,
@@ -34,12 +35,13 @@ def test_a_disk_that_fails_is_told_once_and_so_is_its_return(
     words: memoryview, paths: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     state = {"log_dirs": paths}
-    for housekeeper in (OfflineDirectories(words, paths) for _ in range(2)):
+    directories = [*map(LogDirectory, paths)]
+    for housekeeper in (OfflineDirectories(words, directories) for _ in range(2)):
         housekeeper.look(1)
         assert offline_directories(words, state) == []
         kill_disk(Path(paths[1]))
         housekeeper.look(2)
-        OfflineDirectories(words, paths).look(3)  # it was killed meanwhile
+        OfflineDirectories(words, directories).look(3)  # it was killed meanwhile
         assert offline_directories(words, state) == [paths[1]]
         revive_disk(Path(paths[1]))
         housekeeper.look(4)

@@ -462,7 +462,8 @@ class _LeaderOf:
 
     def __call__(self, where: TopicPartition) -> int:
         if where not in self._leaders:
-            for row in self._cluster.topic(where.topic).partitions:
+            topic = self._cluster.topic(where.topic, needed=[where.partition])
+            for row in topic.partitions:
                 partition = TopicPartition(where.topic, row.partition_index)
                 self._leaders[partition] = row.leader_id
         return self._leaders[where]
@@ -573,7 +574,7 @@ class _Reader:
     ) -> dict[TopicPartition, int]:
         leaders = {}
         for name in topics:
-            topic = self._cluster.topic(name)
+            topic = self._cluster.topic(name, needed=only)
             found = {
                 partition.partition_index: partition.leader_id
                 for partition in topic.partitions

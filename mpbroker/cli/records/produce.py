@@ -289,7 +289,8 @@ def _fitting_batch_bytes(cluster: Cluster, topic: str) -> int:
 
 def _check_partition(cluster: Cluster, topic: str, partition: int) -> None:
     """Raise CliError if a topic lacks a partition; the broker may create the topic."""
-    count = len(cluster.topic(topic, auto_create=True).partitions)
+    found = cluster.topic(topic, auto_create=True, needed=[partition])
+    count = len(found.partitions)
     if partition >= count or partition < -1:
         raise CliError(
             f"no partition {partition}: the topic has 0..{count - 1}",

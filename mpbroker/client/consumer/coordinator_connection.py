@@ -123,6 +123,14 @@ class CoordinatorConnection:
         self._found = self._cluster.at(Address(found.host, found.port))
         return self._found
 
+    def end_by(self, end_s: float) -> None:
+        """Let no request wait beyond a time, not even one of another thread.
+
+        Args:
+            end_s: the time of the monotonic clock, in seconds.
+        """
+        self._cluster.end_by(end_s)
+
     def close(self) -> None:
         """Close the connections."""
         self.find_again()

@@ -55,7 +55,7 @@ from mpbroker.protocol.messages.share_acknowledge import AcknowledgeType
 
 _RETRY_INTERVAL_S: Final = 0.1  # Kafka's retry.backoff.ms
 _MISSING_S: Final = 1.0  # before looking again for partitions without a leader
-_CLOSE_S: Final = 30.0  # Kafka's default timeout of close()
+CLOSE_S: Final = 30.0  # Kafka's default timeout of close()
 
 Acknowledged = Callable[[dict[TopicPartition, set[int]], MpbrokerError | None], None]
 """Called with the offsets whose acknowledgement has ended, and why if that failed."""
@@ -139,7 +139,7 @@ class ShareConsumer:
         """Leave the group; give back the records that are not acknowledged."""
         self._ownership.check()
         self._topics = []
-        self._give_back(_CLOSE_S)
+        self._give_back(CLOSE_S)
         self._member.leave()
 
     def _give_back(self, timeout_s: float) -> None:
@@ -148,7 +148,8 @@ class ShareConsumer:
         The brokers then release all other records that this consumer has.
         """
         try:
-            self._fetcher.end_sessions(monotonic_ms() + timeout_s * 1000)
+            deadline_ms = monotonic_ms() + timeout_s * 1000
+            self._fetcher.end_sessions(min(deadline_ms, self._cluster.end_by_ms))
         finally:
             self._held.clear()
             self._renewed.clear()
@@ -425,20 +426,40 @@ class ShareConsumer:
         """Return how long records stay locked, in ms; None before the first record."""
         return self._fetcher.lock_timeout_ms
 
-    def close(self) -> None:
+    def close(self, timeout: float = CLOSE_S) -> None:
         """Send the acknowledgements, give back other records, and leave the group.
 
         With share.acknowledgement.mode=implicit, the records of the last `poll` are
         given back, too; to accept them, call `commit_sync` before. A second call does
-        nothing, and neither does a call in a forked child.
+        nothing, and neither does a call in a forked child. After a KeyboardInterrupt
+        meanwhile nothing is waited for any more.
+
+        Args:
+            timeout: the longest wait for brokers, in seconds, for all of this together.
         """
         if not self._ownership.close():
             return
         self._wakeup.clear()
+        self._end_by(time.monotonic() + timeout)
         with ExitStack() as stack:
             stack.callback(self._cluster.close)
             stack.callback(self._member.close)
-            self._give_back(min(_CLOSE_S, self._cluster.timeout_s))
+            stack.push(self._hurry)
+            self._give_back(min(timeout, self._cluster.timeout_s))
+
+    def _end_by(self, end_s: float) -> None:
+        self._cluster.end_by(end_s)
+        self._member.end_by(end_s)
+
+    def _hurry(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Let the rest of `close` wait for nothing if the user has interrupted it."""
+        if exc_type is not None and not issubclass(exc_type, Exception):
+            self._end_by(time.monotonic())
 
     def __enter__(self) -> Self:
         return self

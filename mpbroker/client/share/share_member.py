@@ -195,6 +195,15 @@ class ShareMember:
                 pass  # the coordinator drops it when its session times out
             self._forget()
 
+    def end_by(self, end_s: float) -> None:
+        """Let no request wait beyond a time, not even one that waits in the thread.
+
+        Args:
+            end_s: the time of the monotonic clock, in seconds.
+        """
+        self._stop.set()
+        self._coordinator.end_by(end_s)
+
     def close(self) -> None:
         """Leave the group, end the thread, and close the connection."""
         self._stop.set()

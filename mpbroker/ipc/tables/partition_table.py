@@ -13,6 +13,7 @@ appended again.
 """
 
 import errno
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -22,6 +23,9 @@ from mpbroker.ipc.counters import fetched_bytes
 from mpbroker.ipc.layout import (
     HANDLER_IDS,
     HANDLER_INCARNATION,
+    HEADER,
+    HEADER_DIRECTORIES_OFFLINE,
+    HEADER_OFFLINE_CHANGES,
     MASK_BITS,
     MAX_PARTITIONS,
     MAX_SLOTS,
@@ -139,6 +143,24 @@ class PartitionTable:
         """Return the RowStatus of the partition whose row has this index."""
         return self._segment.words[index * ROW_WORDS + ROW_STATUS]
 
+    @property
+    def offline_changes(self) -> int:
+        """A number that changes when partitions go offline, or a directory's state.
+
+        Whoever keeps what it found out about offline partitions reads this before, and
+        compares it later.
+        """
+        control = self._control
+        return 0 if control is None else control.words[HEADER + HEADER_OFFLINE_CHANGES]
+
+    @property
+    def offline_directories(self) -> int:
+        """A bit for each log directory that the housekeeper cannot read any more."""
+        control = self._control
+        if control is None:
+            return 0
+        return control.words[HEADER + HEADER_DIRECTORIES_OFFLINE]
+
     def initialise_row(self, index: int) -> None:
         """Make the mutex of a new partition's row, before others use the row.
 
@@ -187,6 +209,15 @@ class PartitionTable:
             for handler in range(HANDLER_IDS)
             if control[handler_row(handler) + HANDLER_INCARNATION]
         )
+
+
+def note_offline_change(words: memoryview) -> None:
+    """Note that a partition or a log directory went offline, or came back.
+
+    Args:
+        words: the control segment. The change was stored before.
+    """
+    words[HEADER + HEADER_OFFLINE_CHANGES] = time.monotonic_ns()
 
 
 def rows_made(words: memoryview) -> int:
@@ -463,7 +494,7 @@ class PartitionRow:
             status = words[base + ROW_STATUS]
             if failed:
                 if status != RowStatus.DELETED:
-                    words[base + ROW_STATUS] = RowStatus.OFFLINE
+                    self.status = RowStatus.OFFLINE
             elif (
                 status != RowStatus.OFFLINE
                 and durable_end > words[base + ROW_DURABLE_END]
@@ -540,6 +571,9 @@ class PartitionRow:
     @status.setter
     def status(self, value: RowStatus) -> None:
         self.words[self.base + ROW_STATUS] = value
+        # Afterwards: who has read the old number may have seen the old status.
+        if value == RowStatus.OFFLINE and self._control is not None:
+            note_offline_change(self._control.words)
 
     @property
     def log_start_offset(self) -> int:

@@ -23,6 +23,7 @@
     X(HANDLER_IDS, "layout.HANDLER_IDS")                                              \
     X(HEADER_PHASE, "layout.HEADER_PHASE")                                            \
     X(HEADER_ACTIVE_HANDLERS, "layout.HEADER_ACTIVE_HANDLERS")                        \
+    X(HEADER_OFFLINE_CHANGES, "layout.HEADER_OFFLINE_CHANGES")                        \
     X(PHASE_STOPPED, "layout.Phase.STOPPED")                                          \
     /* rings */                                                                       \
     X(RING_MUTEX, "layout.RING_MUTEX")                                                \

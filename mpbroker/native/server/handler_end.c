@@ -115,7 +115,8 @@ int
 are_current(const handler_end *self)
 {
     return self->logs.rows.base != NULL
-           && load(&self->control, self->news_word) == self->position;
+           && load(&self->control, self->news_word) == self->position
+           && load(&self->control, L.HEADER_OFFLINE_CHANGES) == self->offline_changes;
 }
 
 uint8_t *
@@ -313,6 +314,8 @@ static PyMethodDef handler_end_methods[] = {
 static PyMemberDef handler_end_members[] = {
     {"position", Py_T_LONGLONG, offsetof(handler_end, position), 0,
      "The end of the metadata log that the tables hold for."},
+    {"offline_changes", Py_T_LONGLONG, offsetof(handler_end, offline_changes), 0,
+     "The change of offline partitions that the tables hold for."},
     {"row", Py_T_LONGLONG, offsetof(handler_end, row), Py_READONLY,
      "The partition row whose lock the last execute() left held."},
     {"answer_bytes", Py_T_LONGLONG, offsetof(handler_end, answer_bytes), Py_READONLY,

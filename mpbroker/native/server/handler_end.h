@@ -42,6 +42,7 @@ struct handler_end {
     log_access logs;
     int64_t news_word;    /* the control word of the metadata log's committed end */
     long long position;   /* the log's end for which the tables are valid */
+    long long offline_changes; /* the layout's word for which the tables are valid */
     PyObject *repeatable; /* dict: see repeated_answers.h */
     long long row;        /* the row whose lock execute() left held */
     quotas quotas;
@@ -71,7 +72,8 @@ struct handler_end {
 /* Keep an object alive as long as this handler's end lives; 0 and an exception. */
 int keep_alive(handler_end *self, PyObject *object);
 
-/* Return whether the tables are valid: set, and as new as the metadata log. */
+/* Return whether the tables are valid: set, as new as the metadata log, and as what is
+ * known of offline partitions. */
 int are_current(const handler_end *self);
 
 /* Return a slot's request, from its API key on, and its size; NULL: the request lies

@@ -160,7 +160,8 @@ repeat_answer(handler_end *self, int64_t slot, const uint8_t *frame, int64_t siz
     uint8_t *to = begin_answer(self, at, frame, length);
     memcpy(to, PyBytes_AS_STRING(body), length);
     STEP();
-    /* If metadata changes meanwhile, a row may be that of another topic by now. */
+    /* If metadata changes meanwhile, a row may be that of another topic by now, and if a
+     * directory fails, its partitions have no leader. */
     if (!write_offsets(self, places, to, length) || !are_current(self))
         return LEFT_TO_PYTHON;
     STEP();

@@ -4,7 +4,8 @@
  * The table `repeatable` of a handler's end maps a key to a tuple of two bytes objects:
  * an answer behind its correlation id, and its places. The table is filled by
  * server/repeated/repeated_answers.py. The key is all that an answer depends on beside
- * the metadata log and the rules of the authorizer, with which the table is emptied:
+ * the metadata log, offline partitions and the rules of the authorizer, with which the
+ * table is emptied:
  *
  *     words      0 listener, 1-2 local address, 3 local port: an answer may name the
  *                address that the client has connected to

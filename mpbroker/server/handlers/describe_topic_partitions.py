@@ -85,7 +85,7 @@ def _describe(
         is_internal=topic.is_internal,
         partitions=[
             DescribeTopicPartitionsResponsePartition(
-                error_code=each.error_code,
+                error_code=ErrorCode.NONE,  # also if it has no leader
                 partition_index=each.partition_index,
                 leader_id=each.leader_id,
                 leader_epoch=each.leader_epoch,
@@ -93,7 +93,7 @@ def _describe(
                 isr_nodes=each.isr_nodes,
                 offline_replicas=each.offline_replicas,
                 eligible_leader_replicas=[],
-                last_known_elr=[],
+                last_known_elr=each.offline_replicas,
             )
             for each in known[indexes.start : indexes.stop]
         ],

@@ -2,10 +2,13 @@
 
 A key may also be a share-partition, whose state a node keeps.
 
-Outside of a cluster the coordinator is always this broker. In a cluster, groups are
-spread over the live nodes, and a file of this node says which one has a group. All
-transactional ids have one coordinator: the first node that is asked for it creates the
-topic of their records. There is no coordinator of share-partitions.
+Outside of a cluster the coordinator is always this broker. If the partition with the
+key's records is offline, there is none, until its log directory is back.
+
+In a cluster, groups are spread over the live nodes, and a file of this node says which
+one has a group. All transactional ids have one coordinator: the first node that is
+asked for it creates the topic of their records. There is no coordinator of
+share-partitions.
 
 Source: Kafka protocol guide, "FindCoordinator"; KIP-699 for several keys at once,
 KIP-932 and SharePartitionKey for the keys of share-partitions.
@@ -15,19 +18,30 @@ from __future__ import annotations
 
 from typing import Final
 
+from mpbroker.base.java_hash import java_hash
 from mpbroker.metadata.meta_properties import uuid_of_text
-from mpbroker.metadata.topic_names import TRANSACTION_TOPIC
+from mpbroker.metadata.topic_names import (
+    OFFSETS_TOPIC,
+    SHARE_STATE_TOPIC,
+    TRANSACTION_TOPIC,
+)
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages.find_coordinator import (
     Coordinator,
     FindCoordinatorRequest,
     FindCoordinatorResponse,
 )
-from mpbroker.server.handler_context import HandlerContext
+from mpbroker.server.handler_context import Broker, HandlerContext
 
 GROUP: Final = 0
 TRANSACTION: Final = 1
 SHARE: Final = 2
+# The topics with what is coordinated, by key type.
+_TOPICS: Final = {
+    GROUP: OFFSETS_TOPIC,
+    TRANSACTION: TRANSACTION_TOPIC,
+    SHARE: SHARE_STATE_TOPIC,
+}
 _BATCHED_SINCE: Final = 4
 _SHARE_SINCE: Final = 6
 _NO_NODE: Final = -1
@@ -43,10 +57,15 @@ def handle_find_coordinator(
     once. Key types other than group, transaction
     and share-partition are refused.
     """
-    if context.broker.nodes is None and request.key_type in (GROUP, TRANSACTION):
+    is_batched = context.version >= _BATCHED_SINCE
+    keys = request.coordinator_keys if is_batched else [request.key]
+    found = [
+        _coordinator_of(key, request.key_type, context) for key in dict.fromkeys(keys)
+    ]
+    if context.broker.nodes is None and not any(each.error_code for each in found):
         context.repeatable = ()
-    if context.version < _BATCHED_SINCE:
-        only = _coordinator_of(request.key, request.key_type, context)
+    if not is_batched:
+        (only,) = found
         return FindCoordinatorResponse(
             error_code=only.error_code,
             error_message=only.error_message,
@@ -54,12 +73,7 @@ def handle_find_coordinator(
             host=only.host,
             port=only.port,
         )
-    return FindCoordinatorResponse(
-        coordinators=[
-            _coordinator_of(key, request.key_type, context)
-            for key in dict.fromkeys(request.coordinator_keys)
-        ]
-    )
+    return FindCoordinatorResponse(coordinators=found)
 
 
 def _coordinator_of(key: str, key_type: int, context: HandlerContext) -> Coordinator:
@@ -73,8 +87,19 @@ def _coordinator_of(key: str, key_type: int, context: HandlerContext) -> Coordin
             return _coordinator_of_transactions(key, context)
         message = "a cluster has no share groups"
         return _no_coordinator(key, ErrorCode.UNSUPPORTED_VERSION, message)
+    if _is_offline(key, key_type, context.broker):
+        message = "the log directory with its records is not there"
+        return _no_coordinator(key, _NOT_AVAILABLE, message)
     host, port = context.endpoint
     return Coordinator(key=key, node_id=context.broker.node_id, host=host, port=port)
+
+
+def _is_offline(key: str, key_type: int, broker: Broker) -> bool:
+    """Return whether the partition with a key's records is offline."""
+    topic = broker.registry.topic(_TOPICS[key_type])
+    if topic is None:
+        return False  # it is made when it is needed
+    return broker.logs.is_offline(topic, java_hash(key) % len(topic.partitions))
 
 
 def _node(key: str, node_id: int | None, context: HandlerContext) -> Coordinator:

@@ -99,13 +99,13 @@ def _find(wanted: MetadataRequestTopic, registry: TopicRegistry) -> Topic | None
 
 
 def _may_be_repeated(found: Iterable[Topic | None], broker: Broker) -> bool:
-    """Return whether an answer holds until the metadata log changes.
+    """Return whether an answer holds until the metadata log or a directory changes.
 
-    It does not if a topic is missing, if a leader epoch could not be read, or if other
-    nodes come and go.
+    It does not if a topic is missing, if a leader epoch could not be read, if a
+    partition is offline, or if other nodes come and go.
     """
     return broker.nodes is None and all(
-        topic is not None and broker.described.are_kept(topic) for topic in found
+        topic is not None and broker.described.may_be_repeated(topic) for topic in found
     )
 
 

@@ -57,6 +57,8 @@ class Repeatable(NamedTuple):
         metadata_version: ``TopicRegistry.version`` before the handler was called. An
             answer during which metadata has changed, perhaps by the request itself,
             may not be repeated.
+        offline_changes: ``PartitionTable.offline_changes`` before the handler was
+            called, for the same reason.
         rules: the version of the authorizer's rules; None: there is no authorizer, or
             it was not asked.
     """
@@ -64,4 +66,5 @@ class Repeatable(NamedTuple):
     response: Message
     places: Sequence[OffsetPlace]
     metadata_version: int
+    offline_changes: int
     rules: int | None

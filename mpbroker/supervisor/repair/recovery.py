@@ -52,6 +52,7 @@ from mpbroker.ipc.layout import (
     slot_row,
     slots_in_use,
 )
+from mpbroker.ipc.tables.partition_table import note_offline_change
 from mpbroker.ipc.tables.transaction_table import TransactionTable
 from mpbroker.supervisor.child import is_kill
 from mpbroker.supervisor.memory import BrokerMemory
@@ -399,6 +400,8 @@ class Repair:
     def _finish(self) -> None:
         # Flags before bells: a process that was woken and found nothing sleeps again.
         self._words[HEADER + HEADER_DEATH_EPOCH] += 1
+        # It may have been killed between a partition's status and this note.
+        note_offline_change(self._words)
         for notices in self._memory.notices:
             notices.overflow()
         self._memory.wake_everybody()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from mpbroker.ipc.compiled import IS_COMPILED
 from mpbroker.ipc.layout import CONNECTION_SLOT, RowStatus, connection_row
+from mpbroker.ipc.tables.partition_table import PartitionTable, note_offline_change
 from mpbroker.metadata.acl_records import MetadataAcls, create_acls, delete_acls
 from mpbroker.metadata.quota_records import CLIENT_ID, client_quota_record
 from mpbroker.metadata.topics import MorePartitions
@@ -31,7 +33,9 @@ from mpbroker.server.authorization.authorizer import StandardAuthorizer
 from mpbroker.server.repeated import repeated_answers
 from mpbroker.server.repeated.repeated_answers import RepeatedAnswers
 from mpbroker.storage.files.leader_epochs import UNDEFINED, EpochEntry, LeaderEpochs
+from mpbroker.storage.offline_directories import OfflineDirectories
 from tests.server.authorization.test_verdicts import Moody
+from tests.server.contexts import NODE_ID
 from tests.server.core_cache.answer_stage import (
     EARLIEST,
     LATEST,
@@ -44,6 +48,7 @@ from tests.server.core_cache.answer_stage import (
 from tests.server.core_cache.handler_stage import produce_request
 from tests.server.core_cache.test_core_requests import batch
 from tests.support.children import deaths, die, fork, kill_at_step, steps_of
+from tests.support.dead_disk import kill_disk, revive_disk
 from tests.support.memory import broker_memory
 
 pytestmark = pytest.mark.skipif(
@@ -201,8 +206,7 @@ def test_a_leader_epoch_that_could_not_be_read_is_not_repeated(stage, monkeypatc
     frame = metadata("two")
     stage.both(frame)
     with monkeypatch.context() as changed:
-        described = stage.broker.described
-        changed.setattr(described, "_leader_epoch", lambda topic, index: UNDEFINED)
+        changed.setattr(stage.logs, "leader_epoch", lambda topic, index: UNDEFINED)
         stage.registry.create_partitions([MorePartitions("two", 3)])
         assert not any(stage.is_repeated(frame) for _ in range(3))
     assert not stage.is_repeated(frame)
@@ -221,6 +225,69 @@ def test_an_answer_during_which_metadata_changes_is_not_repeated(stage, monkeypa
 
     with monkeypatch.context() as changed:
         changed.setattr(described, "partitions", change_meanwhile)
+        for _ in range(2):
+            stage.ask(frame, SLOT)
+            assert not stage.channel.compiled.repeatable
+    stage.both(frame)
+    assert stage.is_repeated(frame)
+
+
+def led(answer, version=9):
+    """Return code and leader of each partition of the topic in a Metadata answer."""
+    body = memoryview(answer)[HEADER + (version >= 9) :]
+    (topic,) = MetadataResponse.decode(version, body).topics
+    return [(each.error_code, each.leader_id) for each in topic.partitions]
+
+
+NOT_AVAILABLE = ErrorCode.LEADER_NOT_AVAILABLE, -1
+
+
+def test_a_partition_that_goes_offline_has_no_leader_in_the_next_answer(stage):
+    """Any process may find that out."""
+    frame = metadata("two")
+    stage.both(frame)
+    assert stage.is_repeated(frame)
+    other = PartitionTable(stage.memory.table.segment, stage.memory.control)
+    row = other.row(stage.registry.topic("two").partitions[1])
+    row.status = RowStatus.OFFLINE
+    for _ in range(3):
+        assert not stage.is_repeated(frame)  # an error is counted each time
+        assert led(stage.both(frame)) == [(0, NODE_ID), NOT_AVAILABLE]
+    stage.both(metadata("one"))
+    assert stage.is_repeated(metadata("one"))
+
+
+def test_a_partition_of_a_failed_directory_has_no_leader_until_it_is_back(stage):
+    frame = metadata("one")
+    stage.both(frame)
+    stage.both(list_offsets([(0, LATEST)]))
+    assert stage.is_repeated(frame)
+    (path,) = (Path(each.path) for each in stage.logs.directories)
+    housekeeper = OfflineDirectories(stage.words, stage.logs.directories)
+    kill_disk(path)
+    housekeeper.look(1)
+    for _ in range(2):
+        assert not stage.is_repeated(frame)
+        assert led(stage.both(frame)) == [NOT_AVAILABLE]
+    revive_disk(path)
+    housekeeper.look(2)
+    assert led(stage.both(frame)) == [(0, NODE_ID)]
+    assert stage.is_repeated(frame)
+
+
+def test_an_answer_during_which_a_partition_goes_offline_is_not_repeated(
+    stage, monkeypatch
+):
+    frame, described = metadata("one"), stage.broker.described
+    find = described.partitions
+
+    def fail_meanwhile(topic):
+        found = find(topic)
+        note_offline_change(stage.words)
+        return found
+
+    with monkeypatch.context() as changed:
+        changed.setattr(described, "partitions", fail_meanwhile)
         for _ in range(2):
             stage.ask(frame, SLOT)
             assert not stage.channel.compiled.repeatable
@@ -288,6 +355,7 @@ def test_a_partition_that_is_not_online_is_left_to_python(stage, status):
     assert not stage.is_repeated(frame)
     assert offsets(stage.both(frame))[0][0] != 0
     row.status = RowStatus.ONLINE
+    stage.both(frame)
     assert stage.is_repeated(frame)
 
 

@@ -4,7 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpbroker.base.java_hash import java_hash
 from mpbroker.metadata.cluster_nodes import NodeAddress
+from mpbroker.metadata.topic_names import (
+    OFFSETS_TOPIC,
+    SHARE_STATE_TOPIC,
+    TRANSACTION_TOPIC,
+)
 from mpbroker.metadata.topics import MorePartitions
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
@@ -80,6 +86,34 @@ def test_every_version_tells_broker_topics_and_leaders(registry, version):
         assert topic.partitions[0].leader_epoch == 0
     if version >= 10:
         assert topic.topic_id == registry.topic("a").topic_id
+
+
+@pytest.mark.parametrize("version", metadata.MetadataRequest.valid_versions)
+def test_a_partition_that_is_offline_has_no_leader_until_it_is_back(registry, version):
+    offline = {("a", 1)}
+    logs = fake_logs(
+        is_offline=lambda topic, number: (topic.name, number) in offline,
+        offline_version=lambda: len(offline),
+    )
+    asked = context(registry, version=version, logs=logs)
+    request = metadata.MetadataRequest(
+        topics=[metadata.MetadataRequestTopic(name=name) for name in ("a", "b")]
+    )
+    for _ in range(2):
+        response = handle_metadata(request, asked)
+        response = metadata.MetadataResponse.decode(version, response.encode(version))
+        (first, second), (other,) = (each.partitions for each in response.topics)
+        assert [first.leader_id, other.leader_id] == [1, 1]
+        assert second.error_code == ErrorCode.LEADER_NOT_AVAILABLE
+        assert (second.leader_id, second.leader_epoch) == (-1, -1)
+        assert (second.replica_nodes, second.isr_nodes) == ([1], [])
+        if version >= 5:
+            assert second.offline_replicas == [1]
+        assert asked.repeatable is None
+    offline.clear()
+    response = handle_metadata(request, asked)
+    assert [each.leader_id for each in response.topics[0].partitions] == [1, 1]
+    assert asked.repeatable == ()
 
 
 @pytest.mark.parametrize(
@@ -378,11 +412,12 @@ def test_a_directory_that_cannot_be_asked_says_so(registry):
     ("version", "key_type"),
     [(0, 0), *((version, kind) for version in range(1, 7) for kind in range(3))],
 )
-def test_groups_and_transactions_are_coordinated_here(version, key_type):
+def test_groups_and_transactions_are_coordinated_here(registry, version, key_type):
     keys = {"key": "g"} if version < 4 else {"coordinator_keys": ["g", "h"]}
     request = coordinator.FindCoordinatorRequest(key_type=key_type, **keys)
     response = handle_find_coordinator(
-        request, context(version=version, node_id=7, advertised=[("here", 9092)])
+        request,
+        context(registry, version=version, node_id=7, advertised=[("here", 9092)]),
     )
     decoded = coordinator.FindCoordinatorResponse.decode(
         version, response.encode(version)
@@ -412,13 +447,46 @@ def test_groups_and_transactions_are_coordinated_here(version, key_type):
         (" :AAAAAAAAAAAAAAAAAAAAAg:0", 6, ErrorCode.INVALID_REQUEST),
     ],
 )
-def test_the_state_of_a_share_partition_is_coordinated_here(key, version, code):
+def test_the_state_of_a_share_partition_is_coordinated_here(
+    registry, key, version, code
+):
     request = coordinator.FindCoordinatorRequest(key_type=2, coordinator_keys=[key])
     (answer,) = handle_find_coordinator(
-        request, context(version=version, node_id=7, advertised=[("here", 9092)])
+        request,
+        context(registry, version=version, node_id=7, advertised=[("here", 9092)]),
     ).coordinators
     assert answer.error_code == code
     assert answer.node_id == (7 if code == ErrorCode.NONE else -1)
+
+
+@pytest.mark.parametrize(
+    ("key_type", "topic", "keys"),
+    [
+        (0, OFFSETS_TOPIC, ["a", "b"]),
+        (1, TRANSACTION_TOPIC, ["a", "b"]),
+        (2, SHARE_STATE_TOPIC, [f"g:AAAAAAAAAAAAAAAAAAAAAg:{n}" for n in (0, 1)]),
+    ],
+)
+def test_a_partition_that_is_offline_has_no_coordinator(
+    registry, key_type, topic, keys
+):
+    """Its successor, on the same broker, will have the records again."""
+    registry.create_topic(topic, 2)
+    lost = java_hash(keys[0]) % 2
+    assert java_hash(keys[1]) % 2 != lost
+    logs = fake_logs(is_offline=lambda of, number: (of.name, number) == (topic, lost))
+    asked = context(registry, version=6, logs=logs)
+    request = coordinator.FindCoordinatorRequest(
+        key_type=key_type, coordinator_keys=keys
+    )
+    first, second = handle_find_coordinator(request, asked).coordinators
+    assert first.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+    assert (first.node_id, first.host, first.port) == (-1, "", -1)
+    assert (second.error_code, second.node_id) == (ErrorCode.NONE, 1)
+    assert asked.repeatable is None
+    request.coordinator_keys = keys[1:]
+    handle_find_coordinator(request, asked)
+    assert asked.repeatable == ()
 
 
 class FakeNodes:
