@@ -25,6 +25,9 @@ UNITS: Final[Mapping[str, Unit]] = {
     "cpu_us": Unit("us CPU", 1),
     "load_cpu_us": Unit("us load's CPU", 1),
     "cpu_s_per_million": Unit("s CPU/M", 3),
+    "batches_cpu_s_per_million": Unit("s CPU/M into Arrow", 3),
+    "aiokafka_cpu_s_per_million": Unit("s CPU/M aiokafka", 3),
+    "confluent_cpu_s_per_million": Unit("s CPU/M confluent", 3),
     "classic_cpu_s_per_million": Unit("s CPU/M classic", 3),
     "mb_per_s": Unit("MB/s", 0),
     "bound_mb_per_s": Unit("MB/s without broker", 0),
@@ -215,6 +218,8 @@ LIMITS: Final[Mapping[tuple[str, str], Limit]] = {
     ("flatness/fetch/1000-partitions", "cpu_ratio"): Limit(1.3),
     ("flatness/api-versions/2000-connections", "cpu_ratio"): Limit(1.3),
     ("flatness/produce/2000-connections", "cpu_ratio"): Limit(1.3),
+    ("python-consumers/100B", "cpu_s_per_million"): Limit(0.8),
+    ("python-consumers/100B", "batches_cpu_s_per_million"): Limit(0.3),
     ("python-producers/latency", "p99_times_kafka_python"): Limit(1),
     ("python-producers/latency", "p99_times_aiokafka"): Limit(1),
     **{
