@@ -67,6 +67,7 @@ UNITS: Final[Mapping[str, Unit]] = {
     "bare_search_mb_per_s": Unit("MB/s bare find", 0),
     "p99_ratio": Unit("x p99", 2),
     "answer_ms": Unit("ms answer", 0),
+    "life_cpu_ms": Unit("ms CPU to its end", 0),
     "after_ack_p50_ms": Unit("ms after ack p50", 3),
     "after_ack_p99_ms": Unit("ms after ack p99", 3),
     "bare_mb_per_s": Unit("MB/s bare", 0),
