@@ -34,8 +34,6 @@ from mpbroker.ipc.layout import (
     ROW_WORDS,
     Phase,
 )
-from mpbroker.storage.cleaning.compaction import CleaningAbortedError
-from mpbroker.storage.cleaning.log_cleaner import LogCleaner
 from mpbroker.storage.cleaning.log_upkeep import LogUpkeep
 
 if TYPE_CHECKING:
@@ -151,6 +149,10 @@ class CleanerProcess(HousekeeperChild):
         memory.wake_everybody()
 
     def _serve(self) -> None:
+        # Imported here: a broker without compacted topics has no such process.
+        from mpbroker.storage.cleaning.compaction import CleaningAbortedError
+        from mpbroker.storage.cleaning.log_cleaner import LogCleaner
+
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         parts, config = self._parts, self._parts.config
         deleted: set[int] = set()

@@ -210,15 +210,18 @@ class Roles:
         CoordinatorRole(self.parts).run()
 
     @staticmethod
-    def warm_up() -> None:
+    def import_for_later() -> None:
         """Import what the coordinator and the keeper of sockets need.
 
-        The keeper has a duplicate of each client's socket. A process that replaces a
-        dead one then starts faster.
-
-        Call it after the start, so that no client waits for it.
+        The keeper has a duplicate of each client's socket. Call it when the broker
+        serves: no client shall wait for it.
         """
         import_module("mpbroker.network.moves.keeper")
+        import_module("mpbroker.broker.coordinator_role")
+
+    @staticmethod
+    def prepare_successors() -> None:
+        """Make what the coordinator after the present one would have to make first."""
         from mpbroker.broker import coordinator_role
 
         coordinator_role.warm_up()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from mpbroker.base.logger import get_logger
@@ -31,8 +32,10 @@ if TYPE_CHECKING:
 
 _LOG = get_logger(__name__)
 
-# After the start, when it delays no client. Repeated calls do nothing.
-_WARM_UP_S: Final = 1.0
+# After the start, when it delays no client.
+_TIDY_UP_S: Final = 1.0
+# A broker that lives so long shall have quick successors of processes that die.
+_PREPARE_S: Final = 20.0
 
 
 class Audience(NamedTuple):
@@ -138,8 +141,8 @@ class Serving:
     def _announce(self) -> None:
         """Report that the broker serves; then do the work that could wait until now."""
         supervisor = self._supervisor
-        supervisor.start_rest()
         if self._audience.is_trial:
+            self._start_rest()
             supervisor.request_stop("")
         if self._audience.pid_file is not None:
             _write_pid_file(self._audience.pid_file)
@@ -147,10 +150,23 @@ class Serving:
         _LOG.info("serving %s", ", ".join(each.told for each in self._broker.listeners))
         if self._audience.ready_fd is not None:
             self._write_ready_line(self._audience.ready_fd)
-        # Not before: where a start takes long, it would take longer.
-        supervisor.once(_WARM_UP_S, Roles.warm_up)
         if not self._audience.is_trial:
-            supervisor.once(_WARM_UP_S, _remove_left_trials)
+            supervisor.once(0.0, self._start_rest)  # when all who wait have been told
+            supervisor.once(_TIDY_UP_S, _remove_left_trials)
+            supervisor.once(_PREPARE_S, Roles.prepare_successors)
+
+    def _start_rest(self) -> None:
+        """Fork the processes that the first response has not needed.
+
+        This process imports what the coordinator needs before, and shares it. The
+        coordinator is there no later than if it did, and a successor is sooner.
+        """
+        gc.disable()
+        # A process without free descriptors cannot import: each coordinator does then.
+        with suppress(OSError):
+            Roles.import_for_later()
+        _freeze()
+        self._supervisor.start_rest()
 
     def _write_ready_line(self, ready_fd: int) -> None:
         import json

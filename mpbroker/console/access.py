@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.client.cluster import Cluster
 from mpbroker.client.errors import SaslAuthenticationError
 from mpbroker.client.settings import ADMIN_CONFIG, ClientSettings, parse_settings

@@ -14,8 +14,9 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from struct import Struct
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.client.admin.topic_admin import EARLIEST
 from mpbroker.client.cluster import Cluster
 from mpbroker.console.message_pages import (

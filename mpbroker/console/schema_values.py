@@ -9,8 +9,9 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.console.plain_values import plain
 from mpbroker.spark.pipeline.errors import PipelineError
 from mpbroker.spark.pipeline.schemas import avro

@@ -16,9 +16,10 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from mpbroker.base.logger import get_logger
+from mpbroker.base.named_tuple import NamedTuple
 
 if TYPE_CHECKING:
     from mpbroker.config import BrokerConfig

@@ -6,8 +6,9 @@ The state machines are those of groups, transactions and share groups.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.metadata.features import KNOWN_FEATURES
 
 if TYPE_CHECKING:

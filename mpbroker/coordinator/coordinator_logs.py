@@ -8,8 +8,9 @@ ahead of the log on disk, so this state is forgotten, and the log is loaded agai
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.coordinator.context import CoordinatorContext
 from mpbroker.coordinator.coordinator_topic import CoordinatorTopic, RecordTopic
 from mpbroker.coordinator.durability import Awaited

@@ -25,8 +25,9 @@ import select
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.coordinator.coordinator_apis import CoordinatorApis
 from mpbroker.coordinator.coordinator_logs import CoordinatorLogs, StateMachines
 from mpbroker.coordinator.group_figures import GroupFigures

@@ -13,8 +13,9 @@ such numbers: a plain number means that the log must be on disk, a number from
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.metadata.topic_names import TopicPartition
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.fields import Struct

@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.coordinator.coordinator_topic import LoadedRecord
 from mpbroker.coordinator.outbox import TransactionalRecord
 

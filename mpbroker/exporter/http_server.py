@@ -16,9 +16,10 @@ import socket
 import time
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Final, NamedTuple
+from typing import Final
 
 from mpbroker.base.logger import get_logger
+from mpbroker.base.named_tuple import NamedTuple
 
 _LOG = get_logger(__name__)
 

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Final, NamedTuple
+from typing import Final
 
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.exporter.collector import PARKED_REQUESTS
 from mpbroker.exporter.exposition import Family, Labels
 from mpbroker.exporter.group_numbers import (

@@ -13,9 +13,10 @@ from __future__ import annotations
 import mmap
 import os
 from contextlib import AbstractContextManager
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from mpbroker.base.errors import MpbrokerError
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.inspect.broker_view import BrokerView, NameOfRow
 from mpbroker.ipc.layout import (
     CELL_END,

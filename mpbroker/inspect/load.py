@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.ipc.layout import MAX_HANDLERS, MAX_PROCESSORS
 
 _BUSY: Final = 0.85

@@ -674,3 +674,9 @@ class LogManager:
         """Close the files of all logs, and drop the logs from this process."""
         self.close_files()
         self._logs.clear()
+
+
+def says_deleted(error: Exception) -> bool:
+    """Return whether an error says that the topic was deleted; it is not logged."""
+    gone = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    return isinstance(error, ApiError) and error.error_code == gone

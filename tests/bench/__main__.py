@@ -7,6 +7,7 @@ import contextlib
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -28,6 +29,7 @@ from tests.bench import (
     machinery,
     mirroring,
     pytest_fixture,
+    python_consumers,
     python_producers,
     quotas,
     share_consumers,
@@ -68,6 +70,7 @@ ALL_CASES: Final = [
     *large_requests.CASES,
     *latency.CASES,
     *python_producers.CASES,
+    *python_consumers.CASES,
     *pytest_fixture.CASES,
     *flatness.CASES,
     *groups.CASES,
@@ -81,6 +84,15 @@ ALL_CASES: Final = [
     *mirroring.CASES,
     *tiered_storage.CASES,
 ]
+
+# What ends a run of a case; the others go on.
+FAILURES: Final = (
+    AnswerError,
+    BrokerStartError,
+    LoadFailedError,
+    OSError,
+    RdKafkaError,
+)
 
 EPILOG: Final = """\
 A NAME selects every case that starts with it: `requests`, `requests/produce-acks1/16`.
@@ -124,7 +136,9 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
         help="start this and compare; {port} and {dir} are filled in",
     )
     other.add_argument(
-        "--vs-kafka", action="store_true", help="compare with Apache Kafka"
+        "--vs-kafka",
+        action="store_true",
+        help="compare with Apache Kafka, after its warm-up",
     )
     other.add_argument(
         "--vs-checkout", metavar="DIR", type=Path, help="compare with this checkout"
@@ -140,6 +154,14 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "--seconds", type=float, default=1.5, help="length of a measurement (1.5)"
+    )
+    parser.add_argument(
+        "--warm-up",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="so long Apache Kafka is at work with the same cases before the first is "
+        "measured, until its JVM has compiled what they need (60)",
     )
     parser.add_argument(
         "--patience",
@@ -214,6 +236,26 @@ class _Session:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
+    def warm_up(self, cases: Sequence[Case], seconds: float) -> None:
+        """Run the cases, each at least once, on brokers that get faster by it.
+
+        A case that fails is left out here; the measurement says why.
+        """
+        for source in self._sources:
+            if not source.warms_up or seconds <= 0:
+                continue
+            began = time.monotonic()
+            left = deque(case for case in cases if not case.starts_brokers)
+            owed = len(left)
+            while left and (owed > 0 or time.monotonic() - began < seconds):
+                owed -= 1
+                case = left.popleft()
+                with contextlib.suppress(*FAILURES):
+                    case.run(self._context(source, case))
+                    left.append(case)
+            took_s = time.monotonic() - began
+            print(f"{source.label} was at work with these cases for {took_s:.0f} s")
+
     def run(self, case: Case, rounds: int) -> CaseResult:
         """Run a case on every broker in turn, `rounds` times: A B A B."""
         runs: dict[str, list[dict[str, float]]] = {s.label: [] for s in self._sources}
@@ -226,13 +268,7 @@ class _Session:
                     figures, cores = self._run_undisturbed(source, case)
                     runs[source.label].append(figures)
                     others = max(others, cores)
-                except (
-                    AnswerError,
-                    BrokerStartError,
-                    LoadFailedError,
-                    OSError,
-                    RdKafkaError,
-                ) as error:
+                except FAILURES as error:
                     failure = f"{case.name} on {source.label}: {error}"
                     self.failures.append(failure)
                     print(f"    FAILED {failure}", file=sys.stderr)
@@ -306,6 +342,7 @@ def main(argv: Sequence[str]) -> int:
     results = []
     began = time.monotonic()
     with _Session(sources, arguments.seconds, arguments.patience) as session:
+        session.warm_up(cases, arguments.warm_up)
         for case in cases:
             print(case.name, flush=True)
             results.append(session.run(case, rounds))

@@ -95,6 +95,8 @@ class BrokerSource:
 
     label: str
     can_start = True
+    # Whether it is faster when it has been at work for a while, as a JVM is.
+    warms_up = False
 
     @contextlib.contextmanager
     def broker(self) -> Iterator[Broker]:

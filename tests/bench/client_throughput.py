@@ -52,10 +52,15 @@ SHAPES: Final = (
 )
 
 
-def _fill(broker: Broker, topic: str, shape: Shape, codec: str) -> int:
+def values_of(value_bytes: int) -> list[bytes]:
+    """Return the values that are sent over and over."""
+    return [wire.filler(value_bytes, i) for i in range(DISTINCT_VALUES)]
+
+
+def _fill(broker: Broker, topic: str, shape: Shape, codec: str, acks: str) -> int:
     """Send the shape's records once; return how many."""
-    values = [wire.filler(shape.value_bytes, i) for i in range(DISTINCT_VALUES)]
-    settings = PRODUCER_SETTINGS | {"compression.codec": codec}
+    values = values_of(shape.value_bytes)
+    settings = PRODUCER_SETTINGS | {"compression.codec": codec, "acks": acks}
     with BatchProducer(broker.bootstrap, topic, values, settings) as producer:
         return int(producer.send(shape.records // DISTINCT_VALUES))
 
@@ -84,14 +89,16 @@ def _bound(
     }
 
 
-def _produce(shape: Shape, codec: str) -> Callable[[Context], dict[str, float]]:
+def _produce(
+    shape: Shape, codec: str, acks: str = "1"
+) -> Callable[[Context], dict[str, float]]:
     def run(context: Context) -> dict[str, float]:
         broker = context.broker
         # A topic of its own for every run, so that its end offset proves the count.
         number = broker.next_number()
         topic = broker.topic(f"bench-in-{shape.label}-{codec}-{number}")
         cpu, began = broker.tree.cpu_seconds(), time.monotonic()
-        sent = _fill(broker, topic, shape, codec)
+        sent = _fill(broker, topic, shape, codec, acks)
         seconds, cpu = time.monotonic() - began, broker.tree.cpu_seconds() - cpu
         with broker.connect() as connection:
             stored = connection.end_offset(topic, 0)
@@ -110,7 +117,7 @@ def _consume(shape: Shape, codec: str) -> Callable[[Context], dict[str, float]]:
         broker = context.broker
         topic = broker.topic(f"bench-out-{shape.label}-{codec}")
         count = broker.once(
-            f"filled {topic}", lambda: _fill(broker, topic, shape, codec)
+            f"filled {topic}", lambda: _fill(broker, topic, shape, codec, "1")
         )
         cpu, began = broker.tree.cpu_seconds(), time.monotonic()
         with BatchConsumer(broker.bootstrap, topic, CONSUMER_SETTINGS) as consumer:
@@ -124,8 +131,17 @@ def _consume(shape: Shape, codec: str) -> Callable[[Context], dict[str, float]]:
 
 
 CASES: Final = [
-    Case(f"librdkafka/{direction}/{shape.label}/{codec}", run(shape, codec))
-    for shape in SHAPES
-    for codec in ("none", "lz4")
-    for direction, run in (("produce", _produce), ("consume", _consume))
+    *(
+        Case(f"librdkafka/{direction}/{shape.label}/{codec}", run(shape, codec))
+        for shape in SHAPES
+        for codec in ("none", "lz4")
+        for direction, run in (("produce", _produce), ("consume", _consume))
+    ),
+    *(
+        Case(
+            f"librdkafka/produce-acks-all/{shape.label}/lz4",
+            _produce(shape, "lz4", "all"),
+        )
+        for shape in SHAPES
+    ),
 ]

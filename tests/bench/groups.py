@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -35,7 +36,7 @@ from tests.bench import wire
 from tests.bench.brokers import Broker
 from tests.bench.cases import Case, Context
 from tests.bench.load import Template, run_load, same_as
-from tests.bench.small_requests import produce_acks_1
+from tests.bench.small_requests import DEPTH, produce_acks_1
 
 OFFSET_COMMIT: Final = (8, 8)
 OFFSET_FETCH: Final = (9, 8)
@@ -90,19 +91,43 @@ def commit_templates(broker: Broker) -> list[Template]:
         ]
 
 
-def _commit_case(connections: int) -> Case:
+def _ask_for(group: str) -> bytes:
+    request = OffsetFetchRequest(
+        groups=[OffsetFetchRequestGroup(group_id=group, topics=None)]
+    )
+    return wire.request(OFFSET_FETCH, request.encode(OFFSET_FETCH[1]))
+
+
+def fetch_templates(broker: Broker) -> list[Template]:
+    """Return an OffsetFetch for each group that `commit_templates` commits for."""
+    commits = broker.once("groups/commit", lambda: commit_templates(broker))
+    with broker.connect() as connection:
+        return [
+            same_as(request, connection.ask(request))
+            for request in (_ask_for(f"bench-{n}") for n in range(len(commits)))
+        ]
+
+
+def _load_case(
+    kind: str,
+    make: Callable[[Broker], list[Template]],
+    connections: int,
+    depth: int = 1,
+) -> Case:
     def run(context: Context) -> dict[str, float]:
         broker = context.broker
-        templates = broker.once("groups/commit", lambda: commit_templates(broker))
+        templates = broker.once(f"groups/{kind}", lambda: make(broker))
         return run_load(
             broker.address,
             broker.tree,
             templates,
             connections=connections,
+            depth=depth,
             measure_s=context.seconds,
         ).metrics()
 
-    return Case(f"groups/commit/{connections}", run)
+    deep = "" if depth == 1 else f"x{depth}"
+    return Case(f"groups/{kind}/{connections}{deep}", run)
 
 
 class RawMember:
@@ -243,10 +268,7 @@ def run_restart(count: int, context: Context) -> dict[str, float]:
         groups = [f"bench-restart-{number}" for number in range(count)]
         _commit_all(broker, groups, topic)
         with broker.connect() as connection:
-            request = OffsetFetchRequest(
-                groups=[OffsetFetchRequestGroup(group_id=groups[-1], topics=None)]
-            )
-            framed = wire.request(OFFSET_FETCH, request.encode(OFFSET_FETCH[1]))
+            framed = _ask_for(groups[-1])
             for _ in range(_REBALANCES):
                 os.kill(_coordinator(broker), signal.SIGKILL)
                 started = time.monotonic()
@@ -314,7 +336,10 @@ def run_stalled(context: Context) -> dict[str, float]:
 
 
 CASES: Final = [
-    *map(_commit_case, COMMIT_CONNECTIONS),
+    *(_load_case("commit", commit_templates, number) for number in COMMIT_CONNECTIONS),
+    # As clients ask beside records, like the deep ones among the small requests.
+    _load_case("commit", commit_templates, 16, DEPTH),
+    _load_case("offset-fetch", fetch_templates, 16, DEPTH),
     *map(_rebalance_case, REBALANCE_MEMBERS),
     *map(_restart_case, RESTART_GROUPS),
     Case("groups/produce-beside-a-stalled-group", run_stalled),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 import time
 from functools import partial
@@ -18,14 +19,25 @@ STARTED_S: Final = 5.0  # the housekeeper and the coordinator start after readin
 MIB: Final = 1 << 20
 
 
+def _ended_cpu_s() -> float:
+    """Return the CPU time of children that have ended, and of theirs."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return ended.ru_utime + ended.ru_stime
+
+
 def _first_answer(context: Context) -> dict[str, float]:
+    cpu_s = _ended_cpu_s()
     began = time.monotonic()
     with context.source.broker() as broker:
         ready = time.monotonic()
         with broker.connect() as connection:
             connection.ask(wire.api_versions())
         answered = time.monotonic()
-    return {"ready_ms": (ready - began) * 1e3, "answer_ms": (answered - began) * 1e3}
+    return {
+        "ready_ms": (ready - began) * 1e3,
+        "answer_ms": (answered - began) * 1e3,
+        "life_cpu_ms": (_ended_cpu_s() - cpu_s) * 1e3,
+    }
 
 
 def _memory(context: Context) -> dict[str, float]:

@@ -32,6 +32,7 @@ class KafkaBroker(BrokerSource):
     """Apache Kafka, started afresh in a directory of its own."""
 
     label = "kafka"
+    warms_up = True
 
     @contextlib.contextmanager
     def broker(self) -> Iterator[Broker]:

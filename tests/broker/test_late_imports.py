@@ -28,7 +28,7 @@ print(*(set(sys.modules) - before))
 
 
 def test_a_successor_of_coordinator_or_keeper_imports_nothing_more():
-    prepare = "from mpbroker.broker.roles import Roles; Roles.warm_up()"
+    prepare = "from mpbroker.broker.roles import Roles; Roles.import_for_later()"
     use = """
 import mpbroker.broker.coordinator_role
 import mpbroker.network.moves.keeper

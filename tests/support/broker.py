@@ -25,7 +25,7 @@ from typing import Final, Self
 from mpbroker.ipc.named_segment import read_telemetry, start_time
 from tests.support.crashes import check_deaths, check_end
 from tests.support.footprint import Footprint, session_processes
-from tests.support.patience import LONGEST_S
+from tests.support.patience import LONGEST_S, Patience
 from tests.support.promises import UnforgivableError
 
 _LOG_TAIL_BYTES: Final = 6000
@@ -153,8 +153,23 @@ class Broker:
             raise BrokerFailedError(f"not ready, {code}; it said:\n{self.log_tail()}")
         self.listeners = dict(json.loads(message)["listeners"])
         self.bootstrap = next(iter(self.listeners.values()))
+        self._await_children()
         self._footprint = Footprint.of_session(self.pid)
         return self.bootstrap
+
+    def _await_children(self) -> None:
+        """Wait until it has forked all children: the last it does when it serves.
+
+        From then on a test finds each by its process id.
+        """
+        name = f"/mpbroker-{self.pid}-{start_time(self.pid)}"
+        patience = Patience()
+        # It cannot be read where the broker has a /dev/shm or process ids of its own.
+        while self.is_running and (told := read_telemetry(name)) is not None:
+            if all(child["pid"] or child["last_exit"] for child in told["children"]):
+                return
+            patience.check(f"all children of {name} are forked")
+            time.sleep(0.005)
 
     def _end_of_failed_start(self) -> str:
         assert self._process is not None

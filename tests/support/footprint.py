@@ -19,13 +19,16 @@ def session_processes(session: int) -> dict[int, str]:
         if not entry.isdigit():
             continue
         try:
+            # Asked first: to read about all processes of a machine takes ten times so
+            # long.
+            if os.getsid(int(entry)) != session:
+                continue
             stat = Path("/proc", entry, "stat").read_text()
         except (FileNotFoundError, ProcessLookupError):
             continue
-        # pid (name) state ppid pgrp session ...; the name may hold anything.
+        # pid (name) state ...; the name may hold anything.
         name, _, rest = stat.partition("(")[2].rpartition(")")
-        state, _, _, its_session = rest.split()[:4]
-        if int(its_session) == session and state != "Z":  # zombies are init's to reap
+        if rest.split()[0] != "Z":  # zombies are init's to reap
             found[int(entry)] = name
     return found
 
@@ -63,8 +66,8 @@ def _mapped_names(pid: int) -> set[str]:
         maps = Path("/proc", str(pid), "maps").read_text()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return set()
-    paths = (line.partition("/")[1:] for line in maps.splitlines())
-    names = ("".join(path) for path in paths)
+    lines = (line for line in maps.splitlines() if _SHM in line)
+    names = ("".join(line.partition("/")[1:]) for line in lines)
     return {name for name in names if _is_name(name)}
 
 

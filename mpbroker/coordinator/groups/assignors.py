@@ -18,7 +18,9 @@ and SimpleAssignor.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple
+from typing import Final
+
+from mpbroker.base.named_tuple import NamedTuple
 
 TopicId = bytes
 # topic id -> partitions

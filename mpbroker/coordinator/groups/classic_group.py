@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import Final
 
 from mpbroker.base.errors import MpbrokerError
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.coordinator.groups.consumer_protocol import (
     CONSUMER_PROTOCOL,
     subscribed_topics,

@@ -19,8 +19,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from enum import Enum, IntEnum
 from math import inf
-from typing import Final, NamedTuple
+from typing import Final
 
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.coordinator.groups.assignors import Partitions, TopicId
 from mpbroker.coordinator.groups.consumer_protocol import CONSUMER_PROTOCOL
 from mpbroker.protocol.error_code import ErrorCode

@@ -11,8 +11,9 @@ versions 0 to 3. Each version adds fields at the end.
 from __future__ import annotations
 
 from struct import Struct, error
-from typing import Final, NamedTuple
+from typing import Final
 
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.protocol.primitives import AS_JAVA, Buffer
 
 CONSUMER_PROTOCOL: Final = "consumer"  # the protocol type of such groups

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.coordinator.streams.streams_config import StreamsConfig
 
 # The longest rebalance timeout, unless sessions may be longer: half an hour, which is

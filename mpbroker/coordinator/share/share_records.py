@@ -14,9 +14,10 @@ from base64 import urlsafe_b64encode
 from collections.abc import Iterable
 from functools import lru_cache
 from struct import Struct as Packing
-from typing import Final, NamedTuple
+from typing import Final
 
 from mpbroker.base.java_hash import java_hash
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.coordinator.share.share_partition import StateBatch
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.errors import ProtocolError

@@ -14,8 +14,9 @@ Source: KIP-932; Kafka's SharePartitionManager, DelayedShareFetch and KafkaApis.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.coordinator.context import CoordinatorContext
 from mpbroker.coordinator.outbox import Call
 from mpbroker.coordinator.share.share_partition import (

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
+
+from mpbroker.base.named_tuple import NamedTuple
 
 SESSION_TIMEOUT: Final = "streams.session.timeout.ms"
 HEARTBEAT_INTERVAL: Final = "streams.heartbeat.interval.ms"

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from enum import Enum, IntEnum
-from typing import Final, NamedTuple
+from typing import Final
 
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.coordinator.streams.record_types import StreamsGroupTopologyValue
 from mpbroker.coordinator.streams.topology import (
     ConfiguredTopology,

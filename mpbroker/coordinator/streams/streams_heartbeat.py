@@ -12,8 +12,9 @@ to it), with its error messages.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.coordinator.context import CoordinatorContext
 from mpbroker.coordinator.metadata_hash import metadata_hash
 from mpbroker.coordinator.outbox import Call

@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+
+from mpbroker.base.named_tuple import NamedTuple
 
 # Partition numbers by subtopology.
 TaskIds = Mapping[str, "set[int]"]

@@ -21,8 +21,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
-from typing import Final, NamedTuple, NoReturn
+from typing import Final, NoReturn
 
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.coordinator.streams.record_types import (
     RecordSubtopology,
     RecordTopicInfo,

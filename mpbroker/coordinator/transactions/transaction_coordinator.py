@@ -22,10 +22,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 from mpbroker.base.java_hash import java_hash
 from mpbroker.base.logger import get_logger
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.coordinator.context import CoordinatorContext
 from mpbroker.coordinator.outbox import (
     NOW,

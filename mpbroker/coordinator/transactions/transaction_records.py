@@ -13,8 +13,9 @@ from functools import lru_cache
 from itertools import groupby
 from operator import itemgetter
 from struct import Struct as Packing
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.coordinator.outbox import AppendedMarker
 from mpbroker.metadata.topic_names import TopicPartition
 from mpbroker.protocol.api_key import ApiKey

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from mpbroker.base.line_file import LineFile
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.exporter.client_ids import ClientIds
 from mpbroker.exporter.requests.request_log_counts import RequestLogCounts, error_name
 from mpbroker.inspect.broker_view import api_name

@@ -9,8 +9,9 @@ all processors there ever were. Each AuthenticationResult has one word; two more
 
 from collections.abc import Iterable
 from enum import IntEnum
-from typing import Final, NamedTuple
+from typing import Final
 
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.ipc.layout import (
     AUTHENTICATION_TABLES,
     AUTHENTICATION_WORDS,

@@ -24,9 +24,10 @@ import select
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from mpbroker.base.logger import get_logger
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.ipc import pulse
 from mpbroker.ipc.doorbell import Doorbell
 from mpbroker.ipc.fdpass import FdsDroppedError, recv_fds, send_fds

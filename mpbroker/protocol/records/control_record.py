@@ -10,8 +10,9 @@ Source: KIP-98; Kafka's EndTransactionMarker.
 from __future__ import annotations
 
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final
 
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.protocol.records.batch_header import (
     CONTROL_FLAG,
     NO_PARTITION_LEADER_EPOCH,

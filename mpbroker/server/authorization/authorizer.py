@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.protocol.acl import (
     ANYBODY,
     CLUSTER_NAME,

@@ -10,7 +10,7 @@ Source: KIP-714; Kafka's ClientMetricsConfigs and ClientMetricsManager.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 from mpbroker.base.config_def import (
     ConfigDef,
@@ -20,6 +20,7 @@ from mpbroker.base.config_def import (
     between,
 )
 from mpbroker.base.linear_regex import InvalidRegexError, LinearRegex
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.metadata.metadata_image import MetadataImage
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError

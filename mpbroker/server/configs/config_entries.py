@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import dropwhile
-from typing import Final, NamedTuple
+from typing import Final
 
 from mpbroker.base.config_def import ConfigDef, ConfigError, ConfigKey
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.metadata.log_config_def import BROKER_SYNONYMS
 from mpbroker.protocol.config_source import ConfigSource
 

@@ -18,8 +18,9 @@ Source: Kafka's DefaultQuotaCallback in ClientQuotaManager.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.metadata.quota_records import (
     CLIENT_ID,
     USER,

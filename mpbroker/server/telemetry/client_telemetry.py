@@ -6,9 +6,10 @@ Source: KIP-714; Kafka's ClientMetricsManager and ClientMetricsInstance.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from mpbroker.base.logger import get_logger
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.ipc.layout import CONNECTION_COOKIE, connection_row
 from mpbroker.ipc.tables.client_software import software_of
 from mpbroker.network.connection_rows import peer_address

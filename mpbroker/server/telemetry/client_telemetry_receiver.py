@@ -12,9 +12,9 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from mpbroker.base.line_file import LineFile
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.protocol.otlp_metrics import read_metrics
 
 

@@ -10,8 +10,9 @@ Source: KIP-534; Kafka's MemoryRecords.filterTo.
 """
 
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Final
 
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.base.storage_errors import CorruptLogError
 from mpbroker.protocol.primitives import VarintError, read_varint, write_varint
 from mpbroker.protocol.records.batch_header import (

@@ -19,9 +19,10 @@ Source: Kafka's Cleaner; KIP-58, KIP-354, KIP-534.
 
 import os
 from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple
+from typing import Final
 
 from mpbroker.base.directories import sync_directory
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.ipc.layout import RowStatus
 from mpbroker.protocol.records.batch_header import (
     BATCH_HEADER_SIZE,

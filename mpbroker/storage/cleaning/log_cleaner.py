@@ -16,15 +16,15 @@ import math
 import os
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Final
 
 from mpbroker.base.errors import MpbrokerError
 from mpbroker.base.logger import get_logger
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.base.storage_errors import StorageError
 from mpbroker.ipc.layout import RowStatus
 from mpbroker.ipc.tables.partition_table import LogState
 from mpbroker.metadata.topic_names import TopicPartition
-from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.storage.cleaning.compaction import (
     CleaningAbortedError,
@@ -37,7 +37,7 @@ from mpbroker.storage.files.throttler import Throttler
 from mpbroker.storage.log.partition_log import PartitionLog
 from mpbroker.storage.log.partition_view import PartitionView
 from mpbroker.storage.log_directory import LogDirectory
-from mpbroker.storage.log_manager import LogManager, TopicView
+from mpbroker.storage.log_manager import LogManager, TopicView, says_deleted
 from mpbroker.storage.partition_directory import exclusive
 
 logger = get_logger(__name__)
@@ -219,12 +219,6 @@ class LogCleaner:
         """
         compaction = Compaction(log, now_ms, self._max_keys, self._throttler.done)
         return compaction.run(chosen.first_dirty, chosen.first_uncleanable)
-
-
-def says_deleted(error: Exception) -> bool:
-    """Return whether an error says that the topic was deleted; it is not logged."""
-    gone = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    return isinstance(error, ApiError) and error.error_code == gone
 
 
 def assess(log: PartitionLog, clean_offset: int | None, now_ms: int) -> LogToClean:

@@ -18,7 +18,6 @@ from mpbroker.ipc.layout import RowStatus
 from mpbroker.metadata.log_config import LogConfig
 from mpbroker.metadata.topic_names import INTERNAL_TOPICS, TopicPartition
 from mpbroker.protocol.errors import ApiError
-from mpbroker.storage.cleaning.log_cleaner import LogCleaner, says_deleted
 from mpbroker.storage.cleaning.retention import apply_retention, copy_limit
 from mpbroker.storage.files.log_files import (
     DELETED_SUFFIX,
@@ -29,7 +28,7 @@ from mpbroker.storage.files.log_files import (
 )
 from mpbroker.storage.log.partition_log import PartitionLog
 from mpbroker.storage.log_directory import LogDirectory
-from mpbroker.storage.log_manager import LogManager, TopicView
+from mpbroker.storage.log_manager import LogManager, TopicView, says_deleted
 from mpbroker.storage.partition_directory import (
     exclusive,
     partition_directories,
@@ -38,6 +37,7 @@ from mpbroker.storage.partition_directory import (
 from mpbroker.storage.used_directories import refresh
 
 if TYPE_CHECKING:
+    from mpbroker.storage.cleaning.log_cleaner import LogCleaner
     from mpbroker.storage.remote.remote_plan import PartitionPlan
 
 logger = get_logger(__name__)
@@ -76,7 +76,7 @@ class LogUpkeep:
         self,
         manager: LogManager,
         topics: AllTopics,
-        cleaner: LogCleaner | None = None,
+        cleaner: "LogCleaner | None" = None,
         is_restored: Callable[[], bool] = lambda: True,
         may_clean: Callable[[str], bool] = lambda topic: True,
     ) -> None:

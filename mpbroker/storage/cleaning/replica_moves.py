@@ -34,7 +34,6 @@ from mpbroker.ipc import pulse
 from mpbroker.ipc.layout import RowStatus
 from mpbroker.ipc.tables.partition_table import LogState
 from mpbroker.protocol.errors import ApiError
-from mpbroker.storage.cleaning.log_cleaner import says_deleted
 from mpbroker.storage.files.leader_epochs import FILE_NAME as LEADER_EPOCHS
 from mpbroker.storage.files.log_files import (
     DELETE_DIRECTORY_SUFFIX,
@@ -57,7 +56,7 @@ from mpbroker.storage.files.offset_index import ENTRY_BYTES as OFFSET_ENTRY_BYTE
 from mpbroker.storage.files.time_index import ENTRY_BYTES as TIME_ENTRY_BYTES
 from mpbroker.storage.log.partition_log import PartitionLog
 from mpbroker.storage.log_directory import LogDirectory
-from mpbroker.storage.log_manager import LogManager, TopicView
+from mpbroker.storage.log_manager import LogManager, TopicView, says_deleted
 from mpbroker.storage.partition_directory import (
     PARTITION_METADATA,
     complete_directory,

@@ -19,8 +19,9 @@ Source: Kafka's UnifiedLog.deleteOldSegments.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.ipc.layout import RowStatus
 from mpbroker.ipc.tables.partition_table import LogState
 from mpbroker.metadata.log_config import LogConfig

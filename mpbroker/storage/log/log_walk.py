@@ -20,8 +20,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.protocol.records.batch_header import (
     ATTRIBUTES_POSITION,
     BATCH_HEADER_SIZE,

@@ -10,10 +10,11 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from mpbroker.base.errors import MpbrokerError
 from mpbroker.base.logger import get_logger
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.inspect.broker_view import BrokerView, NameOfRow
 from mpbroker.inspect.deaths import DeathRecords, describe_events, executed_request
 from mpbroker.ipc.layout import MAX_HANDLERS, MAX_PROCESSORS

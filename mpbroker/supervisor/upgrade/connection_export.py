@@ -10,8 +10,9 @@ streams, so a connection resumes at the byte, as after a death (see succession.p
 
 import socket
 from collections.abc import Collection, Iterator, Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.ipc.layout import (
     CONNECTION_ACCEPT_SEQUENCE,
     CONNECTION_ACTIVE,

@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgpack
 
 from mpbroker import __version__
 from mpbroker.base.errors import MpbrokerError
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.config import BrokerConfig
 from mpbroker.ipc.arena import ArenaLayout
 from mpbroker.ipc.layout import LAYOUT_VERSION

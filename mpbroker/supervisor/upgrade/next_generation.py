@@ -12,11 +12,12 @@ import signal
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import msgpack
 
 from mpbroker.base.logger import get_logger
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.ipc.fdpass import recv_fds, send_fds
 from mpbroker.network.moves.hand_over import HAS_ROW, KEEP, MAX_SOCKETS
 from mpbroker.supervisor.child import ChildState, Role

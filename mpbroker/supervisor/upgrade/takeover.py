@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import MutableMapping
-from typing import Final, NamedTuple
+from typing import Final
 
+from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.supervisor import TAKEOVER_VARIABLE
 from mpbroker.supervisor.upgrade.manifest import Manifest, TakeoverError
 
