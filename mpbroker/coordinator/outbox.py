@@ -23,6 +23,10 @@ from mpbroker.protocol.message import Message
 if TYPE_CHECKING:
     from mpbroker.server.authorization.authorization import Access
 
+# Executes a request at a time in ms, except for its answer. False: the request is to be
+# executed as any other, because its answer may be another one by now.
+Again = Callable[[int], bool]
+
 NOW: Final = ()
 _APPENDED: Final = 1 << 40  # far from any log's number
 _SHARE_LOGS: Final = 1 << 32
@@ -84,6 +88,7 @@ class Call:
     __slots__ = (
         "_client_host",
         "access",
+        "again",
         "amend",
         "answered",
         "client_id",
@@ -113,6 +118,8 @@ class Call:
         # Adds the parts of the request that the authorizer has refused to the answer.
         self.amend = amend
         self.answered = False
+        # Executes an equal request to which the same answer is given: repeated_calls.py
+        self.again: Again | None = None
         # Answers the call with the present results, if it must not wait any longer.
         self.end_wait: Callable[[], None] | None = None
 

@@ -23,6 +23,7 @@ from mpbroker.base.logger import get_logger
 from mpbroker.coordinator.coordinator_logs import CoordinatorLogs
 from mpbroker.coordinator.durability import Awaited, Durability
 from mpbroker.coordinator.outbox import Answer, Markers, Outbox, Step
+from mpbroker.coordinator.repeated_calls import RepeatedCalls
 from mpbroker.coordinator.transactions.transaction_markers import MarkerWriter
 from mpbroker.coordinator.written_log import WrittenLog
 from mpbroker.metadata.topic_names import TopicPartition
@@ -61,6 +62,7 @@ class Replies:
     Args:
         answer_error: makes an answer's body from an error code; None if the API has no
             field for it.
+        repeated: gets the answers that equal requests are given, too.
         refusal: the error if records could not be written.
     """
 
@@ -68,10 +70,12 @@ class Replies:
         self,
         channel: HandlerEnd,
         answer_error: Callable[[Request, ErrorCode], bytes | None],
+        repeated: RepeatedCalls,
         refusal: ErrorCode = ErrorCode.COORDINATOR_NOT_AVAILABLE,
     ) -> None:
         self._channel = channel
         self._answer_error = answer_error
+        self._repeated = repeated
         self._refusal = refusal
 
     def send(self, answer: Answer) -> None:
@@ -83,8 +87,10 @@ class Replies:
                 self._send_in_parts(answer, request)
                 return
             body = answer.response.encode(request.api_version)
-            body = with_throttle(request, body)
-            self._channel.send_bytes(request.slot, request.frame(body))
+            frame = request.frame(with_throttle(request, body))
+            if answer.call.again is not None:
+                self._repeated.keep(answer.call, frame)
+            self._channel.send_bytes(request.slot, frame)
         except (ProtocolError, OverflowError):
             # A bug of ours, or the answer is larger than the memory for all answers.
             _LOG.exception("an answer of the coordinator cannot be sent")

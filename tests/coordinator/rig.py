@@ -10,7 +10,7 @@ from unittest.mock import MagicMock
 from mpbroker.coordinator.context import CoordinatorContext
 from mpbroker.coordinator.groups.group_coordinator import GroupCoordinator
 from mpbroker.coordinator.groups.group_records import read_record
-from mpbroker.coordinator.outbox import Call, Outbox
+from mpbroker.coordinator.outbox import Again, Call, Outbox
 from mpbroker.coordinator.timers import Timers
 from mpbroker.ipc.tables.member_sessions import MEMBER_SESSION_WORDS, MemberSessions
 from mpbroker.protocol.message import Message
@@ -120,6 +120,8 @@ class Rig:
         self._start()
 
     def _start(self) -> None:
+        self.repeated = 0  # requests that were executed by Call.again, too
+        self._again: dict[tuple[str, bytes, int, str], tuple[Again, bytes]] = {}
         self.out = Outbox()
         self.timers = Timers()
         self.coordinator = GroupCoordinator(
@@ -166,6 +168,9 @@ class Rig:
     ) -> Call:
         """Send a request; ``answer(call)`` returns its answer, once there is one.
 
+        If an equal one left a function in ``Call.again``, call that before. If it
+        returns True, the answer must be the earlier one, and nothing is written.
+
         Args:
             parked_ms: how long a coordinator that was killed had parked it.
         """
@@ -173,9 +178,22 @@ class Rig:
         call.request = None
         call.waited_ms, call.is_older = parked_ms, parked_ms > 0
         # Through bytes, as it would come: what a version lacks is not there.
-        decoded = type(request).decode(version, request.encode(version))
+        encoded = request.encode(version)
+        key = name, encoded, version, client
+        again, earlier = self._again.pop(key, (None, b""))
+        self.collect()
+        is_repeated = again is not None and again(self.now_ms)
+        assert not self.out
+        before = len(self.log)
+        decoded = type(request).decode(version, encoded)
         getattr(self.coordinator, name)(call, decoded, self.now_ms)
         self.collect()
+        if is_repeated:
+            self.repeated += 1
+            assert self.answer(call).encode(version) == earlier
+            assert len(self.log) == before
+        if call.again is not None:
+            self._again[key] = call.again, self.answer(call).encode(version)
         return call
 
     def ask(self, name: str, request: Message, version: int, client: str = "c") -> Any:

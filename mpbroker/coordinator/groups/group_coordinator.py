@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Final
 
 from mpbroker.base.java_hash import java_hash
@@ -54,7 +55,7 @@ from mpbroker.coordinator.groups.share_group import (
 from mpbroker.coordinator.groups.share_group import replay as replay_share
 from mpbroker.coordinator.groups.share_group import tombstones as share_tombstones
 from mpbroker.coordinator.groups.share_group_heartbeat import ShareGroupHeartbeat
-from mpbroker.coordinator.outbox import NOW, Call
+from mpbroker.coordinator.outbox import NOW, Again, Call
 from mpbroker.coordinator.streams.group_log import (
     deletes_group as deletes_streams_group,
 )
@@ -313,6 +314,7 @@ class GroupCoordinator:
                 self._mixed.heartbeat(call, group, request, now_ms)
             else:
                 self._classic.heartbeat(call, group, request, now_ms)
+                self._may_repeat(call, partial(self._beat_again, request))
         except ApiError as error:
             code = error.error_code
             # The member's session begins anew once the group is loaded, as after any
@@ -323,6 +325,26 @@ class GroupCoordinator:
                 is_elsewhere = self.partition_for(request.group_id) in self._unknown
                 code = ErrorCode.NOT_COORDINATOR if is_elsewhere else ErrorCode.NONE
             self._out.answer(call, HeartbeatResponse(error_code=code))
+
+    def _may_repeat(self, call: Call, again: Again) -> None:
+        """Let equal requests be answered equally as long as a function returns True.
+
+        Not in a cluster, whose node may lose a group without a record.
+        """
+        if not self._is_sharded:
+            call.again = again
+
+    def _beat_again(self, request: HeartbeatRequest, now_ms: int) -> bool:
+        """Execute a heartbeat of a classic group; False if its answer is not NONE."""
+        group = self._groups.get(request.group_id)
+        try:
+            self.check_group(request.group_id)
+            return (
+                isinstance(group, ClassicGroup)
+                and self._classic.beat(group, request, now_ms) is ErrorCode.NONE
+            )
+        except ApiError:
+            return False
 
     def leave_group(self, call: Call, request: LeaveGroupRequest, now_ms: int) -> None:
         try:
@@ -377,7 +399,10 @@ class GroupCoordinator:
                     f"Group {group_id} is not a consumer group.",
                 )
             group = self._consumer_group(request, now_ms)
-            self._consumer.heartbeat(call, group, request, now_ms)
+            if self._consumer.heartbeat(call, group, request, now_ms):
+                client = call.client_id, call.client_host
+                again = partial(self._consumer_beat_again, request, client)
+                self._may_repeat(call, again)
             # If its last KIP-848 member has left, a classic group has replaced it.
             self._groups.setdefault(group_id, group)
         except ApiError as error:
@@ -387,6 +412,22 @@ class GroupCoordinator:
                     error_code=error.error_code, error_message=error.message or None
                 ),
             )
+
+    def _consumer_beat_again(
+        self,
+        request: ConsumerGroupHeartbeatRequest,
+        client: tuple[str, str],
+        now_ms: int,
+    ) -> bool:
+        """Execute a heartbeat without news; False if it may have another answer."""
+        group = self._groups.get(request.group_id)
+        try:
+            self.check_group(request.group_id)
+            return isinstance(group, ConsumerGroup) and self._consumer.beat_again(
+                group, request, client, now_ms
+            )
+        except ApiError:
+            return False
 
     def _consumer_group(
         self, request: ConsumerGroupHeartbeatRequest, now_ms: int
@@ -641,6 +682,8 @@ class GroupCoordinator:
             ]
             answer = OffsetFetchResponse(groups=groups)
             self._out.answer(call, answer, self._shown(groups))
+            if len(request.groups) == 1 and not groups[0].error_code:
+                self._may_fetch_again(call, request.groups[0])
             return
         rows = None
         if request.topics is not None:
@@ -656,6 +699,8 @@ class GroupCoordinator:
         )
         answer = single_group(call.version, request, found)
         self._out.answer(call, answer, self._shown([found]))
+        if not found.error_code:
+            self._may_fetch_again(call, asked)
 
     def _shown(self, groups: Iterable[OffsetFetchResponseGroup]) -> tuple[int, ...]:
         """Return the logs whose offsets are shown to a client.
@@ -694,6 +739,42 @@ class GroupCoordinator:
                 group_id=group_id, error_code=error.error_code
             )
         return found
+
+    def _may_fetch_again(self, call: Call, asked: OffsetFetchRequestGroup) -> None:
+        """Let equal requests for a group's offsets be answered equally."""
+        offsets = self.offsets.offsets(asked.group_id)
+        if offsets is not None:
+            version = self._topics.version(), offsets.version
+            again = partial(
+                self._fetch_again,
+                asked.group_id,
+                asked.member_id,
+                asked.member_epoch,
+                version,
+            )
+            self._may_repeat(call, again)
+
+    def _fetch_again(
+        self,
+        group_id: str,
+        member_id: str | None,
+        member_epoch: int,
+        version: tuple[int, int],
+        now_ms: int,
+    ) -> bool:
+        """Return whether a member's OffsetFetch has the answer of this version."""
+        group, offsets = self._groups.get(group_id), self.offsets.offsets(group_id)
+        try:
+            self.check_group(group_id, empty_id=True)
+            if isinstance(group, (ConsumerGroup, StreamsGroup)):
+                group.validate_offset_fetch(member_id, member_epoch)
+        except ApiError:
+            return False
+        return (
+            group is not None
+            and offsets is not None
+            and (self._topics.version(), offsets.version) == version
+        )
 
     def offset_delete(
         self, call: Call, request: OffsetDeleteRequest, now_ms: int
