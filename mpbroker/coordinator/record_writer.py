@@ -22,7 +22,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple, cast
 from mpbroker.base.logger import get_logger
 from mpbroker.coordinator.coordinator_logs import CoordinatorLogs
 from mpbroker.coordinator.durability import Awaited, Durability
-from mpbroker.coordinator.outbox import Answer, Markers, Outbox, Step
+from mpbroker.coordinator.outbox import (
+    Answer,
+    EncodedResponse,
+    Markers,
+    Outbox,
+    Step,
+)
 from mpbroker.coordinator.repeated_calls import RepeatedCalls
 from mpbroker.coordinator.transactions.transaction_markers import MarkerWriter
 from mpbroker.coordinator.written_log import WrittenLog
@@ -79,17 +85,22 @@ class Replies:
         self._refusal = refusal
 
     def send(self, answer: Answer) -> None:
-        request: Request = answer.call.request
+        call, response = answer.call, answer.response
+        request: Request = call.request
         try:
-            if answer.call.amend is not None:
-                answer.call.amend(answer.response)
-            if answer.response.api_key is ApiKey.SHARE_FETCH:
+            if isinstance(response, EncodedResponse):
+                frame = request.frame(with_throttle(request, response.body))
+                self._channel.send_bytes(request.slot, frame)
+                return
+            if call.amend is not None:
+                call.amend(response)
+            if response.api_key is ApiKey.SHARE_FETCH:
                 self._send_in_parts(answer, request)
                 return
-            body = answer.response.encode(request.api_version)
+            body = response.encode(request.api_version)
             frame = request.frame(with_throttle(request, body))
-            if answer.call.again is not None:
-                self._repeated.keep(answer.call, frame)
+            if call.again is not None:
+                self._repeated.keep(call, type(response), frame)
             self._channel.send_bytes(request.slot, frame)
         except (ProtocolError, OverflowError):
             # A bug of ours, or the answer is larger than the memory for all answers.
