@@ -34,6 +34,7 @@ from mpbroker.coordinator.group_figures import GroupFigures
 from mpbroker.coordinator.log_loading import LogLoading
 from mpbroker.coordinator.outbox import Call
 from mpbroker.coordinator.record_writer import HOLD_NS, RecordWriter, Replies, Syncs
+from mpbroker.coordinator.repeated_calls import RepeatedCalls
 from mpbroker.coordinator.waiting_calls import WaitingCalls
 from mpbroker.ipc.black_box import EventKind, own_box
 from mpbroker.ipc.doorbell import Doorbell
@@ -174,12 +175,15 @@ class CoordinatorProcess:
         )
         self._logs = CoordinatorLogs(state, syncs.grown)
         self._loading = LogLoading(self._logs, state, clock.now_ms)
+        self._repeated = RepeatedCalls(
+            words, port.channel, self._out, quotas, authorization
+        )
         self._writer = RecordWriter(
             self._out,
             self._logs,
             state.transactions.markers,
             syncs,
-            Replies(port.channel, answer_error, _refusal(state)),
+            Replies(port.channel, answer_error, self._repeated, _refusal(state)),
             clock.now_ms,
             self._lose,
         )
@@ -376,6 +380,9 @@ class CoordinatorProcess:
 
     def _execute(self, slot: int) -> None:
         received = self._channel.request(slot)
+        if self._repeated.repeat(received, self._clock.now_ms()):
+            self._waiting.executed(slot, None)
+            return
         request = self._dispatcher.parse(*received)
         if not isinstance(request, Request):
             # A bug: handlers forward only requests that they could read.

@@ -23,7 +23,14 @@ from mpbroker.base.logger import get_logger
 from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.coordinator.coordinator_logs import CoordinatorLogs
 from mpbroker.coordinator.durability import Awaited, Durability
-from mpbroker.coordinator.outbox import Answer, Markers, Outbox, Step
+from mpbroker.coordinator.outbox import (
+    Answer,
+    EncodedResponse,
+    Markers,
+    Outbox,
+    Step,
+)
+from mpbroker.coordinator.repeated_calls import RepeatedCalls
 from mpbroker.coordinator.transactions.transaction_markers import MarkerWriter
 from mpbroker.coordinator.written_log import WrittenLog
 from mpbroker.metadata.topic_names import TopicPartition
@@ -62,6 +69,7 @@ class Replies:
     Args:
         answer_error: makes an answer's body from an error code; None if the API has no
             field for it.
+        repeated: gets the answers that equal requests are given, too.
         refusal: the error if records could not be written.
     """
 
@@ -69,23 +77,32 @@ class Replies:
         self,
         channel: HandlerEnd,
         answer_error: Callable[[Request, ErrorCode], bytes | None],
+        repeated: RepeatedCalls,
         refusal: ErrorCode = ErrorCode.COORDINATOR_NOT_AVAILABLE,
     ) -> None:
         self._channel = channel
         self._answer_error = answer_error
+        self._repeated = repeated
         self._refusal = refusal
 
     def send(self, answer: Answer) -> None:
-        request: Request = answer.call.request
+        call, response = answer.call, answer.response
+        request: Request = call.request
         try:
-            if answer.call.amend is not None:
-                answer.call.amend(answer.response)
-            if answer.response.api_key is ApiKey.SHARE_FETCH:
+            if isinstance(response, EncodedResponse):
+                frame = request.frame(with_throttle(request, response.body))
+                self._channel.send_bytes(request.slot, frame)
+                return
+            if call.amend is not None:
+                call.amend(response)
+            if response.api_key is ApiKey.SHARE_FETCH:
                 self._send_in_parts(answer, request)
                 return
-            body = answer.response.encode(request.api_version)
-            body = with_throttle(request, body)
-            self._channel.send_bytes(request.slot, request.frame(body))
+            body = response.encode(request.api_version)
+            frame = request.frame(with_throttle(request, body))
+            if call.again is not None:
+                self._repeated.keep(call, type(response), frame)
+            self._channel.send_bytes(request.slot, frame)
         except (ProtocolError, OverflowError):
             # A bug of ours, or the answer is larger than the memory for all answers.
             _LOG.exception("an answer of the coordinator cannot be sent")

@@ -30,6 +30,8 @@ class AnswerBudget:
         self._most = most
         self._spent = 0
         self._is_full = False
+        # Counted when there is a second one, as few answers have.
+        self._first: Struct | None = None
 
     def check(self) -> None:
         """Check that no row was refused yet, before the next one is made.
@@ -51,8 +53,13 @@ class AnswerBudget:
             ApiError: POLICY_VIOLATION: the row does not fit. All later ones are refused
                 as well.
         """
+        if self._first is None:
+            self._first = row
+            return
+        if not self._spent:
+            self._spent = about_bytes(self._first)
         size = about_bytes(row)
-        self._is_full = bool(self._spent) and self._spent + size > self._most
+        self._is_full = self._spent + size > self._most
         self.check()
         self._spent += size
 

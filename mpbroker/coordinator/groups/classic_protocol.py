@@ -394,6 +394,17 @@ class ClassicProtocol:
         Raises:
             ApiError: the error to answer with.
         """
+        code = self.beat(group, request, now_ms)
+        self._out.answer(call, HeartbeatResponse(error_code=code))
+
+    def beat(
+        self, group: ClassicGroup, request: HeartbeatRequest, now_ms: int
+    ) -> ErrorCode:
+        """Restart a member's session timer; return REBALANCE_IN_PROGRESS or NONE.
+
+        Raises:
+            ApiError: the error to answer with.
+        """
         if group.is_in(S.DEAD):
             raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         group.validate_member(request.member_id, request.group_instance_id)
@@ -403,8 +414,7 @@ class ClassicProtocol:
             raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
         self.touch(group, request.member_id, now_ms)
         rebalances = group.is_in(S.PREPARING_REBALANCE)
-        code = ErrorCode.REBALANCE_IN_PROGRESS if rebalances else ErrorCode.NONE
-        self._out.answer(call, HeartbeatResponse(error_code=code))
+        return ErrorCode.REBALANCE_IN_PROGRESS if rebalances else ErrorCode.NONE
 
     def touch(self, group: ClassicGroup, member_id: str, now_ms: int) -> None:
         """Restart the session timer of a member that has sent a request."""

@@ -285,6 +285,17 @@ class ConsumerGroup:
             for number in numbers
         )
 
+    def is_settled(self, member: ConsumerMember) -> bool:
+        """Return whether a member has its share of a target that is up to date.
+
+        A heartbeat without news then changes nothing but timers.
+        """
+        return (
+            member.member_epoch == self.assignment_epoch == self.group_epoch
+            and member.state is MemberState.STABLE
+            and member.classic is None
+        )
+
     def preferred_assignor(self, default: str) -> str:
         """Return the assignor that most members have requested, else ``default``."""
         votes = Counter(

@@ -124,15 +124,19 @@ class ConsumerGroupHeartbeat:
         group: ConsumerGroup,
         request: ConsumerGroupHeartbeatRequest,
         now_ms: int,
-    ) -> None:
+    ) -> bool:
         """Apply a member's heartbeat; answer with its epoch and its assignment.
+
+        Returns:
+            Whether equal requests of the same client get the same answer, as long as
+            `beat_again` returns True for them.
 
         Raises:
             ApiError: the error to answer with.
         """
         if request.member_epoch < 0:
             self._leave(call, group, request, now_ms)
-            return
+            return False
         member = self._member_of(group, request)
         before = member.position(), member.metadata(), member.subscription()
         assigned_before = before[0][3]
@@ -171,6 +175,41 @@ class ConsumerGroupHeartbeat:
         )
         tells = is_full or member.position()[3] != assigned_before
         self._answer(call, group, member, tells=tells)
+        # The topics that a member may see by its pattern are looked up each time.
+        sees_all = call.access is None or not member.topic_regex
+        return not tells and sees_all and _has_no_news(request)
+
+    def beat_again(
+        self,
+        group: ConsumerGroup,
+        request: ConsumerGroupHeartbeatRequest,
+        client: tuple[str, str],
+        now_ms: int,
+    ) -> bool:
+        """Restart a member's timers, if a heartbeat without news changes nothing else.
+
+        Args:
+            group: the member's group.
+            request: a request for which `heartbeat` has returned True.
+            client: the client id and host of the sender.
+            now_ms: the time.
+
+        Returns:
+            False if nothing was done: the heartbeat may have another answer by now.
+
+        Raises:
+            ApiError: the member is unknown or fenced, and nothing was done.
+        """
+        member = self._member_of(group, request)
+        if (
+            group.topics_version != self._topics.version()
+            or not group.is_settled(member)
+            or member.member_epoch != request.member_epoch
+            or (member.client_id, member.client_host) != client
+        ):
+            return False
+        self._rebalance.schedule(group, member, now_ms)
+        return True
 
     def _member_of(
         self, group: ConsumerGroup, request: ConsumerGroupHeartbeatRequest
@@ -270,6 +309,19 @@ class ConsumerGroupHeartbeat:
             ),
             self._rebalance.after(group),
         )
+
+
+def _has_no_news(request: ConsumerGroupHeartbeatRequest) -> bool:
+    """Return whether a request says only that the member is alive."""
+    return (
+        request.member_epoch > _JOIN_EPOCH
+        and request.rebalance_timeout_ms == -1
+        and request.topic_partitions is None
+        and request.subscribed_topic_names is None
+        and request.subscribed_topic_regex is None
+        and request.server_assignor is None
+        and request.rack_id is None
+    )
 
 
 def _check_epoch(

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Final
 
 from mpbroker.base.java_hash import java_hash
 from mpbroker.base.java_text import is_blank
+from mpbroker.coordinator.commit_layout import CommitNumbers
 from mpbroker.coordinator.context import CoordinatorContext
 from mpbroker.coordinator.groups.classic_group import ClassicGroup, ClassicGroupState
 from mpbroker.coordinator.groups.classic_protocol import (
@@ -54,7 +56,7 @@ from mpbroker.coordinator.groups.share_group import (
 from mpbroker.coordinator.groups.share_group import replay as replay_share
 from mpbroker.coordinator.groups.share_group import tombstones as share_tombstones
 from mpbroker.coordinator.groups.share_group_heartbeat import ShareGroupHeartbeat
-from mpbroker.coordinator.outbox import NOW, Call
+from mpbroker.coordinator.outbox import NOW, Again, Call
 from mpbroker.coordinator.streams.group_log import (
     deletes_group as deletes_streams_group,
 )
@@ -313,6 +315,7 @@ class GroupCoordinator:
                 self._mixed.heartbeat(call, group, request, now_ms)
             else:
                 self._classic.heartbeat(call, group, request, now_ms)
+                self._may_repeat(call, partial(self._beat_again, request))
         except ApiError as error:
             code = error.error_code
             # The member's session begins anew once the group is loaded, as after any
@@ -323,6 +326,30 @@ class GroupCoordinator:
                 is_elsewhere = self.partition_for(request.group_id) in self._unknown
                 code = ErrorCode.NOT_COORDINATOR if is_elsewhere else ErrorCode.NONE
             self._out.answer(call, HeartbeatResponse(error_code=code))
+
+    def _may_repeat(self, call: Call, again: Again) -> None:
+        """Let a function execute equal requests, which get the same answer.
+
+        Not in a cluster, whose node may lose a group without a record.
+        """
+        if not self._is_sharded:
+            call.again = again
+
+    def _beat_again(
+        self, request: HeartbeatRequest, numbers: object, now_ms: int
+    ) -> tuple[int, ...] | None:
+        """Execute a heartbeat of a classic group; None if its answer is not NONE."""
+        group = self._groups.get(request.group_id)
+        try:
+            self.check_group(request.group_id)
+            if (
+                isinstance(group, ClassicGroup)
+                and self._classic.beat(group, request, now_ms) is ErrorCode.NONE
+            ):
+                return NOW
+        except ApiError:
+            pass
+        return None
 
     def leave_group(self, call: Call, request: LeaveGroupRequest, now_ms: int) -> None:
         try:
@@ -377,7 +404,10 @@ class GroupCoordinator:
                     f"Group {group_id} is not a consumer group.",
                 )
             group = self._consumer_group(request, now_ms)
-            self._consumer.heartbeat(call, group, request, now_ms)
+            if self._consumer.heartbeat(call, group, request, now_ms):
+                client = call.client_id, call.client_host
+                again = partial(self._consumer_beat_again, request, client)
+                self._may_repeat(call, again)
             # If its last KIP-848 member has left, a classic group has replaced it.
             self._groups.setdefault(group_id, group)
         except ApiError as error:
@@ -387,6 +417,25 @@ class GroupCoordinator:
                     error_code=error.error_code, error_message=error.message or None
                 ),
             )
+
+    def _consumer_beat_again(
+        self,
+        request: ConsumerGroupHeartbeatRequest,
+        client: tuple[str, str],
+        numbers: object,
+        now_ms: int,
+    ) -> tuple[int, ...] | None:
+        """Execute a heartbeat without news; None if it may have another answer."""
+        group = self._groups.get(request.group_id)
+        try:
+            self.check_group(request.group_id)
+            if isinstance(group, ConsumerGroup) and self._consumer.beat_again(
+                group, request, client, now_ms
+            ):
+                return NOW
+        except ApiError:
+            pass
+        return None
 
     def _consumer_group(
         self, request: ConsumerGroupHeartbeatRequest, now_ms: int
@@ -552,7 +601,7 @@ class GroupCoordinator:
         group_id = request.group_id
         try:
             self.check_group(group_id, empty_id=True)
-            self._validate_commit(call, request, now_ms)
+            self._validate_commit(call.version, request, now_ms)
         except ApiError as error:
             answer = refused_commit(
                 request, call.version, error.error_code, self._topics
@@ -562,9 +611,36 @@ class GroupCoordinator:
         topics, wrote = self.offsets.commit(group_id, request, call.version, now_ms)
         after = (self.partition_for(group_id),) if wrote else NOW
         self._out.answer(call, OffsetCommitResponse(topics=topics), after)
+        if wrote and not any(
+            part.error_code for row in topics for part in row.partitions
+        ):
+            call.commit = request
+            version = self._topics.version()
+            again = partial(self._commit_again, request, call.version, version)
+            self._may_repeat(call, again)
+
+    def _commit_again(
+        self,
+        request: OffsetCommitRequest,
+        version: int,
+        topics_version: int,
+        numbers: CommitNumbers,
+        now_ms: int,
+    ) -> tuple[int, ...] | None:
+        """Commit other offsets of the partitions of a request that was valid."""
+        group_id = request.group_id
+        if self._topics.version() != topics_version:
+            return None
+        try:
+            self.check_group(group_id, empty_id=True)
+            self._validate_commit(version, request, now_ms)
+        except ApiError:
+            return None
+        self.offsets.commit_again(request, version, numbers, now_ms)
+        return (self.partition_for(group_id),)
 
     def _validate_commit(
-        self, call: Call, request: OffsetCommitRequest, now_ms: int
+        self, version: int, request: OffsetCommitRequest, now_ms: int
     ) -> None:
         group_id, generation = request.group_id, request.generation_id_or_member_epoch
         if group_id in self._shares:
@@ -573,13 +649,13 @@ class GroupCoordinator:
         if group is None:
             if generation >= 0:
                 code = ErrorCode.ILLEGAL_GENERATION
-                if call.version >= _GROUP_ID_NOT_FOUND_SINCE:
+                if version >= _GROUP_ID_NOT_FOUND_SINCE:
                     code = ErrorCode.GROUP_ID_NOT_FOUND
                 raise ApiError(code)
             # Without group management: a group that only has committed offsets.
             self._groups[group_id] = ClassicGroup(group_id, now_ms)
             return
-        by_id = call.version >= _TOPIC_IDS_SINCE
+        by_id = version >= _TOPIC_IDS_SINCE
         if isinstance(group, ConsumerGroup):
             held = (
                 (
@@ -589,9 +665,7 @@ class GroupCoordinator:
                 for row in request.topics
                 for part in row.partitions
             )
-            group.validate_offset_commit(
-                request.member_id, generation, call.version, held
-            )
+            group.validate_offset_commit(request.member_id, generation, version, held)
             return
         if isinstance(group, StreamsGroup):
             partitions = (
@@ -604,7 +678,7 @@ class GroupCoordinator:
                 for part in row.partitions
             )
             group.validate_offset_commit(
-                request.member_id, generation, call.version, partitions
+                request.member_id, generation, version, partitions
             )
             return
         group.validate_offset_commit(
@@ -641,6 +715,8 @@ class GroupCoordinator:
             ]
             answer = OffsetFetchResponse(groups=groups)
             self._out.answer(call, answer, self._shown(groups))
+            if len(request.groups) == 1 and not groups[0].error_code:
+                self._may_fetch_again(call, request.groups[0])
             return
         rows = None
         if request.topics is not None:
@@ -656,6 +732,8 @@ class GroupCoordinator:
         )
         answer = single_group(call.version, request, found)
         self._out.answer(call, answer, self._shown([found]))
+        if not found.error_code:
+            self._may_fetch_again(call, asked)
 
     def _shown(self, groups: Iterable[OffsetFetchResponseGroup]) -> tuple[int, ...]:
         """Return the logs whose offsets are shown to a client.
@@ -694,6 +772,42 @@ class GroupCoordinator:
                 group_id=group_id, error_code=error.error_code
             )
         return found
+
+    def _may_fetch_again(self, call: Call, asked: OffsetFetchRequestGroup) -> None:
+        """Let equal requests for a group's offsets be answered equally."""
+        offsets = self.offsets.offsets(asked.group_id)
+        if offsets is not None:
+            version = self._topics.version(), offsets.version
+            again = partial(
+                self._fetch_again,
+                asked.group_id,
+                asked.member_id,
+                asked.member_epoch,
+                version,
+            )
+            self._may_repeat(call, again)
+
+    def _fetch_again(
+        self,
+        group_id: str,
+        member_id: str | None,
+        member_epoch: int,
+        version: tuple[int, int],
+        numbers: object,
+        now_ms: int,
+    ) -> tuple[int, ...] | None:
+        """Return NOW if a member's OffsetFetch has the answer of this version."""
+        group, offsets = self._groups.get(group_id), self.offsets.offsets(group_id)
+        try:
+            self.check_group(group_id, empty_id=True)
+            if isinstance(group, (ConsumerGroup, StreamsGroup)):
+                group.validate_offset_fetch(member_id, member_epoch)
+        except ApiError:
+            return None
+        if group is None or offsets is None:
+            return None
+        is_same = (self._topics.version(), offsets.version) == version
+        return NOW if is_same else None
 
     def offset_delete(
         self, call: Call, request: OffsetDeleteRequest, now_ms: int

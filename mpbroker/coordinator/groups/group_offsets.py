@@ -11,7 +11,8 @@ Source: Kafka's OffsetMetadataManager; KIP-447 for UNSTABLE_OFFSET_COMMIT.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from itertools import count
+from typing import Final, NamedTuple
 
 from mpbroker.coordinator.groups.group_records import OffsetCommitValue
 from mpbroker.metadata.topic_names import TopicPartition
@@ -45,12 +46,21 @@ class PendingOffset(NamedTuple):
     is_outdone: bool = False  # a later record for the same partition is committed
 
 
-class GroupOffsets:
-    """Keeps the committed and the pending offsets of a group, by partition."""
+_versions: Final = count()
 
-    __slots__ = ("_count", "_pending", "topics")
+
+class GroupOffsets:
+    """Keeps the committed and the pending offsets of a group, by partition.
+
+    Attributes:
+        topics: the committed offsets, by topic and partition.
+        version: a number that no other state of any group's offsets has had.
+    """
+
+    __slots__ = ("_count", "_pending", "topics", "version")
 
     def __init__(self) -> None:
+        self.version = next(_versions)
         self.topics: dict[str, dict[int, OffsetAndMetadata]] = {}
         # producer id -> (topic, partition) -> the offset that its transaction wrote
         self._pending: dict[int, dict[TopicPartition, PendingOffset]] = {}
@@ -69,6 +79,7 @@ class GroupOffsets:
         return None if partitions is None else partitions.get(partition)
 
     def put(self, topic: str, partition: int, committed: OffsetAndMetadata) -> None:
+        self.version = next(_versions)
         partitions = self.topics.get(topic)
         if partitions is None:
             partitions = self.topics[topic] = {}
@@ -96,6 +107,7 @@ class GroupOffsets:
         partitions = self.topics.get(topic)
         if partitions is None or partition not in partitions:
             return False
+        self.version = next(_versions)
         del partitions[partition]
         if not partitions:
             del self.topics[topic]
@@ -111,6 +123,7 @@ class GroupOffsets:
         committed: OffsetAndMetadata | None,
     ) -> None:
         """Keep an offset (None: its deletion) pending until its transaction ends."""
+        self.version = next(_versions)
         pending = self._pending.setdefault(producer_id, {})
         pending[topic, partition] = PendingOffset(self._count, committed)
         self._count += 1
@@ -125,6 +138,7 @@ class GroupOffsets:
         for each in found:
             del each[topic, partition]
         if found:
+            self.version = next(_versions)
             self._pending = {
                 producer: each for producer, each in self._pending.items() if each
             }
@@ -139,6 +153,7 @@ class GroupOffsets:
 
         Skip offsets that a later record has replaced.
         """
+        self.version = next(_versions)
         for place, pending in self._pending.pop(producer_id, {}).items():
             if not commit or pending.is_outdone:
                 continue

@@ -225,7 +225,7 @@ class ClientQuotas:
             request: the request.
             spent_ns: the coordinator's time. The processor's time is added.
         """
-        if request.api_key not in _EXEMPT:
+        if self.is_set(QuotaKind.REQUEST) and request.api_key not in _EXEMPT:
             spent_ns += self._network_time(request, 0)
             self._charge_and_mute(QuotaKind.REQUEST, request, spent_ns)
 
