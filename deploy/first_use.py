@@ -1,12 +1,13 @@
 """Walk the way of a new user with a wheel, from its installation to its removal.
 
     python3 deploy/first_use.py WHEEL LATER [--borrow FOLDER]
+    python3 deploy/first_use.py PACKAGE LATER       as root, in a system to throw away
 
-The wheel is installed into a fresh environment. A broker is started, records go in and
-come back, the pages for browsers open. While a producer and a consumer run, the later
-wheel is installed and takes over in place; both clients go on, and no record is missing
-or there twice. At the end the broker stops, and nothing is left when the wheel has been
-uninstalled. Each step says how long it took.
+The wheel is installed into a fresh environment, the Debian package by apt. A broker is
+started, records go in and come back, the pages for browsers open. While a producer and
+a consumer run, the later one is installed and takes over in place; both clients go on,
+and no record is missing or there twice. At the end the broker stops, and nothing is
+left when all has been uninstalled. Each step says how long it took.
 
 It needs the standard library only, and runs wherever there is a Python with venv:
 scripts/prove runs it in bare Debian roots, and a test in this checkout.
@@ -27,7 +28,7 @@ import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 NAME: Final = "mpbroker-server"
 _LOCAL: Final = "127.0.0.1:0"
@@ -50,6 +51,7 @@ class Walk:
     def __init__(self, folder: Path, borrow: str = "") -> None:
         self.folder = folder
         self.data = folder / "data"
+        self.pid_file = folder / "pid"
         self.programs = folder / "venv" / "bin"
         self._borrow = borrow
         self._bootstrap = ""
@@ -70,9 +72,13 @@ class Walk:
             )
         return done.stdout
 
+    def command(self, *words: str) -> list[str]:
+        """Return a command of mpbroker."""
+        return [str(self.programs / "mpbroker"), *words]
+
     def mpbroker(self, *words: str, given: str = "") -> str:
         """Run a command of mpbroker; return what it printed."""
-        return self.run(str(self.programs / "mpbroker"), *words, given=given)
+        return self.run(*self.command(*words), given=given)
 
     def _environ(self) -> dict[str, str]:
         kept = {key: each for key, each in os.environ.items() if key != "PYTHONPATH"}
@@ -105,7 +111,7 @@ class Walk:
     def serve(self) -> None:
         """Start a broker."""
         self.mpbroker(
-            *("serve", "--daemon", "--pid-file", str(self.folder / "pid")),
+            *("serve", "--daemon", "--pid-file", str(self.pid_file)),
             f"listeners=PLAINTEXT://{_LOCAL}",
             f"metrics.listeners=HTTP://{_LOCAL}",
             f"console.listeners=HTTP://{_LOCAL}",
@@ -116,7 +122,7 @@ class Walk:
         if status["core"] != "compiled core":
             raise FirstUseError(f"the broker has no core: {status['core']}")
 
-    def status(self) -> dict[str, object]:
+    def status(self) -> dict[str, Any]:
         """Return what the broker says of itself."""
         told = self.mpbroker("ctl", "status", "--json", "--data-dir", str(self.data))
         return dict(json.loads(told))
@@ -170,15 +176,14 @@ class Walk:
     @contextlib.contextmanager
     def clients(self) -> Iterator[None]:
         """Have a producer and a consumer run; compare what they saw at the end."""
-        command = str(self.programs / "mpbroker")
         self.mpbroker("topic", "create", "numbers")
         producer = subprocess.Popen(
-            [command, "produce", "-t", "numbers"],
+            self.command("produce", "-t", "numbers"),
             stdin=subprocess.PIPE,
             env=self._environ(),
         )
         consumer = subprocess.Popen(
-            [command, "consume", "-t", "numbers", "-o", "beginning"],
+            self.command("consume", "-t", "numbers", "-o", "beginning"),
             stdout=subprocess.PIPE,
             env=self._environ(),
             text=True,
@@ -212,6 +217,50 @@ class Walk:
                 f"of {count} records {len(seen)} were read, or in disorder"
             )
         print(f"  {count} records, each once and in order", flush=True)
+
+
+class PackageWalk(Walk):
+    """One walk with the Debian package; root installs it, and its user runs the broker.
+
+    Args:
+        folder: is not used: the package has its own places.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.programs = Path("/usr/bin")
+        self.data = Path("/var/lib/mpbroker")
+        self.pid_file = self.data / "pid"
+
+    def command(self, *words: str) -> list[str]:
+        """Return a command of mpbroker, run by the package's user."""
+        user = ["setpriv", "--reuid=mpbroker", "--regid=mpbroker", "--clear-groups"]
+        return [*user, *super().command(*words)]
+
+    def apt(self, *words: str) -> None:
+        """Run apt-get."""
+        # A mirror may be a copy of some weeks ago.
+        old = "Acquire::Check-Valid-Until=false"
+        quiet = ("DEBIAN_FRONTEND=noninteractive", "apt-get", "-qq", "-o", old)
+        self.run("env", *quiet, *words)
+
+    def make_environment(self) -> None:
+        """Have apt know what there is."""
+        self.apt("update")
+
+    def install(self, package: Path) -> None:
+        """Install a package, or a later one over it."""
+        # apt's own user reads it.
+        package.parent.chmod(0o755)
+        self.apt("install", "-y", "--no-install-recommends", str(package.resolve()))
+
+    def uninstall(self) -> None:
+        """Purge the package; nothing of it is left but its user."""
+        self.apt("purge", "-y", "mpbroker")
+        roots = ("/etc", "/opt", "/usr/bin", "/usr/lib", "/usr/share", "/var/lib")
+        there = (each for root in roots for each in Path(root).glob("mpbroker*"))
+        if left := [str(path) for path in there]:
+            raise FirstUseError(f"left behind: {', '.join(left)}")
 
 
 def _runs(pid: str) -> bool:
@@ -267,14 +316,20 @@ def _step(title: str) -> Iterator[None]:
 def walk(wheel: Path, later: Path, folder: Path, borrow: str = "") -> None:
     """Walk the whole way.
 
+    Args:
+        wheel: or a Debian package.
+        later: a later version of it.
+        folder: for all files.
+        borrow: see `Walk`.
+
     Raises:
         FirstUseError: a step failed.
     """
-    one = Walk(folder, borrow)
+    one = PackageWalk(folder) if wheel.suffix == ".deb" else Walk(folder, borrow)
     with _step("environment"):
         one.make_environment()
     try:
-        with _step("wheel to first answer"):
+        with _step("installation to first answer"):
             with _step("  install"):
                 one.install(wheel)
             one.serve()
@@ -287,7 +342,7 @@ def walk(wheel: Path, later: Path, folder: Path, borrow: str = "") -> None:
         with _step("stop"):
             one.stop()
     finally:
-        _kill(folder / "pid")
+        _kill(one.pid_file)
     with _step("uninstall"):
         one.uninstall()
 

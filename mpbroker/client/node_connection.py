@@ -15,6 +15,7 @@ from mpbroker.client.addresses import Address
 from mpbroker.client.backoff import Backoff
 from mpbroker.client.client_request import CLOSED_BY_BROKER
 from mpbroker.client.connection import Connection
+from mpbroker.client.errors import AuthenticationError
 from mpbroker.client.settings import ClientSettings
 
 # Advice for users, by the reason why an attempt to connect failed.
@@ -162,14 +163,19 @@ class NodeConnection:
     def disconnected(
         self, error: MpbrokerError, now_ms: float, rng: random.Random
     ) -> None:
-        """Note that the connection was lost, or that the attempt failed."""
-        was_connecting = self.is_connecting
+        """Note that the connection was lost, or that the attempt failed.
+
+        An attempt has failed when all addresses of the name were tried, or one has
+        refused the login: they are addresses of one broker.
+        """
+        has_another = self.is_connecting and bool(self._addresses)
+        if isinstance(error, AuthenticationError):
+            has_another, self._addresses = False, []
         self.state = NodeState.DISCONNECTED
         self.connection = None
         self.last_error = error
         self.last_attempt_ms = now_ms
         self._not_before_ms = now_ms
-        if not (was_connecting and self._addresses):
-            # Wait only when all addresses of the name were tried.
+        if not has_another:
             self._not_before_ms += self._reconnect.delay_ms(self.failures, rng)
-        self.failures += 1
+            self.failures += 1

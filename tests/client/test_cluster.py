@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from mpbroker.client import selector
 from mpbroker.client.addresses import Address
 from mpbroker.client.admin.topic_admin import (
     EARLIEST_LOCAL,
@@ -46,6 +47,26 @@ def test_pipelined_requests_are_answered_in_any_order_of_waiting(broker):
     second = broker.send(MetadataRequest(topics=None), MetadataResponse)
     assert len(broker.wait(second, MetadataResponse).topics) == 1
     assert len(broker.wait(first, MetadataResponse).topics) == 0
+
+
+@pytest.mark.parametrize("at", ["127.0.0.2", "::1"])
+def test_a_name_s_next_address_is_tried_in_the_same_attempt(
+    at, fake_broker, monkeypatch
+):
+    """On most machines localhost is ::1 first, and many brokers are at 127.0.0.1."""
+    port = fake_broker.address.port
+    addresses = [Address(at, port), Address("127.0.0.1", port)]
+    monkeypatch.setattr(selector, "resolve", lambda host, port: list(addresses))
+    with Cluster([Address("localhost", port)], 5) as cluster:
+        assert cluster.any_broker().request(
+            MetadataRequest(topics=[]), MetadataResponse
+        )
+    del addresses[1]
+    with (
+        Cluster([Address("localhost", port)], 5) as cluster,
+        pytest.raises(BrokerUnavailableError, match=f"cannot reach localhost:{port}"),
+    ):
+        cluster.any_broker()
 
 
 def test_a_broker_of_old_is_spoken_to_in_api_versions_0():

@@ -289,7 +289,6 @@ def build_package(staged, output):
         timeout=INSTALL_TIMEOUT_S,
         env={
             **os.environ,
-            "BUILD_PYTHON": sys.executable,
             "SOURCE_DATE_EPOCH": "1700000000",
             "DPKG_DEB_COMPRESSOR_LEVEL": "0",  # a package is small in half a minute
         },

@@ -21,6 +21,7 @@ from deploy.release import PLATFORMS, ReleaseError
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 NATIVE = ROOT / "mpbroker" / "native"
+HEADERS = Path(sysconfig.get_path("include"))
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 HERE = PLATFORMS[0]
 
@@ -108,6 +109,25 @@ def test_a_later_version_is_one_for_pip_too(tmp_path):
         assert Version(release.version_of(tmp_path)) > Version(own)
 
 
+def test_what_a_proof_needs_and_does_not_find_is_named(monkeypatch, capsys):
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert prove.main(["bookworm"]) == prove.NOT_RUN
+    assert "only root makes roots: sudo scripts/prove" in capsys.readouterr().err
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert prove.main(["bookworm"]) == prove.NOT_RUN
+    assert "no debootstrap: apt-get install debootstrap" in capsys.readouterr().err
+
+
+def test_a_proof_s_user_has_the_way_to_package_indexes_and_no_other_variable(
+    monkeypatch,
+):
+    monkeypatch.setattr(
+        "os.environ", {"PIP_CERT": "a", "https_proxy": "b", "HOME": "c"}
+    )
+    assert prove.shared_variables() == {"PIP_CERT": "a", "https_proxy": "b"}
+
+
 @with_git
 def test_a_wheel_without_the_core_or_with_anothers_is_refused(sources, pure, tmp_path):
     elf = bytearray(b"\x7fELF" + bytes(60))
@@ -133,13 +153,13 @@ def test_a_wheel_without_the_core_or_with_anothers_is_refused(sources, pure, tmp
 
 
 @pytest.mark.skipif(find_spec("ziglang") is None, reason="no zig")
+@pytest.mark.skipif(not (HEADERS / "Python.h").exists(), reason="no Python.h")
 def test_the_core_asks_for_nothing_that_an_old_glibc_lacks(tmp_path, monkeypatch):
     """Releases are seldom made, and changes of C often."""
     quick = (*("-O0", "-fno-sanitize=undefined", "-w"), *("-fPIC", "-shared"))
     monkeypatch.setattr(release, "FLAGS", quick)
     here = release.Sources(ROOT, (), 0)
-    include = Path(sysconfig.get_path("include"))
-    core = release.compile_core(here, include, HERE, release.zig(HERE))
+    core = release.compile_core(here, HEADERS, HERE, release.zig(HERE))
     assert core.keys() == set(release.CORE)
 
 
@@ -241,7 +261,10 @@ def test_a_python_that_is_not_there_is_named():
 
 
 def test_headers_say_which_python_they_are_of(tmp_path):
-    include = Path(sysconfig.get_path("include"))
-    assert release.version_of_headers(include) == PYTHON
     with pytest.raises(ReleaseError, match="has no headers"):
         release.version_of_headers(tmp_path)
+    lines = "#define PY_MAJOR_VERSION\t3\n#define PY_MINOR_VERSION\t14\n"
+    (tmp_path / "patchlevel.h").write_text(f"{lines}#define PY_MICRO_VERSION\t0\n")
+    assert release.version_of_headers(tmp_path) == "3.14"
+    if (HEADERS / "Python.h").exists():
+        assert release.version_of_headers(HEADERS) == PYTHON

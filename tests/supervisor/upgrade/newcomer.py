@@ -5,7 +5,8 @@ python -m tests.supervisor.upgrade.newcomer VERSION FAULT serve ...
 Several faults are joined by "+". With "layout" it is none: the newcomer has another
 layout of shared memory, in all that may differ: sizes, places and words of rows. With
 "held=FILE" its handlers begin when there is such a file, so that the upgrade lasts;
-with "still=FILE" it replaces no process before that.
+with "still=FILE" it replaces no process before that, and with "late=FILE" it does not
+even begin.
 """
 
 from __future__ import annotations
@@ -57,6 +58,13 @@ def kill_keeper() -> None:
             os.kill(int(pid), signal.SIGKILL)
 
 
+def hold_start(until: Path) -> None:
+    """Wait here until a file is there."""
+    from tests.support.children import wait_until
+
+    wait_until(until.exists)
+
+
 def hold_handlers(until: Path) -> None:
     """Let no handler begin before a file is there."""
     from mpbroker.server.request_handler import RequestHandler
@@ -96,6 +104,9 @@ def main() -> int:
         sys.argv.append("num.io.threads=many")  # since it was tried
     if "layout" in faults:
         use_another_layout()
+    for fault in faults:
+        if fault.startswith("late=") and not is_trial:
+            hold_start(Path(fault.removeprefix("late=")))
     if "handler" in faults and not is_trial:
         from mpbroker.server.request_handler import RequestHandler
 

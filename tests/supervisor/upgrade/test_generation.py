@@ -95,14 +95,18 @@ def test_it_goes_there_and_back_again_with_the_same_connections(broker):
             assert api_versions(sock)
 
 
-def test_a_keeper_that_dies_before_it_has_handed_over_takes_nobody_along(broker):
+def test_a_keeper_that_dies_before_it_has_handed_over_takes_nobody_along(
+    broker, tmp_path
+):
+    killed = tmp_path / "killed"
     with ExitStack() as stack:
         socks = [stack.enter_context(dial(broker)) for _ in range(4)]
         for sock in socks:
             assert api_versions(sock)
-        upgrade(broker, newcomer(broker, "9.9", "layout"))
+        upgrade(broker, newcomer(broker, "9.9", f"layout+late={killed}"))
         wait_until(lambda: "mpbroker: leave" in broker.processes().values())
         kill(broker, "keeper")  # while the newcomer starts: nobody can replace it now
+        killed.touch()
         said = wait_for_end(broker, "done", "failed, and was undone")
         why = "the keeper does not send its sockets: it has died"
         assert said == f"failed, and was undone: {why}"
