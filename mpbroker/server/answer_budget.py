@@ -58,8 +58,11 @@ class AnswerBudget:
             return
         if not self._spent:
             self._spent = about_bytes(self._first)
-        size = about_bytes(row)
-        self._is_full = self._spent + size > self._most
+        self.spend_bytes(about_bytes(row))
+
+    def spend_bytes(self, size: int) -> None:
+        """Count a row of the answer by its size; raise as `spend` does."""
+        self._is_full = bool(self._spent) and self._spent + size > self._most
         self.check()
         self._spent += size
 

@@ -44,7 +44,7 @@ from mpbroker.server.configs.config_entries import (
     BrokerConfigs,
 )
 from mpbroker.server.configs.group_config_def import (
-    check_group_configs,
+    GroupLimits,
     check_group_name,
 )
 from mpbroker.server.errors import invalid_request
@@ -139,6 +139,7 @@ def alter_each(
         validate_only: check the changes, and do not make them.
     """
     named_once = NamedOnce(resources)
+    basis = _Basis(broker)
     responses = []
     together: list[tuple[AlterConfigsResourceResponse, Alteration]] = []
     singly: list[tuple[AlterConfigsResourceResponse, Alteration]] = []
@@ -153,7 +154,7 @@ def alter_each(
             named_once.check(resource)
             change = change_of(resource)
             if change is not None:
-                wanted = _alteration(resource, change, broker)
+                wanted = _alteration(resource, change, basis)
                 of_broker = resource.resource_type == BROKER_RESOURCE
                 (singly if of_broker else together).append((response, wanted))
         except ApiError as error:
@@ -208,7 +209,26 @@ def null_value(name: str) -> ApiError:
     return invalid_request(f"Null value not supported for: {name}")
 
 
-def _alteration(resource: Resource, change: ConfigChange, broker: Broker) -> Alteration:
+class _Basis:
+    """The values against which the changes of one request are checked.
+
+    Attributes:
+        broker: the broker.
+    """
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker: Final = broker
+        self._limits: tuple[int, GroupLimits] | None = None
+
+    def group_limits(self) -> GroupLimits:
+        """Return the limits of groups' configs that the present metadata gives."""
+        version = self.broker.registry.version
+        if self._limits is None or self._limits[0] != version:
+            self._limits = version, GroupLimits(broker_configs(self.broker))
+        return self._limits[1]
+
+
+def _alteration(resource: Resource, change: ConfigChange, basis: _Basis) -> Alteration:
     """Return a change of one resource's configs that also checks the new ones.
 
     Raises:
@@ -218,27 +238,27 @@ def _alteration(resource: Resource, change: ConfigChange, broker: Broker) -> Alt
     checked = _CHECKED.get(kind)
     if checked is None:
         raise unsupported_resource(kind)
-    return Alteration(kind, name, checked(name, change, broker))
+    return Alteration(kind, name, checked(name, change, basis))
 
 
-def _of_topic(name: str, change: ConfigChange, _: Broker) -> ConfigChange:
+def _of_topic(name: str, change: ConfigChange, _: _Basis) -> ConfigChange:
     if not name:
         raise invalid_request("Default topic resources are not allowed.")
     return change  # the registry checks the configs of topics
 
 
-def _of_group(name: str, change: ConfigChange, broker: Broker) -> ConfigChange:
+def _of_group(name: str, change: ConfigChange, basis: _Basis) -> ConfigChange:
     check_group_name(name)
 
     def checked(before: dict[str, str]) -> Mapping[str, str]:
         after = change(before)
-        check_group_configs(after, broker_configs(broker))
+        basis.group_limits().check(after)
         return after
 
     return checked
 
 
-def _of_subscription(name: str, change: ConfigChange, _: Broker) -> ConfigChange:
+def _of_subscription(name: str, change: ConfigChange, _: _Basis) -> ConfigChange:
     check_subscription_name(name)
 
     def checked(before: dict[str, str]) -> Mapping[str, str]:
@@ -249,8 +269,9 @@ def _of_subscription(name: str, change: ConfigChange, _: Broker) -> ConfigChange
     return checked
 
 
-def _of_broker(name: str, change: ConfigChange, broker: Broker) -> ConfigChange:
+def _of_broker(name: str, change: ConfigChange, basis: _Basis) -> ConfigChange:
     """Check changes of this broker's configs; if the name is empty, of all brokers'."""
+    broker = basis.broker
     if name:
         check_broker_name(name, broker.node_id)
 
@@ -271,7 +292,7 @@ def _of_broker(name: str, change: ConfigChange, broker: Broker) -> ConfigChange:
     return checked
 
 
-_CHECKED: Final[Mapping[int, Callable[[str, ConfigChange, Broker], ConfigChange]]] = {
+_CHECKED: Final[Mapping[int, Callable[[str, ConfigChange, _Basis], ConfigChange]]] = {
     TOPIC_RESOURCE: _of_topic,
     GROUP_RESOURCE: _of_group,
     CLIENT_METRICS_RESOURCE: _of_subscription,

@@ -200,53 +200,68 @@ def group_default(name: str, broker: BrokerConfigs) -> str:
     return broker.synonyms(keys[0])[0].text
 
 
-def check_group_configs(overrides: Mapping[str, str], broker: BrokerConfigs) -> None:
-    """Check the configs of a group.
+class GroupLimits:
+    """Checks the configs of groups against the broker's, which are read only once.
+
+    One request may set configs on thousands of groups, and all other changes of the
+    metadata wait for it.
 
     Args:
-        overrides: the values that the group sets, by key.
         broker: the broker's configs, which have the defaults and the limits.
-
-    Raises:
-        ApiError: INVALID_CONFIG if a key is unknown, or a value cannot be parsed or is
-            outside the broker's limits, or a session timeout is not greater than the
-            heartbeat interval.
     """
-    values: dict[str, int] = {}
-    try:
-        for key in GROUP_CONFIG_DEF:
-            text = overrides.get(key.name)
-            number = key.parse(
-                group_default(key.name, broker) if text is None else text
-            )
-            if key.name in _BROKER_KEYS:
-                assert isinstance(number, int)
-                values[key.name] = number
-        for name in overrides:
-            GROUP_CONFIG_DEF.key(name)
-    except ConfigError as error:
-        raise ApiError(ErrorCode.INVALID_CONFIG, str(error)) from None
-    for name, value in values.items():
-        _, least, most = _BROKER_KEYS[name]
-        for limit, is_wrong in ((least, int.__lt__), (most, int.__gt__)):
-            if limit is None:
-                continue
-            bound = int(broker.synonyms(limit)[0].text)
-            if name in overrides and is_wrong(value, bound):
-                side = "greater" if limit is least else "less"
+
+    def __init__(self, broker: BrokerConfigs) -> None:
+        self._defaults: dict[str, int] = {}
+        self._bounds: dict[str, list[tuple[str, int, bool]]] = {}
+        for name, (default, least, most) in _BROKER_KEYS.items():
+            self._defaults[name] = int(broker.synonyms(default)[0].text)
+            self._bounds[name] = [
+                (limit, int(broker.synonyms(limit)[0].text), limit is least)
+                for limit in (least, most)
+                if limit is not None
+            ]
+
+    def check(self, overrides: Mapping[str, str]) -> None:
+        """Check the configs of a group.
+
+        Args:
+            overrides: the values that the group sets, by key.
+
+        Raises:
+            ApiError: INVALID_CONFIG if a key is unknown, or a value cannot be parsed or
+                is outside the broker's limits, or a session timeout is not greater than
+                the heartbeat interval.
+        """
+        own: dict[str, int] = {}
+        try:
+            for name, text in overrides.items():
+                value = GROUP_CONFIG_DEF.key(name).parse(text)
+                if name in _BROKER_KEYS:
+                    assert isinstance(value, int)
+                    own[name] = value
+        except ConfigError as error:
+            raise ApiError(ErrorCode.INVALID_CONFIG, str(error)) from None
+        for name, number in own.items():
+            self._check_bounds(name, number)
+        values = self._defaults | own
+        for session, heartbeat in (
+            (SESSION_TIMEOUT, HEARTBEAT_INTERVAL),
+            (SHARE_SESSION_TIMEOUT, SHARE_HEARTBEAT_INTERVAL),
+            (STREAMS_SESSION_TIMEOUT, STREAMS_HEARTBEAT_INTERVAL),
+        ):
+            if values[session] <= values[heartbeat]:
+                raise ApiError(
+                    ErrorCode.INVALID_CONFIG,
+                    f"{session} ({values[session]}) must be greater than"
+                    f" {heartbeat} ({values[heartbeat]})",
+                )
+
+    def _check_bounds(self, name: str, value: int) -> None:
+        for limit, bound, is_least in self._bounds[name]:
+            if value < bound if is_least else value > bound:
+                side = "greater" if is_least else "less"
                 raise ApiError(
                     ErrorCode.INVALID_CONFIG,
                     f"{name} must be {side} than or equal to {limit}, which is {bound};"
                     f" it is {value}",
                 )
-    for session, heartbeat in (
-        (SESSION_TIMEOUT, HEARTBEAT_INTERVAL),
-        (SHARE_SESSION_TIMEOUT, SHARE_HEARTBEAT_INTERVAL),
-        (STREAMS_SESSION_TIMEOUT, STREAMS_HEARTBEAT_INTERVAL),
-    ):
-        if values[session] <= values[heartbeat]:
-            raise ApiError(
-                ErrorCode.INVALID_CONFIG,
-                f"{session} ({values[session]}) must be greater than"
-                f" {heartbeat} ({values[heartbeat]})",
-            )

@@ -6,7 +6,8 @@ types and documentation; ConfigHelper.describeConfigs.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, TypeAlias
 
 from mpbroker.base.config_def import ConfigDef, ConfigKey, UpdateMode
 from mpbroker.metadata.log_config_def import LOG_CONFIG_DEF
@@ -22,7 +23,7 @@ from mpbroker.protocol.messages.describe_configs import (
     DescribeConfigsResult,
     DescribeConfigsSynonym,
 )
-from mpbroker.server.answer_budget import AnswerBudget
+from mpbroker.server.answer_budget import AnswerBudget, about_bytes
 from mpbroker.server.configs.broker_loggers import broker_loggers
 from mpbroker.server.configs.client_metrics_config import (
     CLIENT_METRICS_CONFIG_DEF,
@@ -49,6 +50,13 @@ from mpbroker.server.configs.group_config_def import (
 )
 from mpbroker.server.handler_context import Broker, HandlerContext
 
+# The names of the keys that a request wants of a resource; none of them: all keys.
+_Wanted: TypeAlias = frozenset[str]
+# Entries, and about how many bytes they have when they are encoded.
+_Sized: TypeAlias = tuple[list[DescribeConfigsResourceResult], int]
+# Resources of these kinds that set no configs have the same entries.
+_ALIKE: Final = (TOPIC_RESOURCE, GROUP_RESOURCE, CLIENT_METRICS_RESOURCE)
+
 
 def handle_describe_configs(
     request: DescribeConfigsRequest, context: HandlerContext
@@ -70,6 +78,10 @@ class _Describer:
         self._node_id = broker.node_id
         self._broker = broker_configs(broker)
         self._budget = AnswerBudget()
+        # A request may name one resource 100,000 times, or as many groups that do not
+        # exist. So entries that are the same are made once, and so is their size.
+        self._chosen: dict[tuple[int, _Wanted], Sequence[ConfigKey]] = {}
+        self._made: dict[tuple[int, str, _Wanted], _Sized] = {}
 
     def describe(self, resource: DescribeConfigsResource) -> DescribeConfigsResult:
         result = DescribeConfigsResult(
@@ -77,9 +89,9 @@ class _Describer:
         )
         try:
             self._budget.check()
-            result.configs = list(self._entries(resource))
             # A name of a few bytes asks for some 10 KB, also if no group has it.
-            self._budget.spend(result)
+            result.configs, size = self._sized(resource)
+            self._budget.spend_bytes(size + about_bytes(resource.resource_name))
         except ApiError as error:
             result.configs = []
             result.error_code = error.error_code
@@ -88,39 +100,58 @@ class _Describer:
             result.error_message = None
         return result
 
-    def _entries(
-        self, resource: DescribeConfigsResource
-    ) -> Iterable[DescribeConfigsResourceResult]:
-        name, wanted = resource.resource_name, set(resource.configuration_keys or ())
-        if resource.resource_type == TOPIC_RESOURCE:
-            return self._topic_entries(name, wanted)
-        if resource.resource_type == GROUP_RESOURCE:
+    def _sized(self, resource: DescribeConfigsResource) -> _Sized:
+        """Return a resource's entries, and about how many bytes they have encoded."""
+        kind, name = resource.resource_type, resource.resource_name
+        wanted = frozenset(resource.configuration_keys or ())
+        self._check_name(kind, name)
+        sets_none = kind in _ALIKE and not self._registry.image.config(kind, name)
+        same = kind, "" if sets_none else name, wanted
+        made = self._made.get(same)
+        if made is None:
+            entries = list(self._entries(kind, name, wanted))
+            made = self._made[same] = entries, about_bytes(entries)
+        return made
+
+    def _check_name(self, kind: int, name: str) -> None:
+        """Raise ApiError if there can be no resource of this kind and name."""
+        if kind == TOPIC_RESOURCE:
+            check_topic_name(name)
+            if self._registry.topic(name) is None:
+                raise ApiError(
+                    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                    f"The topic '{name}' does not exist.",
+                )
+        elif kind == GROUP_RESOURCE:
             check_group_name(name)
-            return self._group_entries(name, wanted)
-        if resource.resource_type == CLIENT_METRICS_RESOURCE:
+        elif kind == CLIENT_METRICS_RESOURCE:
             check_subscription_name(name)
+
+    def _entries(
+        self, kind: int, name: str, wanted: _Wanted
+    ) -> Iterable[DescribeConfigsResourceResult]:
+        if kind == TOPIC_RESOURCE:
+            return self._topic_entries(name, wanted)
+        if kind == GROUP_RESOURCE:
+            return self._group_entries(name, wanted)
+        if kind == CLIENT_METRICS_RESOURCE:
             return self._subscription_entries(name, wanted)
-        if resource.resource_type == BROKER_LOGGER_RESOURCE and self._loggers:
+        if kind == BROKER_LOGGER_RESOURCE and self._loggers:
             return self._loggers.describe(name, wanted)
-        if resource.resource_type != BROKER_RESOURCE:
-            raise unsupported_resource(resource.resource_type)
+        if kind != BROKER_RESOURCE:
+            raise unsupported_resource(kind)
         if not name:
             return self._broker_default_entries(wanted)
         check_broker_name(name, self._node_id)
         return self._broker_entries(wanted)
 
     def _topic_entries(
-        self, name: str, wanted: Collection[str]
+        self, name: str, wanted: _Wanted
     ) -> Iterator[DescribeConfigsResourceResult]:
-        check_topic_name(name)
         topic = self._registry.topic(name)
-        if topic is None:
-            raise ApiError(
-                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                f"The topic '{name}' does not exist.",
-            )
+        assert topic is not None, "its name was checked"
         config = topic.config
-        for key in _chosen(LOG_CONFIG_DEF, wanted):
+        for key in self._choose(TOPIC_RESOURCE, LOG_CONFIG_DEF, wanted):
             text = key.format(config.value(key.name))
             synonyms = self._broker.synonyms_of_topic_key(key.name)
             if key.name in config.overrides and text is not None:
@@ -129,11 +160,11 @@ class _Describer:
             yield self._entry(key, text, synonyms, read_only=False)
 
     def _group_entries(
-        self, group_id: str, wanted: Collection[str]
+        self, group_id: str, wanted: _Wanted
     ) -> Iterator[DescribeConfigsResourceResult]:
         """Yield the configs of a group, which need not exist."""
         overrides = self._registry.group_overrides(group_id)
-        for key in _chosen(GROUP_CONFIG_DEF, wanted):
+        for key in self._choose(GROUP_RESOURCE, GROUP_CONFIG_DEF, wanted):
             default = group_default(key.name, self._broker)
             synonyms = [Synonym(key.name, default, ConfigSource.DEFAULT_CONFIG)]
             text = overrides.get(key.name)
@@ -144,11 +175,13 @@ class _Describer:
             yield self._entry(key, value, synonyms, read_only=False)
 
     def _subscription_entries(
-        self, name: str, wanted: Collection[str]
+        self, name: str, wanted: _Wanted
     ) -> Iterator[DescribeConfigsResourceResult]:
         """Yield the configs of a metrics subscription, which need not exist."""
         overrides = self._registry.image.config(CLIENT_METRICS_RESOURCE, name)
-        for key in _chosen(CLIENT_METRICS_CONFIG_DEF, wanted):
+        for key in self._choose(
+            CLIENT_METRICS_RESOURCE, CLIENT_METRICS_CONFIG_DEF, wanted
+        ):
             default = key.format(key.default) or ""
             synonyms = [Synonym(key.name, default, ConfigSource.DEFAULT_CONFIG)]
             text = overrides.get(key.name)
@@ -159,9 +192,9 @@ class _Describer:
             yield self._entry(key, value, synonyms, read_only=False)
 
     def _broker_entries(
-        self, wanted: Collection[str]
+        self, wanted: _Wanted
     ) -> Iterator[DescribeConfigsResourceResult]:
-        for key in _chosen(self._broker.definition, wanted):
+        for key in self._choose(BROKER_RESOURCE, self._broker.definition, wanted):
             synonyms = self._broker.synonyms(key.name)
             own = [each.text for each in synonyms if each.name == key.name]
             text = canonical(key, own[0]) if own else None
@@ -178,7 +211,7 @@ class _Describer:
             yield self._entry(key, text, synonyms, read_only=read_only, name=name)
 
     def _broker_default_entries(
-        self, wanted: Collection[str]
+        self, wanted: _Wanted
     ) -> Iterator[DescribeConfigsResourceResult]:
         """Yield those dynamic configs that are set for all brokers."""
         for name, text in self._broker.dynamic_default.items():
@@ -190,6 +223,16 @@ class _Describer:
             synonyms = [Synonym(name, text, source)]
             value = canonical(key, text)
             yield self._entry(key, value, synonyms, read_only=False, name=name)
+
+    def _choose(
+        self, kind: int, definition: ConfigDef, wanted: _Wanted
+    ) -> Sequence[ConfigKey]:
+        """Return the keys that a request wants. As in Kafka, no names mean all keys."""
+        chosen = self._chosen.get((kind, wanted))
+        if chosen is None:
+            chosen = [key for key in definition if not wanted or key.name in wanted]
+            self._chosen[kind, wanted] = chosen
+        return chosen
 
     def _entry(
         self,
@@ -220,10 +263,3 @@ class _Describer:
             config_type=key.type.value,
             documentation=key.documentation if request.include_documentation else None,
         )
-
-
-def _chosen(definition: ConfigDef, wanted: Collection[str]) -> Iterable[ConfigKey]:
-    """Return the keys that a request wants. As in Kafka, no names mean all keys."""
-    if not wanted:
-        return definition
-    return [key for key in definition if key.name in wanted]

@@ -17,6 +17,7 @@ from mpbroker.protocol.messages.list_config_resources import (
     ListConfigResourcesRequest,
 )
 from mpbroker.server.answer_budget import AnswerBudget
+from mpbroker.server.configs.config_entries import BrokerConfigs
 from mpbroker.server.handlers.alter_configs import handle_alter_configs
 from mpbroker.server.handlers.describe_configs import handle_describe_configs
 from mpbroker.server.handlers.incremental_alter_configs import (
@@ -251,6 +252,54 @@ def test_an_answer_has_a_budget_whatever_is_described(registry, monkeypatch):
     assert refused.configs == [] and "100000 bytes" in refused.error_message
     size = len(response.encode(4))
     assert 50_000 < size < 150_000
+
+
+@pytest.fixture
+def looked_up(monkeypatch):
+    """The keys whose values were looked up in the broker's configs, in their order."""
+    names = []
+    synonyms = BrokerConfigs._synonyms_of
+
+    def noting(configs, wanted):
+        names.append(wanted)
+        return synonyms(configs, wanted)
+
+    monkeypatch.setattr(BrokerConfigs, "_synonyms_of", noting)
+    return names
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        (GROUP, ["g", *map(str, range(200))]),
+        (TOPIC, ["u", "v", "w"]),
+        (TOPIC, ["t"] * 200),
+        (BROKER, ["1"] * 200),
+    ],
+)
+def test_what_many_resources_have_in_common_is_made_once(
+    registry, looked_up, kind, names
+):
+    for name in ("u", "v", "w"):
+        registry.create_topic(name, 1)
+    answers = []
+    for wanted in (names[:1], names):
+        looked_up.append(None)
+        request = describe.DescribeConfigsRequest(
+            resources=[
+                describe.DescribeConfigsResource(resource_type=kind, resource_name=name)
+                for name in wanted
+            ],
+            include_synonyms=True,
+        )
+        answers.append(
+            handle_describe_configs(request, context(registry, static_configs=STATIC))
+        )
+    second = looked_up.index(None, 1)
+    assert len(looked_up[:second]) == len(looked_up[second:])
+    (one,), many = answers[0].results, answers[1].results
+    assert [each.resource_name for each in many] == names
+    assert all(each.configs == one.configs for each in many) and one.configs
 
 
 def test_a_resource_may_be_described_again(registry):
@@ -547,6 +596,47 @@ def test_invalid_configs_of_a_group_are_refused(registry, name, value, words):
         assert code == ErrorCode.INVALID_CONFIG
         assert words in message
     assert registry.group_overrides("g") == {}
+
+
+def test_the_brokers_limits_are_read_once_for_all_groups_of_a_request(
+    registry, looked_up
+):
+    """All other changes of the metadata wait meanwhile."""
+
+    def alter_groups(count):
+        name = "consumer.session.timeout.ms"
+        resources = [
+            incremental.AlterConfigsResource(
+                resource_type=GROUP,
+                resource_name=f"{count}-{number}",
+                configs=[
+                    incremental.AlterableConfig(
+                        name=name, config_operation=SET, value="45000"
+                    )
+                ],
+            )
+            for number in range(count)
+        ]
+        request = incremental.IncrementalAlterConfigsRequest(resources=resources)
+        response = handle_incremental_alter_configs(
+            request, context(registry, static_configs=STATIC)
+        )
+        assert {each.error_code for each in response.responses} == {0}
+
+    alter_groups(1)
+    once = len(looked_up)
+    alter_groups(300)
+    assert len(looked_up) == 2 * once
+    # What the metadata says now counts, not what it said at the request before.
+    most = "group.consumer.max.session.timeout.ms"
+    registry.alter_broker_config("", lambda _: {most: "45000"})
+    assert edit(
+        registry, GROUP, "g", (SET, "consumer.session.timeout.ms", "45001")
+    ) == (
+        ErrorCode.INVALID_CONFIG,
+        "consumer.session.timeout.ms must be less than or equal to"
+        f" {most}, which is 45000; it is 45001",
+    )
 
 
 def test_a_group_resource_has_a_name(registry):
