@@ -69,7 +69,7 @@ class LogRead:
         if length <= SMALL_BYTES:
             small = read_small(result._replace(position=position, length=length))
         return small or SegmentRegion(
-            result.segment_path, result.segment_inode, position, length
+            result.segment_path, result.segment_id, position, length
         )
 
 

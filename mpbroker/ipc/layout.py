@@ -43,7 +43,7 @@ from enum import IntEnum
 from typing import Final
 
 MAGIC: Final = 0x6D70_6272_6F6B_6572  # "mpbroker"
-LAYOUT_VERSION: Final = 10
+LAYOUT_VERSION: Final = 11
 
 FENCE: Final = 0x6D70_2066_656E_6365  # "mp fence"
 

@@ -11,7 +11,8 @@ answer reads it.
       2  length   bytes
       3  name     file: arena offset of its path
       4  name length
-      5  inode    file: a file at this path with another inode must not be sent
+      5  id       file: a file at this path with another id must not be sent (see
+                  base/file_id.py)
 """
 
 from collections.abc import Sequence
@@ -30,7 +31,7 @@ class FilePart(NamedTuple):
     """A range of a log segment, to be sent from the file."""
 
     path: str
-    inode: int
+    file_id: int
     position: int
     length: int
 
@@ -74,7 +75,7 @@ def write_parts(
         if isinstance(part, FilePart):
             name = part.path.encode()
             view[where : where + len(name)] = name
-            values = (_FILE, part.position, part.length, where, len(name), part.inode)
+            values = (_FILE, part.position, part.length, where, len(name), part.file_id)
             where += len(name)
             total += part.length
         else:
@@ -101,12 +102,12 @@ def read_parts(arena: Segment, offset: int) -> list[BytesPart | FilePart]:
         raise DamagedSegmentError(f"a response of {count} parts")
     parts: list[BytesPart | FilePart] = []
     for start in range(word + 1, word + 1 + count * PART_WORDS, PART_WORDS):
-        kind, where, length, name, name_length, inode = words[
+        kind, where, length, name, name_length, number = words[
             start : start + PART_WORDS
         ].tolist()
         if kind == _FILE:
             path = bytes(arena.view[name : name + name_length]).decode()
-            parts.append(FilePart(path, inode, where, length))
+            parts.append(FilePart(path, number, where, length))
         else:
             parts.append(BytesPart(where, length))
     return parts

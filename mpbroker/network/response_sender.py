@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from enum import IntEnum
 from typing import Final
 
+from mpbroker.base.file_id import has_id
 from mpbroker.ipc.response_parts import BytesPart, FilePart
 from mpbroker.ipc.segment import Segment
 from mpbroker.network.channel import Channel
@@ -60,18 +61,18 @@ class SegmentFiles:
         self._place: select.epoll | None = None
         self._keep_place()
 
-    def fd(self, path: str, inode: int) -> int:
-        """Return a descriptor of the segment file with this path and inode.
+    def fd(self, path: str, file_id: int) -> int:
+        """Return a descriptor of the segment file with this path and id.
 
         Compaction and retention rename a segment before they drop it, and keep it for
         file.delete.delay.ms. So a file with the suffix ".deleted" is taken too, and one
         in the directory that a moved partition has left.
 
         Raises:
-            SegmentGoneError: no file of that name has this inode any more, or the file
+            SegmentGoneError: no file of that name has this id any more, or the file
                 cannot be opened. The caller closes the connection and goes on.
         """
-        key = (path, inode)
+        key = (path, file_id)
         fd = self._fds.get(key)
         if fd is not None:
             self._fds.move_to_end(key)
@@ -83,11 +84,11 @@ class SegmentFiles:
                 continue
             except OSError as error:
                 raise SegmentGoneError(f"{name}: {error.strerror}") from None
-            if os.fstat(fd).st_ino == inode:
+            if has_id(fd, file_id):
                 self._keep(key, fd)
                 return fd
             os.close(fd)
-        raise SegmentGoneError(f"{path} (inode {inode}) is no longer there")
+        raise SegmentGoneError(f"{path} (id {file_id}) is no longer there")
 
     def _open(self, name: str) -> int:
         try:
@@ -196,7 +197,7 @@ class ResponseSender:
         return SendResult.SENT
 
     def _send_file(self, channel: Channel, part: FilePart, sent: int) -> int:
-        fd = self._files.fd(part.path, part.inode)
+        fd = self._files.fd(part.path, part.file_id)
         length = min(part.length - sent, _MAX_SEND_BYTES)
         try:
             return self._selector.send_file(channel, fd, part.position + sent, length)

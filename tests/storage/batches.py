@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from mpbroker.base.file_id import file_id
 from mpbroker.protocol.records.record_batch import (
     BatchHeader,
     Codec,
@@ -66,7 +67,7 @@ def read_bytes(log: PartitionLog, offset: int, max_bytes: int = 1 << 30) -> byte
     found = log.reader.read(offset, max_bytes, min_one_batch=True)
     fd = os.open(found.segment_path, os.O_RDONLY)
     try:
-        assert os.fstat(fd).st_ino == found.segment_inode
+        assert file_id(fd) == found.segment_id
         return os.pread(fd, found.length, found.position)
     finally:
         os.close(fd)

@@ -44,11 +44,11 @@ _NOT_READ: Final = frozenset(
 class SegmentRegion:
     """Names a range of a segment file, which is sent in place of its records' bytes."""
 
-    __slots__ = ("inode", "path", "position", "size_in_bytes")
+    __slots__ = ("file_id", "path", "position", "size_in_bytes")
 
-    def __init__(self, path: str, inode: int, position: int, size: int) -> None:
+    def __init__(self, path: str, file_id: int, position: int, size: int) -> None:
         self.path = path
-        self.inode = inode
+        self.file_id = file_id
         self.position = position
         self.size_in_bytes = size
 
@@ -290,7 +290,7 @@ def partition_data(
     records: bytes | SegmentRegion | None = b""
     if result.length:
         records = read_small(result) or SegmentRegion(
-            result.segment_path, result.segment_inode, result.position, result.length
+            result.segment_path, result.segment_id, result.position, result.length
         )
     aborted = result.aborted_transactions
     return PartitionData(

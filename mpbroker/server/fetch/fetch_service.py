@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from mpbroker.base.file_id import file_id
 from mpbroker.ipc.counters.fetched_bytes import first_word
 from mpbroker.ipc.response_parts import FilePart
 from mpbroker.ipc.session_layout import NO_ROW
@@ -596,7 +597,7 @@ def read_small(result: ReadResult) -> bytes | None:
     try:
         # Where descriptors lack, the read of a later partition closes the files of the
         # earlier ones, and their numbers go to other files, perhaps of another topic.
-        if os.fstat(result.fd).st_ino != result.segment_inode:
+        if file_id(result.fd) != result.segment_id:
             return None
         records = os.pread(result.fd, result.length, result.position)
     except OSError as error:
@@ -619,7 +620,7 @@ def file_parts(encoded: Iterable[bytes | SizedRegion]) -> list[bytes | FilePart]
     for part in encoded:
         if isinstance(part, SegmentRegion):
             parts.append(
-                FilePart(part.path, part.inode, part.position, part.size_in_bytes)
+                FilePart(part.path, part.file_id, part.position, part.size_in_bytes)
             )
         else:
             assert isinstance(part, bytes)

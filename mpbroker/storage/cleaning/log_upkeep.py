@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final, Protocol
 
+from mpbroker.base.file_id import file_id
 from mpbroker.base.logger import get_logger
 from mpbroker.base.storage_errors import StorageError
 from mpbroker.ipc import pulse
@@ -173,7 +174,7 @@ class LogUpkeep:
                 if topic.name in INTERNAL_TOPICS:
                     end = log.sync.flush()
                     with log.row.locked():  # no cleaner replaces segments meanwhile
-                        inodes = _segment_inodes(log.directory)
+                        segments = _segment_ids(log.directory)
                     state.append(
                         StateLogPlan(
                             topic.name,
@@ -181,7 +182,7 @@ class LogUpkeep:
                             partition,
                             log.directory,
                             end,
-                            inodes,
+                            segments,
                         )
                     )
                     log.close()
@@ -560,8 +561,13 @@ def _partition_plan(
     )
 
 
-def _segment_inodes(directory: str) -> tuple[tuple[int, int], ...]:
-    return tuple(
-        (base, os.stat(segment_file(directory, base, LOG_SUFFIX)).st_ino)
-        for base in base_offsets(directory, LOG_SUFFIX)
-    )
+def _segment_ids(directory: str) -> tuple[tuple[int, int], ...]:
+    """Return the base offset and the file's number of each segment of a log."""
+    found = []
+    for base in base_offsets(directory, LOG_SUFFIX):
+        fd = os.open(segment_file(directory, base, LOG_SUFFIX), os.O_RDONLY)
+        try:
+            found.append((base, file_id(fd)))
+        finally:
+            os.close(fd)
+    return tuple(found)

@@ -5,6 +5,7 @@ Source: Kafka's LogSegment.
 
 import os
 
+from mpbroker.base.file_id import file_id
 from mpbroker.ipc.tables.partition_table import LogState
 from mpbroker.protocol.records.batch_header import BatchHeader
 from mpbroker.storage.files.batch_scan import find_batch, scan_batches
@@ -37,7 +38,7 @@ class LogSegment:
 
     __slots__ = (
         "_fd",
-        "_inode",
+        "_file_id",
         "base_offset",
         "directory",
         "offset_index",
@@ -54,7 +55,7 @@ class LogSegment:
         self.offset_index = OffsetIndex(self.file(INDEX_SUFFIX), base_offset)
         self.time_index = TimeIndex(self.file(TIME_INDEX_SUFFIX), base_offset)
         self._fd = -1
-        self._inode = 0
+        self._file_id = 0
 
     def file(self, suffix: str) -> str:
         """Return the path of the segment's file with a suffix, such as `.index`."""
@@ -75,13 +76,13 @@ class LogSegment:
         """
         if self._fd < 0:
             self._fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
-            self._inode = os.fstat(self._fd).st_ino
+            self._file_id = file_id(self._fd)
         return self._fd
 
     @property
-    def inode(self) -> int:
-        """The inode number of the open `.log` file."""
-        return self._inode if self._fd >= 0 else os.fstat(self.fd).st_ino
+    def file_id(self) -> int:
+        """The number that identifies the open `.log` file: see base/file_id.py."""
+        return self._file_id if self._fd >= 0 else file_id(self.fd)
 
     def create(self) -> None:
         """Create the `.log` file and both indexes of a new segment.
@@ -93,7 +94,7 @@ class LogSegment:
         """
         if self._fd < 0:
             self._fd = create_file(self.path)
-            self._inode = os.fstat(self._fd).st_ino
+            self._file_id = file_id(self._fd)
         os.ftruncate(self._fd, 0)
         self.offset_index.truncate(0)
         self.time_index.truncate(0)

@@ -37,8 +37,9 @@ class ReadResult(NamedTuple):
 
     Attributes:
         segment_path: the log file.
-        segment_inode: the file's inode number, to find out whether ``segment_path``
-            still names this file: compaction replaces files under the same name.
+        segment_id: the number that identifies the file (base/file_id.py), to find out
+            whether ``segment_path`` still names it: compaction replaces files under the
+            same name.
         fd: an open descriptor of the file, which belongs to the LogReader's segment;
             -1: the file is not open.
         position: the beginning of the region in the file, in bytes.
@@ -53,7 +54,7 @@ class ReadResult(NamedTuple):
     """
 
     segment_path: str
-    segment_inode: int
+    segment_id: int
     fd: int
     position: int
     length: int
@@ -209,8 +210,8 @@ class LogReader:
         elif upper == end_offset and end == state[ACTIVE_SIZE]:
             # The next fetch of this reader begins here.
             view.remember(end_offset, segment, end)
-        # The inode is that of the descriptor, so the path may be opened later.
-        path, fd, inode = segment.path, segment.fd, segment.inode
+        # The number is that of the descriptor, so the path may be opened later.
+        path, fd, number = segment.path, segment.fd, segment.file_id
         aborted: list[tuple[int, int]] | None = [] if read_committed else None
         if read_committed and length:
             stop = position + length if length < end - position else None
@@ -220,7 +221,7 @@ class LogReader:
             ReadResult,
             (
                 path,
-                inode,
+                number,
                 fd,
                 position,
                 length,
@@ -262,7 +263,7 @@ class LogReader:
             aborted = list(found)
         return ReadResult(
             region.path,
-            region.inode,
+            region.file_id,
             -1,  # the connection's process opens the file
             region.position,
             region.length,

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgpack
 
+from mpbroker.base.file_id import file_id
 from mpbroker.base.storage_errors import (
     CorruptLogError,
     RemoteObjectMissingError,
@@ -72,13 +73,14 @@ class StateSegment(NamedTuple):
 
     Attributes:
         base_offset: the offset in the segment's name.
-        inode: the inode number of the local `.log`; a cleaned segment has a new one.
+        file_id: the number that identifies the local `.log`; a cleaned segment has a
+            new one.
         next_offset: the offset behind the last batch in ``pieces``.
         pieces: the segment's bytes, in their order.
     """
 
     base_offset: int
-    inode: int
+    file_id: int
     next_offset: int
     pieces: tuple[Piece, ...]
 
@@ -162,8 +164,8 @@ class MetadataIndex(NamedTuple):
                     topic_id,
                     partition,
                     tuple(
-                        StateSegment(base, inode, following, _pieces(rows))
-                        for base, inode, following, rows in segments
+                        StateSegment(base, number, following, _pieces(rows))
+                        for base, number, following, rows in segments
                     ),
                 )
                 for topic, topic_id, partition, segments in state
@@ -343,21 +345,21 @@ class MetadataCopy:
         """
         empty = StateLog(plan.topic, plan.topic_id, plan.partition, ())
         known = next((log for log in before.state if log[:3] == empty[:3]), empty)
-        by_inode = {(each.base_offset, each.inode): each for each in known.segments}
+        by_id = {(each.base_offset, each.file_id): each for each in known.segments}
         segments = []
-        for base, inode in plan.segments:
+        for base, number in plan.segments:
             path = segment_file(plan.directory, base, LOG_SUFFIX)
             try:
                 fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except FileNotFoundError:
                 return known  # cleaned since the plan was made: at the next one
             try:
-                if os.fstat(fd).st_ino != inode:
+                if file_id(fd) != number:
                     return known
-                segment = by_inode.get((base, inode))
+                segment = by_id.get((base, number))
                 if segment is not None and not _goes_on(fd, segment):
                     segment = None
-                segment = segment or StateSegment(base, inode, base, ())
+                segment = segment or StateSegment(base, number, base, ())
                 segments.append(self._grow(fd, segment, plan.end_offset))
             finally:
                 os.close(fd)

@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from struct import Struct
 from typing import Final
 
+from mpbroker.base.file_id import file_id
 from mpbroker.base.storage_errors import CorruptLogError, StorageError
 from mpbroker.protocol.records.batch_header import LOG_OVERHEAD, BatchHeader
 from mpbroker.protocol.records.record_batch import parse_batch_header
@@ -116,7 +117,7 @@ class CachedSegment:
             self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             raise ChunkMissingError(segment, INDEXES_ONLY) from None
-        self.inode = os.fstat(self.fd).st_ino
+        self.file_id = file_id(self.fd)
         states = CHUNK.iter_unpack(chunks[CHUNKS_HEAD.size :])
         self._there = [is_there for _, is_there in states]
 

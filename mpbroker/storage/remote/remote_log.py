@@ -54,7 +54,7 @@ class RemoteRegion(NamedTuple):
 
     Attributes:
         path: the file.
-        inode: the file's inode number.
+        file_id: the number that identifies the file.
         position: the beginning of the range, in bytes.
         length: the length of the range in bytes; 0: the first batch does not fit.
         aborted: (producer id, first offset) of the aborted transactions with records in
@@ -65,7 +65,7 @@ class RemoteRegion(NamedTuple):
     """
 
     path: str
-    inode: int
+    file_id: int
     position: int
     length: int
     aborted: dict[tuple[int, int], None]
@@ -251,7 +251,7 @@ class RemoteLog:
                         continue
                     region = RemoteRegion(
                         cached.path,
-                        cached.inode,
+                        cached.file_id,
                         position,
                         length,
                         {},

@@ -59,7 +59,8 @@ class StateLogPlan(NamedTuple):
         partition: the partition number.
         directory: the partition's directory.
         end_offset: the log below this offset is on disk.
-        segments: base offset and inode number of each `.log`, by ascending offsets.
+        segments: base offset of each `.log`, and the number that identifies the file,
+            by ascending offsets.
     """
 
     topic: str

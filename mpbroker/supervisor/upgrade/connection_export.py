@@ -70,7 +70,7 @@ class AnswerRecord(NamedTuple):
     """A response that the processor had not sent to its end; described from byte 0."""
 
     kind: int  # ResponseKind
-    # Ranges of the arena, (offset, length), and of files, (path, inode, position,
+    # Ranges of the arena, (offset, length), and of files, (path, file id, position,
     # length), in order.
     parts: list[list[int | str]]
 
@@ -211,7 +211,7 @@ def _answer(words: memoryview, arena: Segment, slot: int) -> AnswerRecord:
     elif kind == _PARTS:
         for part in read_parts(arena, offset):
             parts.append(
-                [part.path, part.inode, part.position, part.length]
+                [part.path, part.file_id, part.position, part.length]
                 if isinstance(part, FilePart)
                 else [part.offset, part.length]
             )

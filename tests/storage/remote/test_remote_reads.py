@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from mpbroker.base.file_id import file_id
 from mpbroker.base.storage_errors import RemotePendingError
 from mpbroker.ipc.layout import RowStatus
 from mpbroker.network.errors import SegmentGoneError
@@ -125,7 +126,7 @@ def read(log, offset, max_bytes=1 << 30, **options):
 def content(found):
     fd = os.open(found.segment_path, os.O_RDONLY)
     try:
-        assert os.fstat(fd).st_ino == found.segment_inode
+        assert file_id(fd) == found.segment_id
         return os.pread(fd, found.length, found.position)
     finally:
         os.close(fd)
