@@ -11,6 +11,7 @@ from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 
 _DEFAULTS: Final = {key.name: key.default for key in LOG_CONFIG_DEF}
+_NONE: Final[Mapping[str, ConfigValue]] = {}
 _ATTRIBUTES: Final = {key.name: key.attribute for key in LOG_CONFIG_DEF}
 
 # Two of the broker's settings. They are among the defaults of topics only if the first
@@ -29,9 +30,10 @@ class LogConfig:
     time that is never reached is the largest 64-bit integer.
     """
 
-    __slots__ = ("_values", "overrides", *(key.attribute for key in LOG_CONFIG_DEF))
+    __slots__ = ("_others", "overrides", *(key.attribute for key in LOG_CONFIG_DEF))
 
     overrides: Mapping[str, str]
+    _others: Mapping[str, ConfigValue]  # of the broker: REMOTE_SYSTEM, ...
     # The keys that code reads as attributes; all have one.
     cleanup_policy: tuple[str, ...]
     compression_type: str
@@ -78,7 +80,9 @@ class LogConfig:
         """
         merged = {**_DEFAULTS, **(values or {})}
         set_attribute = object.__setattr__
-        set_attribute(self, "_values", merged)
+        # There may be very many topics, and each process has the settings of all.
+        others = {name: merged[name] for name in merged.keys() - _ATTRIBUTES.keys()}
+        set_attribute(self, "_others", others or _NONE)
         set_attribute(self, "overrides", dict(overrides or {}))
         for name, attribute in _ATTRIBUTES.items():
             set_attribute(self, attribute, merged[name])
@@ -92,7 +96,10 @@ class LogConfig:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, LogConfig):
             return NotImplemented
-        return self._mapping == other._mapping and self.overrides == other.overrides
+        return self.overrides == other.overrides and all(
+            object.__getattribute__(self, each) == object.__getattribute__(other, each)
+            for each in ("_others", *_ATTRIBUTES.values())
+        )
 
     def __hash__(self) -> int:
         return hash(tuple(sorted(self.overrides.items())))
@@ -106,12 +113,11 @@ class LogConfig:
         Raises:
             KeyError: there is no such key.
         """
-        return self._mapping[name]
-
-    @property
-    def _mapping(self) -> dict[str, ConfigValue]:
-        values: dict[str, ConfigValue] = object.__getattribute__(self, "_values")
-        return values
+        attribute = _ATTRIBUTES.get(name)
+        if attribute is None:
+            return self._others[name]
+        value: ConfigValue = object.__getattribute__(self, attribute)
+        return value
 
     @classmethod
     def from_overrides(
@@ -232,7 +238,7 @@ def check_still_shared(before: LogConfig, after: LogConfig) -> None:
 
 def _check_diskless(config: LogConfig) -> None:
     """Raise ConfigError if a topic cannot have diskless.enable=true."""
-    if not config._mapping.get(CLUSTER_DATABASE):
+    if not config._others.get(CLUSTER_DATABASE):
         raise ConfigError(
             f"{DISKLESS}=true: the broker is in no cluster; set {CLUSTER_DATABASE} and"
             " diskless.storage.url, and start the broker again"
@@ -259,7 +265,7 @@ def _check_remote(config: LogConfig) -> None:
 
     Source: Kafka's LogConfig.validateRemoteStorageOnlyIfSystemEnabled and its siblings.
     """
-    if not config._mapping.get(REMOTE_SYSTEM):
+    if not config._others.get(REMOTE_SYSTEM):
         raise ConfigError(
             f"remote.storage.enable=true: the broker has {REMOTE_SYSTEM}=false; set it"
             " to true, with remote.storage.url, and start the broker again"

@@ -300,7 +300,7 @@ class TopicRegistry:
         self._budget = MetadataBudget()
         self._topics: dict[str, Topic] = {}
         self._by_id: dict[bytes, Topic] = {}
-        self._rows: list[Partition] = []
+        self._rows: list[Partition] = []  # of deleted ones: `_no_partition`
         # The rows of deleted partitions, oldest first; how many rows were ever deleted
         # up to a position; and how many of them were ever used again.
         self._deleted_rows: deque[int] = deque()
@@ -309,6 +309,7 @@ class TopicRegistry:
         self._reuses: dict[int, int] = {}  # how often a row was used again
         self._collisions: dict[str, list[str]] = {}  # names, by collision_key()
         self._set_defaults(defaults_of_broker(self._static))
+        self._no_partition = Partition(Topic("", b"", self.default_config), 0, -1)
         self._producer_ids = iter(range(0))
         self._features: FeatureLevels | None = None
         self._look_from = 0  # how many records there may be before the next snapshot
@@ -870,8 +871,7 @@ class TopicRegistry:
         import json
 
         rows = json.loads(text)
-        deleted = Topic("", b"", self.default_config)
-        self._rows = [Partition(deleted, 0, row) for row in range(rows["used"])]
+        self._rows = [self._no_partition] * rows["used"]
         self._deleted_rows = deque(rows["deleted"])
         self._ever_deleted, self._ever_reused = rows["ever"]
         self._reuses = dict(rows["reuses"])
@@ -1009,6 +1009,9 @@ class TopicRegistry:
         self._collisions[key].remove(topic.name)
         if not self._collisions[key]:
             del self._collisions[key]
+        # The topic itself must not stay in memory until its rows are used again.
+        for row in topic.partitions:
+            self._rows[row] = self._no_partition
         self._deleted_rows.extend(topic.partitions)
         self._ever_deleted += len(topic.partitions)
         if self._on_removed is not None:
@@ -1145,6 +1148,8 @@ class _Draft:
     def __init__(self, registry: TopicRegistry, spare: int) -> None:
         self._registry = registry
         self._names: set[str] = set()
+        # Thousands of topics may have the same settings, or none of their own.
+        self._configs: dict[tuple[tuple[str, str], ...], LogConfig] = {}
         self._rows = _NewRows(registry)
         self._spare = spare
         self.records: list[MetadataRecord] = []
@@ -1166,8 +1171,7 @@ class _Draft:
             )
         spare = 0 if new.name in INTERNAL_TOPICS else self._spare
         self._rows.check_room(new.num_partitions, spare)
-        config = LogConfig.from_overrides(registry._defaults, new.overrides)
-        topic = Topic(new.name, self._new_id(), config)
+        topic = Topic(new.name, self._new_id(), self._config(new.overrides))
         broker_id = registry._broker_id
         rows = [self._rows.take() for _ in range(new.num_partitions)]
         self.records += [
@@ -1184,6 +1188,14 @@ class _Draft:
         self._names.add(topic.name)
         topic.partitions.extend(row for row, _ in rows)
         return topic
+
+    def _config(self, overrides: Mapping[str, str]) -> LogConfig:
+        same = tuple(overrides.items())
+        config = self._configs.get(same)
+        if config is None:
+            config = LogConfig.from_overrides(self._registry._defaults, overrides)
+            self._configs[same] = config
+        return config
 
     def _check_name(self, name: str) -> None:
         check_topic_name(name)

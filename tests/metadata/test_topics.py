@@ -1,7 +1,9 @@
 """TopicRegistry: what may be created and changed, and that all processes agree."""
 
 import errno
+import gc
 import os
+import uuid
 
 import pytest
 from hypothesis import given
@@ -29,6 +31,7 @@ from mpbroker.metadata.topics import (
     MorePartitions,
     NewTopic,
     RegistryHooks,
+    Topic,
 )
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
@@ -83,6 +86,56 @@ def test_rows_of_deleted_topics_are_not_used_while_there_are_new_ones(tmp_path):
     assert one.partition_by_row(0) is None
     again = one.create_topic("a", 2)
     assert again.partitions == [2, 3]
+
+
+def topics_in_memory(name):
+    return [
+        each
+        for each in gc.get_objects()
+        if isinstance(each, Topic) and each.name == name
+    ]
+
+
+def test_a_deleted_topic_is_not_kept_until_its_rows_are_used_again(tmp_path):
+    one = start(tmp_path)
+    name = uuid.uuid4().hex
+    one.create_topic("before", 1)
+    one.create_topic(name, 3)
+    one.create_topic("behind", 1)
+    assert len(topics_in_memory(name)) == 1
+    one.delete_topic(name)
+    gc.collect()
+    assert topics_in_memory(name) == []
+    found = [one.partition_by_row(row) for row in range(one.row_count)]
+    assert [each and each.topic.name for each in found] == [
+        "before",
+        None,
+        None,
+        None,
+        "behind",
+    ]
+
+
+def test_topics_with_the_same_settings_are_checked_once(tmp_path, monkeypatch):
+    """All other changes of the metadata wait while a request's topics are checked."""
+    one = start(tmp_path)
+    checked = []
+    check = LogConfig.from_overrides
+
+    def noting(defaults, overrides):
+        checked.append(dict(overrides))
+        return check(defaults, overrides)
+
+    monkeypatch.setattr(LogConfig, "from_overrides", noting)
+    wrong, right = {"segment.ms": "x"}, {"segment.ms": "9"}
+    made = one.create_topics(
+        [NewTopic(f"plain-{number}", 1) for number in range(50)]
+        + [NewTopic(f"right-{number}", 1, right) for number in range(50)]
+        + [NewTopic(f"wrong-{number}", 1, wrong) for number in range(2)]
+    )
+    assert checked == [{}, right, wrong, wrong]
+    assert [each.config.segment_ms for each in made[50:100]] == [9] * 50
+    assert all(isinstance(each, ApiError) for each in made[100:])
 
 
 def test_a_topic_made_again_has_another_id_and_no_old_configs(tmp_path):

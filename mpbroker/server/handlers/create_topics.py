@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from mpbroker.base.config_def import ConfigKey
 from mpbroker.metadata.log_config import LogConfig
 from mpbroker.metadata.log_config_def import LOG_CONFIG_DEF
 from mpbroker.metadata.topics import (
@@ -78,7 +79,6 @@ def handle_create_topics(
     permit = context.mutation_permit(strict_since=6)
     if permit is not None:
         wanted = _permitted(wanted, registry, permit, results)
-    sources = broker_configs(context.broker)
     created: Sequence[Topic | ApiError]
     try:
         created = registry.create_topics(
@@ -86,12 +86,13 @@ def handle_create_topics(
         )
     except ApiError as error:  # the disk has failed, and nothing was created
         created = [error] * len(wanted)
+    described = _Described(registry.default_config, broker_configs(context.broker))
     for new, outcome in zip(wanted, created, strict=True):
         made = registry.topic(new.name) if earlier else None
         if not isinstance(outcome, ApiError):
-            results[new.name] = _success(outcome, version, sources)
+            results[new.name] = _success(outcome, version, described)
         elif made is not None and made.topic_id in earlier:
-            results[new.name] = _success(made, version, sources)
+            results[new.name] = _success(made, version, described)
         else:
             results[new.name] = _refusal(new.name, outcome)
     return CreateTopicsResponse(topics=list(results.values()))
@@ -236,9 +237,7 @@ def _refusal(name: str, error: ApiError) -> CreatableTopicResult:
     )
 
 
-def _success(
-    topic: Topic, version: int, sources: BrokerConfigs
-) -> CreatableTopicResult:
+def _success(topic: Topic, version: int, described: _Described) -> CreatableTopicResult:
     result = CreatableTopicResult(
         name=topic.name,
         topic_id=topic.topic_id,
@@ -248,25 +247,49 @@ def _success(
         replication_factor=1,
     )
     if version >= _CONFIGS_SINCE:
-        result.configs = _configs(topic.config, sources)
+        result.configs = described.configs(topic.config)
     return result
 
 
-def _configs(config: LogConfig, sources: BrokerConfigs) -> list[CreatableTopicConfigs]:
-    """Return a new topic's configs, with the sources that DescribeConfigs names."""
-    found = []
-    for key in LOG_CONFIG_DEF:
-        if key.name in config.overrides:
-            source = ConfigSource.TOPIC_CONFIG
-        else:
-            source = sources.source_of_topic_key(key.name)
-        found.append(
-            CreatableTopicConfigs(
-                name=key.name,
-                value=key.format(config.value(key.name)),
-                read_only=False,
-                config_source=source,
-                is_sensitive=False,
-            )
-        )
-    return found
+class _Described:
+    """Describes the configs of new topics, with the sources that DescribeConfigs names.
+
+    A request may create 10,000 topics, each of which has some 40 configs. So they share
+    the entries of configs that they do not set.
+
+    Args:
+        defaults: the configs of topics that set none.
+        sources: the broker's configs.
+    """
+
+    def __init__(self, defaults: LogConfig, sources: BrokerConfigs) -> None:
+        self._defaults = defaults
+        self._sources = sources
+        self._entries: dict[str, CreatableTopicConfigs] = {}
+
+    def configs(self, config: LogConfig) -> list[CreatableTopicConfigs]:
+        """Return the entries of one topic."""
+        if not self._entries:
+            self._entries = {
+                key.name: _entry(
+                    key, self._defaults, self._sources.source_of_topic_key(key.name)
+                )
+                for key in LOG_CONFIG_DEF
+            }
+        own = {
+            name: _entry(LOG_CONFIG_DEF.key(name), config, ConfigSource.TOPIC_CONFIG)
+            for name in config.overrides
+        }
+        return list((self._entries | own).values())
+
+
+def _entry(
+    key: ConfigKey, config: LogConfig, source: ConfigSource
+) -> CreatableTopicConfigs:
+    return CreatableTopicConfigs(
+        name=key.name,
+        value=key.format(config.value(key.name)),
+        read_only=False,
+        config_source=source,
+        is_sensitive=False,
+    )

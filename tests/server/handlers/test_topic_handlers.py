@@ -1,5 +1,7 @@
 """Creating, growing, emptying and deleting topics, as clients see it."""
 
+import operator
+
 import pytest
 
 from mpbroker.protocol.config_source import ConfigSource
@@ -74,6 +76,29 @@ def test_a_created_topic_is_answered_with_its_id_and_configs(registry):
         1,
     )
     assert configs["retention.ms"].config_source == 5
+
+
+def test_topics_of_a_request_share_the_entries_of_configs_that_they_do_not_set(
+    registry,
+):
+    """10,000 topics have 400,000 entries."""
+    configs = [("retention.ms", "1"), ("segment.ms", "2")]
+    request = create.CreateTopicsRequest(
+        topics=[
+            new_topic("plain"),
+            new_topic("own", configs=configs),
+            new_topic("other"),
+        ]
+    )
+    answer = handle_create_topics(request, context(registry, version=7))
+    plain, own, other = (each.configs for each in answer.topics)
+    assert all(map(operator.is_, plain, other))
+    differing = [
+        (mine.name, mine.value)
+        for mine, others in zip(own, plain, strict=True)
+        if mine is not others
+    ]
+    assert sorted(differing) == configs
 
 
 def test_a_created_topic_names_the_sources_that_describe_configs_names(registry):
