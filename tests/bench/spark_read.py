@@ -1,8 +1,9 @@
 """Rows a second into Spark: ours, and Spark's own connector where it can be had.
 
-    scripts/bench spark [--rows 1000000] [--rounds 5] [--cold 5]
+    scripts/bench spark [--rows 1000000] [--rounds 5] [--cold 5] [--batch 10000]
 
-Four partitions, 100 B a record, local[2]. Batch: count, sum of lengths and of offsets,
+Four partitions, 100 B a record, local[2]. Producers send 9,000 records or so in a
+batch, or as few as --batch says. Batch: count, sum of lengths and of offsets,
 so that every value is looked at and the count is proved. Stream: micro-batches of
 rows / 4 into memory nobody reads (noop), the first one left out, since it starts the
 Python workers. "Overhead" is what a trigger takes besides its batch: asking for
@@ -64,7 +65,7 @@ CONNECTOR: Final = "kafka"
 SEGMENTS: Final = "segments"
 
 
-def fill(bootstrap: str, rows: int) -> None:
+def fill(bootstrap: str, rows: int, batch_records: int) -> None:
     from confluent_kafka import Producer
     from confluent_kafka.admin import AdminClient, NewTopic
 
@@ -75,6 +76,7 @@ def fill(bootstrap: str, rows: int) -> None:
             "bootstrap.servers": bootstrap,
             "linger.ms": 50,
             "batch.size": 1_000_000,
+            "batch.num.messages": batch_records,
             "queue.buffering.max.messages": 1_000_000,
         }
     )
@@ -251,6 +253,9 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cold", type=int, default=5, help="rounds of first queries")
+    parser.add_argument(
+        "--batch", type=int, default=10_000, help="most records of a producer's batch"
+    )
     # What `cold` starts.
     for name in ("--cold-query", "--bootstrap", "--jars"):
         parser.add_argument(name, help=argparse.SUPPRESS)
@@ -301,7 +306,7 @@ def measure(figures: Figures, arguments: argparse.Namespace, jars: str) -> None:
         tempfile.TemporaryDirectory(prefix="mpbroker-bench-") as scratch,
         Broker(Path(scratch) / "data") as broker,
     ):
-        fill(broker.bootstrap, rows)
+        fill(broker.bootstrap, rows, arguments.batch)
         compared = [each for each in figures.kinds if each in (OURS, CONNECTOR)]
         for number in range(arguments.cold):
             told("cold", number)

@@ -230,18 +230,19 @@ read_columns(PyObject *module, PyObject *args)
     part *parts = PyMem_Calloc(n ? (size_t)n : 1, sizeof *parts);
     if (parts == NULL)
         return PyErr_NoMemory();
-    /* Nothing below runs Python code that could shorten the list; but a buffer of a
-     * strange object could, so its size is looked at each time. */
+    /* A strange object's conversion may run Python code, and shorten the list. */
     for (; held < n && held < PyList_GET_SIZE(given); held++) {
         part *p = &parts[held];
-        PyObject *fields = PyList_GET_ITEM(given, held);
-        if (!PyTuple_Check(fields)) {
+        PyObject *fields = Py_NewRef(PyList_GET_ITEM(given, held));
+        int is_read = 0;
+        if (!PyTuple_Check(fields))
             PyErr_SetString(PyExc_TypeError, "a part is a tuple");
-            goto done;
-        }
-        if (!PyArg_ParseTuple(fields, "y*LLLLp", &p->payload, &p->count,
-                              &p->first_delta, &p->base_offset, &p->base_timestamp,
-                              &p->appended))
+        else
+            is_read = PyArg_ParseTuple(fields, "y*LLLLp", &p->payload, &p->count,
+                                       &p->first_delta, &p->base_offset,
+                                       &p->base_timestamp, &p->appended);
+        Py_DECREF(fields);
+        if (!is_read)
             goto done;
     }
     for (Py_ssize_t index = 0; index < held; index++) {
