@@ -175,9 +175,7 @@ class CoordinatorProcess:
         )
         self._logs = CoordinatorLogs(state, syncs.grown)
         self._loading = LogLoading(self._logs, state, clock.now_ms)
-        self._repeated = RepeatedCalls(
-            words, port.channel, self._out, quotas, authorization
-        )
+        self._repeated = RepeatedCalls(words, port.channel, quotas, authorization)
         self._writer = RecordWriter(
             self._out,
             self._logs,
@@ -380,7 +378,7 @@ class CoordinatorProcess:
 
     def _execute(self, slot: int) -> None:
         received = self._channel.request(slot)
-        if self._repeated.repeat(received, self._clock.now_ms()):
+        if self._repeated.repeat(*received[:3], self._clock.now_ms()):
             self._waiting.executed(slot, None)
             return
         request = self._dispatcher.parse(*received)

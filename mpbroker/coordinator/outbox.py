@@ -22,16 +22,13 @@ from mpbroker.protocol.fields import Struct
 from mpbroker.protocol.message import Message
 
 if TYPE_CHECKING:
-    from mpbroker.coordinator.commit_layout import CommitNumbers
-    from mpbroker.protocol.messages.offset_commit import OffsetCommitRequest
     from mpbroker.server.authorization.authorization import Access
 
+# Executes a request at a time in ms, except for its answer. False: the request is to be
+# executed as any other, because its answer may be another one by now.
+Again = Callable[[int], bool]
+
 NOW: Final = ()
-# Executes a request that equals an earlier one, except for its answer. The arguments
-# are the numbers in which it differs, and the time in ms. Returns the logs that must be
-# on disk before the earlier answer is given again; None: execute the request as any
-# other, because its answer may be another one by now.
-Again = Callable[["CommitNumbers", int], "tuple[int, ...] | None"]
 _APPENDED: Final = 1 << 40  # far from any log's number
 _SHARE_LOGS: Final = 1 << 32
 
@@ -96,7 +93,6 @@ class Call:
         "amend",
         "answered",
         "client_id",
-        "commit",
         "end_wait",
         "is_older",
         "request",
@@ -123,10 +119,8 @@ class Call:
         # Adds the parts of the request that the authorizer has refused to the answer.
         self.amend = amend
         self.answered = False
-        # Executes equal requests that get the same answer; and the request, decoded, if
-        # they may have other numbers. See repeated_calls.py.
+        # Executes an equal request to which the same answer is given: repeated_calls.py
         self.again: Again | None = None
-        self.commit: OffsetCommitRequest | None = None
         # Answers the call with the present results, if it must not wait any longer.
         self.end_wait: Callable[[], None] | None = None
 
@@ -139,37 +133,11 @@ class Call:
         return host
 
 
-class EncodedResponse:
-    """A response that was encoded before, and is decoded only to be refused.
-
-    Attributes:
-        body: the encoded response.
-
-    Args:
-        response: the class of the response.
-        version: its version.
-    """
-
-    __slots__ = ("_response", "_version", "body")
-
-    def __init__(self, response: type[Message], version: int, body: bytes) -> None:
-        self._response = response
-        self._version = version
-        self.body = body
-
-    def refuse(self, error_code: ErrorCode) -> bool:
-        """Replace the error code NONE, as `Answer.refuse` does."""
-        response = self._response.decode(self._version, self.body)
-        is_told = _refuse_rows(response, error_code)
-        self.body = response.encode(self._version)
-        return is_told
-
-
 class Answer(NamedTuple):
     """Holds a response, and the logs that must be on disk before it is sent."""
 
     call: Call
-    response: Message | EncodedResponse
+    response: Message
     after: tuple[int, ...]  # logs, or appended_to them
 
     def refuse(self, error_code: ErrorCode) -> bool:
@@ -179,10 +147,7 @@ class Answer(NamedTuple):
             False if it has none to replace: the client cannot learn of the error from
             this response.
         """
-        response = self.response
-        if isinstance(response, EncodedResponse):
-            return response.refuse(error_code)
-        return _refuse_rows(response, error_code)
+        return _refuse_rows(self.response, error_code)
 
 
 class Step(NamedTuple):
@@ -309,10 +274,7 @@ class Outbox:
         self.markers.append(markers)
 
     def answer(
-        self,
-        call: Call,
-        response: Message | EncodedResponse,
-        after: tuple[int, ...] = NOW,
+        self, call: Call, response: Message, after: tuple[int, ...] = NOW
     ) -> None:
         """Answer a request once all records written to these logs are on disk."""
         if call.answered:

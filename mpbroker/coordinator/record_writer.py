@@ -23,13 +23,7 @@ from mpbroker.base.logger import get_logger
 from mpbroker.base.named_tuple import NamedTuple
 from mpbroker.coordinator.coordinator_logs import CoordinatorLogs
 from mpbroker.coordinator.durability import Awaited, Durability
-from mpbroker.coordinator.outbox import (
-    Answer,
-    EncodedResponse,
-    Markers,
-    Outbox,
-    Step,
-)
+from mpbroker.coordinator.outbox import Answer, Markers, Outbox, Step
 from mpbroker.coordinator.repeated_calls import RepeatedCalls
 from mpbroker.coordinator.transactions.transaction_markers import MarkerWriter
 from mpbroker.coordinator.written_log import WrittenLog
@@ -86,22 +80,17 @@ class Replies:
         self._refusal = refusal
 
     def send(self, answer: Answer) -> None:
-        call, response = answer.call, answer.response
-        request: Request = call.request
+        request: Request = answer.call.request
         try:
-            if isinstance(response, EncodedResponse):
-                frame = request.frame(with_throttle(request, response.body))
-                self._channel.send_bytes(request.slot, frame)
-                return
-            if call.amend is not None:
-                call.amend(response)
-            if response.api_key is ApiKey.SHARE_FETCH:
+            if answer.call.amend is not None:
+                answer.call.amend(answer.response)
+            if answer.response.api_key is ApiKey.SHARE_FETCH:
                 self._send_in_parts(answer, request)
                 return
-            body = response.encode(request.api_version)
+            body = answer.response.encode(request.api_version)
             frame = request.frame(with_throttle(request, body))
-            if call.again is not None:
-                self._repeated.keep(call, type(response), frame)
+            if answer.call.again is not None:
+                self._repeated.keep(answer.call, frame)
             self._channel.send_bytes(request.slot, frame)
         except (ProtocolError, OverflowError):
             # A bug of ours, or the answer is larger than the memory for all answers.

@@ -7,15 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from unittest.mock import MagicMock
 
-from mpbroker.coordinator.commit_layout import (
-    CommitLayout,
-    CommitNumbers,
-    layout_of,
-)
 from mpbroker.coordinator.context import CoordinatorContext
 from mpbroker.coordinator.groups.group_coordinator import GroupCoordinator
 from mpbroker.coordinator.groups.group_records import read_record
-from mpbroker.coordinator.outbox import NOW, Again, Call, Outbox
+from mpbroker.coordinator.outbox import Again, Call, Outbox
 from mpbroker.coordinator.timers import Timers
 from mpbroker.ipc.tables.member_sessions import MEMBER_SESSION_WORDS, MemberSessions
 from mpbroker.protocol.message import Message
@@ -126,8 +121,7 @@ class Rig:
 
     def _start(self) -> None:
         self.repeated = 0  # requests that were executed by Call.again, too
-        self._again: dict[object, tuple[Again, bytes]] = {}
-        self._layouts: dict[object, CommitLayout] = {}
+        self._again: dict[tuple[str, bytes, int, str], tuple[Again, bytes]] = {}
         self.out = Outbox()
         self.timers = Timers()
         self.coordinator = GroupCoordinator(
@@ -174,9 +168,8 @@ class Rig:
     ) -> Call:
         """Send a request; ``answer(call)`` returns its answer, once there is one.
 
-        If an equal one left a function in ``Call.again``, call that before. If it has
-        executed the request, both must write the same, and the answer be the earlier
-        one.
+        If an equal one left a function in ``Call.again``, call that before. If it
+        returns True, the answer must be the earlier one, and nothing is written.
 
         Args:
             parked_ms: how long a coordinator that was killed had parked it.
@@ -186,47 +179,22 @@ class Rig:
         call.waited_ms, call.is_older = parked_ms, parked_ms > 0
         # Through bytes, as it would come: what a version lacks is not there.
         encoded = request.encode(version)
-        frame = bytes(8) + encoded
-        commits = name, version, client, len(frame)
+        key = name, encoded, version, client
+        again, earlier = self._again.pop(key, (None, b""))
         self.collect()
-        after, earlier = self._execute_again(commits, frame)
-        written = self.out.take_records()
+        is_repeated = again is not None and again(self.now_ms)
         assert not self.out
+        before = len(self.log)
         decoded = type(request).decode(version, encoded)
         getattr(self.coordinator, name)(call, decoded, self.now_ms)
-        if after is not None:
-            self.repeated += 1
-            assert self.out.records == written
-            assert after in (NOW, self.out.answers[-1].after)
         self.collect()
-        if after is not None:
+        if is_repeated:
+            self.repeated += 1
             assert self.answer(call).encode(version) == earlier
+            assert len(self.log) == before
         if call.again is not None:
-            if call.commit is not None:
-                layout = layout_of(frame, call.commit, version)
-                assert layout is not None
-                self._layouts[commits] = layout
-            answer = self.answer(call).encode(version)
-            key, _ = self._split(commits, frame)
-            self._again[key] = call.again, answer
+            self._again[key] = call.again, self.answer(call).encode(version)
         return call
-
-    def _execute_again(
-        self, commits: tuple[str, int, str, int], frame: bytes
-    ) -> tuple[tuple[int, ...] | None, bytes]:
-        """Execute a request as `RepeatedCalls` does; return logs and answer."""
-        key, numbers = self._split(commits, frame)
-        again, earlier = self._again.pop(key, (None, b""))
-        return again and again(numbers, self.now_ms), earlier
-
-    def _split(
-        self, commits: tuple[str, int, str, int], frame: bytes
-    ) -> tuple[object, CommitNumbers]:
-        layout = self._layouts.get(commits)
-        if layout is None:
-            return (commits, frame), CommitNumbers((), ())
-        fixed, numbers = layout.read(frame)
-        return (commits, fixed), numbers
 
     def ask(self, name: str, request: Message, version: int, client: str = "c") -> Any:
         """Send a request that is answered at once; return the answer."""
@@ -238,7 +206,6 @@ class Rig:
         for answer in self.out.take_answers():
             assert answer.call.request is None, "answered twice"
             response = answer.response
-            assert isinstance(response, Message)
             version = answer.call.version
             answer.call.request = type(response).decode(
                 version, response.encode(version)

@@ -18,7 +18,6 @@ from typing import Final
 
 from mpbroker.base.java_hash import java_hash
 from mpbroker.base.java_text import is_blank
-from mpbroker.coordinator.commit_layout import CommitNumbers
 from mpbroker.coordinator.context import CoordinatorContext
 from mpbroker.coordinator.groups.classic_group import ClassicGroup, ClassicGroupState
 from mpbroker.coordinator.groups.classic_protocol import (
@@ -328,28 +327,24 @@ class GroupCoordinator:
             self._out.answer(call, HeartbeatResponse(error_code=code))
 
     def _may_repeat(self, call: Call, again: Again) -> None:
-        """Let a function execute equal requests, which get the same answer.
+        """Let equal requests be answered equally as long as a function returns True.
 
         Not in a cluster, whose node may lose a group without a record.
         """
         if not self._is_sharded:
             call.again = again
 
-    def _beat_again(
-        self, request: HeartbeatRequest, numbers: object, now_ms: int
-    ) -> tuple[int, ...] | None:
-        """Execute a heartbeat of a classic group; None if its answer is not NONE."""
+    def _beat_again(self, request: HeartbeatRequest, now_ms: int) -> bool:
+        """Execute a heartbeat of a classic group; False if its answer is not NONE."""
         group = self._groups.get(request.group_id)
         try:
             self.check_group(request.group_id)
-            if (
+            return (
                 isinstance(group, ClassicGroup)
                 and self._classic.beat(group, request, now_ms) is ErrorCode.NONE
-            ):
-                return NOW
+            )
         except ApiError:
-            pass
-        return None
+            return False
 
     def leave_group(self, call: Call, request: LeaveGroupRequest, now_ms: int) -> None:
         try:
@@ -422,20 +417,17 @@ class GroupCoordinator:
         self,
         request: ConsumerGroupHeartbeatRequest,
         client: tuple[str, str],
-        numbers: object,
         now_ms: int,
-    ) -> tuple[int, ...] | None:
-        """Execute a heartbeat without news; None if it may have another answer."""
+    ) -> bool:
+        """Execute a heartbeat without news; False if it may have another answer."""
         group = self._groups.get(request.group_id)
         try:
             self.check_group(request.group_id)
-            if isinstance(group, ConsumerGroup) and self._consumer.beat_again(
+            return isinstance(group, ConsumerGroup) and self._consumer.beat_again(
                 group, request, client, now_ms
-            ):
-                return NOW
+            )
         except ApiError:
-            pass
-        return None
+            return False
 
     def _consumer_group(
         self, request: ConsumerGroupHeartbeatRequest, now_ms: int
@@ -601,7 +593,7 @@ class GroupCoordinator:
         group_id = request.group_id
         try:
             self.check_group(group_id, empty_id=True)
-            self._validate_commit(call.version, request, now_ms)
+            self._validate_commit(call, request, now_ms)
         except ApiError as error:
             answer = refused_commit(
                 request, call.version, error.error_code, self._topics
@@ -611,36 +603,9 @@ class GroupCoordinator:
         topics, wrote = self.offsets.commit(group_id, request, call.version, now_ms)
         after = (self.partition_for(group_id),) if wrote else NOW
         self._out.answer(call, OffsetCommitResponse(topics=topics), after)
-        if wrote and not any(
-            part.error_code for row in topics for part in row.partitions
-        ):
-            call.commit = request
-            version = self._topics.version()
-            again = partial(self._commit_again, request, call.version, version)
-            self._may_repeat(call, again)
-
-    def _commit_again(
-        self,
-        request: OffsetCommitRequest,
-        version: int,
-        topics_version: int,
-        numbers: CommitNumbers,
-        now_ms: int,
-    ) -> tuple[int, ...] | None:
-        """Commit other offsets of the partitions of a request that was valid."""
-        group_id = request.group_id
-        if self._topics.version() != topics_version:
-            return None
-        try:
-            self.check_group(group_id, empty_id=True)
-            self._validate_commit(version, request, now_ms)
-        except ApiError:
-            return None
-        self.offsets.commit_again(request, version, numbers, now_ms)
-        return (self.partition_for(group_id),)
 
     def _validate_commit(
-        self, version: int, request: OffsetCommitRequest, now_ms: int
+        self, call: Call, request: OffsetCommitRequest, now_ms: int
     ) -> None:
         group_id, generation = request.group_id, request.generation_id_or_member_epoch
         if group_id in self._shares:
@@ -649,13 +614,13 @@ class GroupCoordinator:
         if group is None:
             if generation >= 0:
                 code = ErrorCode.ILLEGAL_GENERATION
-                if version >= _GROUP_ID_NOT_FOUND_SINCE:
+                if call.version >= _GROUP_ID_NOT_FOUND_SINCE:
                     code = ErrorCode.GROUP_ID_NOT_FOUND
                 raise ApiError(code)
             # Without group management: a group that only has committed offsets.
             self._groups[group_id] = ClassicGroup(group_id, now_ms)
             return
-        by_id = version >= _TOPIC_IDS_SINCE
+        by_id = call.version >= _TOPIC_IDS_SINCE
         if isinstance(group, ConsumerGroup):
             held = (
                 (
@@ -665,7 +630,9 @@ class GroupCoordinator:
                 for row in request.topics
                 for part in row.partitions
             )
-            group.validate_offset_commit(request.member_id, generation, version, held)
+            group.validate_offset_commit(
+                request.member_id, generation, call.version, held
+            )
             return
         if isinstance(group, StreamsGroup):
             partitions = (
@@ -678,7 +645,7 @@ class GroupCoordinator:
                 for part in row.partitions
             )
             group.validate_offset_commit(
-                request.member_id, generation, version, partitions
+                request.member_id, generation, call.version, partitions
             )
             return
         group.validate_offset_commit(
@@ -793,21 +760,21 @@ class GroupCoordinator:
         member_id: str | None,
         member_epoch: int,
         version: tuple[int, int],
-        numbers: object,
         now_ms: int,
-    ) -> tuple[int, ...] | None:
-        """Return NOW if a member's OffsetFetch has the answer of this version."""
+    ) -> bool:
+        """Return whether a member's OffsetFetch has the answer of this version."""
         group, offsets = self._groups.get(group_id), self.offsets.offsets(group_id)
         try:
             self.check_group(group_id, empty_id=True)
             if isinstance(group, (ConsumerGroup, StreamsGroup)):
                 group.validate_offset_fetch(member_id, member_epoch)
         except ApiError:
-            return None
-        if group is None or offsets is None:
-            return None
-        is_same = (self._topics.version(), offsets.version) == version
-        return NOW if is_same else None
+            return False
+        return (
+            group is not None
+            and offsets is not None
+            and (self._topics.version(), offsets.version) == version
+        )
 
     def offset_delete(
         self, call: Call, request: OffsetDeleteRequest, now_ms: int

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from mpbroker.coordinator.commit_layout import CommitNumbers
 from mpbroker.coordinator.context import CoordinatorContext
 from mpbroker.coordinator.groups.classic_group import ClassicGroup, ClassicGroupState
 from mpbroker.coordinator.groups.consumer_group import ConsumerGroup
@@ -80,7 +79,9 @@ class OffsetMetadataManager:
         Returns:
             The topics of the answer, and whether a record was written.
         """
-        expires = _expiry_time(request, now_ms)
+        expires = -1
+        if request.retention_time_ms >= 0:
+            expires = now_ms + request.retention_time_ms
         answers = []
         wrote = False
         for row in request.topics:
@@ -119,34 +120,6 @@ class OffsetMetadataManager:
                 )
             )
         return answers, wrote
-
-    def commit_again(
-        self,
-        request: OffsetCommitRequest,
-        version: int,
-        numbers: CommitNumbers,
-        now_ms: int,
-    ) -> None:
-        """Commit other offsets of the partitions of a request that was valid.
-
-        The topics have not changed since then.
-
-        Args:
-            version: the API version of the request.
-            numbers: the offsets, and their leader epochs.
-        """
-        group_id, expires = request.group_id, _expiry_time(request, now_ms)
-        pairs = zip(numbers.offsets, numbers.leader_epochs, strict=True)
-        for row in request.topics:
-            name: str | None = row.name
-            if version >= _TOPIC_IDS_SINCE:
-                name = self._topics.topic_name(row.topic_id)
-            assert name is not None
-            for part in row.partitions:
-                offset, epoch = next(pairs)
-                metadata = part.committed_metadata or ""
-                committed = OffsetAndMetadata(offset, epoch, metadata, now_ms, expires)
-                self.put(group_id, name, part.partition_index, committed)
 
     def judge(self, partition: int, count: int, metadata: str) -> ErrorCode:
         """Return the error code for an offset to commit; NONE if it is valid.
@@ -410,12 +383,6 @@ class OffsetMetadataManager:
             groups.discard(group_id)
             if not groups:
                 del self._groups_of_producer[producer_id]
-
-
-def _expiry_time(request: OffsetCommitRequest, now_ms: int) -> int:
-    """Return when the offsets of a request expire; -1: the broker's setting decides."""
-    kept_ms = request.retention_time_ms
-    return now_ms + kept_ms if kept_ms >= 0 else -1
 
 
 def no_offset(
