@@ -289,6 +289,7 @@ def build_package(staged, output):
         timeout=INSTALL_TIMEOUT_S,
         env={
             **os.environ,
+            "BUILD_PYTHON": sys.executable,  # what is staged has no dependencies
             "SOURCE_DATE_EPOCH": "1700000000",
             "DPKG_DEB_COMPRESSOR_LEVEL": "0",  # a package is small in half a minute
         },
