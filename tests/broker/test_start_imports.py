@@ -20,7 +20,8 @@ import pytest
 # fork, each has for itself.
 BEFORE_THE_FORK = """
     base.config_def base.directories base.distribution base.errors base.exit_status
-    base.logger base.named_tuple base.storage_errors broker.authorizer_setup
+    base.file_id base.logger base.named_tuple base.storage_errors
+    broker.authorizer_setup
     broker.broker broker.handler_role broker.process_parts broker.roles broker.serving
     broker.start_errors cli.exit_codes cli.serve
     config.broker_config config.broker_key config.consistency config.cores

@@ -23,7 +23,7 @@ part = st.one_of(
     st.builds(
         FilePart,
         path=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30),
-        inode=st.integers(1, 2**62),
+        file_id=st.integers(1, 2**62),
         position=st.integers(0, 2**40),
         length=st.integers(1, 2**31),
     ),
