@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from mpbroker.base.file_id import file_id
 from mpbroker.base.storage_errors import LogDirectoryError, RemoteStorageError
 from mpbroker.cli.remote import restore as restoring
 from mpbroker.cli.remote.restore import RestoreError, restore
@@ -127,13 +128,15 @@ class Machine:
         path = directory / f"{0:020}.log"
         content, end = batches(*built)
         path.write_bytes(content)
+        with path.open("rb") as segment:
+            number = file_id(segment.fileno())
         state = StateLogPlan(
             "__consumer_offsets",
             _OFFSETS,
             0,
             str(directory),
             end,
-            ((0, path.stat().st_ino),),
+            ((0, number),),
         )
         ids = frozenset({_TIERED, _PLAIN, _OFFSETS})
         copy = MetadataCopy(self.store, str(self.home), "cluster", 1)
