@@ -177,19 +177,29 @@ def fill(path: Path) -> None:
             assert error.errno == errno.ENOSPC
 
 
+def data_plane(broker: Broker) -> set[int]:
+    """Return the process ids of a broker's handlers and processors."""
+    titles = {pid: title_of(pid) for pid in broker.processes()}
+    return {
+        pid
+        for pid, title in titles.items()
+        if "request-handler" in title or "network-thread" in title
+    }
+
+
 def test_a_full_dev_shm_is_not_noticed(small_shm: Broker) -> None:
     with small_shm as broker, wire.Connection(address_of(broker)) as connection:
         filler = Path(f"/proc/{broker.pid}/root/dev/shm/filler")
         fill(filler)
         connection.create_topic(TOPIC)
-        before = broker.processes().keys()
-        for pid in before:
-            if "request-handler" in title_of(pid) or "network-thread" in title_of(pid):
-                os.kill(pid, signal.SIGKILL)
+        killed = data_plane(broker)
+        assert len(killed) >= 3
+        for pid in killed:
+            os.kill(pid, signal.SIGKILL)
 
         def replaced() -> bool:
-            now = broker.processes().keys()
-            return len(now) == len(before) and len(now - before) >= 3
+            now = data_plane(broker)
+            return len(now) == len(killed) and not now & killed
 
         wait_until("all are replaced", replaced)
         assert produce(connection, b"a") == (wire.ERROR_NONE, 0)
