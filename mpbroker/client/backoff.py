@@ -1,9 +1,17 @@
-"""Backoff: the wait before the next attempt, which grows with the failures."""
+"""How long a client waits: longer with each failure, not at all once interrupted."""
 
 from __future__ import annotations
 
 import random
-from typing import NamedTuple
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import NamedTuple, TypeAlias
+
+# What contextlib.ExitStack.push takes.
+ExitStep: TypeAlias = Callable[
+    [type[BaseException] | None, BaseException | None, TracebackType | None], None
+]
 
 
 class Backoff(NamedTuple):
@@ -33,3 +41,24 @@ class Backoff(NamedTuple):
         grown = self.initial_ms * self.multiplier ** min(failures, 60)
         factor = 1 + rng.uniform(-self.jitter, self.jitter)
         return min(grown, self.max_ms) * factor
+
+
+def hurry_if_interrupted(end_by: Callable[[float], None]) -> ExitStep:
+    """Return a step to push on an ExitStack between the steps that close a client.
+
+    An interrupt, such as KeyboardInterrupt, is no Exception. After one the steps that
+    follow are done, and wait for no broker.
+
+    Args:
+        end_by: sets the time (monotonic, in seconds) at which the client's waits end.
+    """
+
+    def hurry(
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if exc_type is not None and not issubclass(exc_type, Exception):
+            end_by(time.monotonic())
+
+    return hurry

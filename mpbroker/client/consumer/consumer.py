@@ -25,6 +25,7 @@ from typing import Final, Self
 
 from mpbroker.base.config_def import ConfigError
 from mpbroker.client.admin.topic_admin import EARLIEST, LATEST
+from mpbroker.client.backoff import hurry_if_interrupted
 from mpbroker.client.client_request import NetworkCounts
 from mpbroker.client.cluster import Cluster, TopicPartition
 from mpbroker.client.code_settings import CONSUMER_CODE, take_code
@@ -755,6 +756,7 @@ class Consumer:
         if not self._ownership.close():
             return
         self._end_by(time.monotonic() + timeout)
+        hurry = hurry_if_interrupted(self._end_by)
         with ExitStack() as stack:
             # Leave the group whatever fails before. The heartbeats of a member that has
             # not left would keep its partitions from others for ever.
@@ -762,11 +764,11 @@ class Consumer:
             if self._telemetry is not None and timeout > 0:
                 stack.callback(self._telemetry.push_last, self._cluster.poll)
             if self._member is not None:
-                stack.push(self._hurry)
+                stack.push(hurry)
                 stack.callback(self._member.close)
-            stack.push(self._hurry)
+            stack.push(hurry)
             stack.callback(self._async_commits.close)
-            stack.push(self._hurry)
+            stack.push(hurry)
             self._auto_commit(now=True)
             if self._topics:
                 self._revoke(self._assigned)
@@ -775,16 +777,6 @@ class Consumer:
         self._cluster.end_by(end_s)
         if self._member is not None:
             self._member.end_by(end_s)
-
-    def _hurry(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Let the rest of `close` wait for nothing if the user has interrupted it."""
-        if exc_type is not None and not issubclass(exc_type, Exception):
-            self._end_by(time.monotonic())
 
     def __enter__(self) -> Self:
         return self

@@ -35,6 +35,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from mpbroker.base.errors import MpbrokerError
+from mpbroker.client.backoff import hurry_if_interrupted
 from mpbroker.client.cluster import Cluster, TopicPartition
 from mpbroker.client.consumer.consumer_record import ConsumerRecord
 from mpbroker.client.errors import (
@@ -441,25 +442,16 @@ class ShareConsumer:
             return
         self._wakeup.clear()
         self._end_by(time.monotonic() + timeout)
+        hurry = hurry_if_interrupted(self._end_by)
         with ExitStack() as stack:
             stack.callback(self._cluster.close)
             stack.callback(self._member.close)
-            stack.push(self._hurry)
+            stack.push(hurry)
             self._give_back(min(timeout, self._cluster.timeout_s))
 
     def _end_by(self, end_s: float) -> None:
         self._cluster.end_by(end_s)
         self._member.end_by(end_s)
-
-    def _hurry(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Let the rest of `close` wait for nothing if the user has interrupted it."""
-        if exc_type is not None and not issubclass(exc_type, Exception):
-            self._end_by(time.monotonic())
 
     def __enter__(self) -> Self:
         return self

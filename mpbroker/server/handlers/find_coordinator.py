@@ -54,8 +54,7 @@ def handle_find_coordinator(
     """Answer each key with its node, or with an error.
 
     A request before version 4 has only one key. A key that comes twice is answered
-    once. Key types other than group, transaction
-    and share-partition are refused.
+    once. Key types other than group, transaction and share-partition are refused.
     """
     is_batched = context.version >= _BATCHED_SINCE
     keys = request.coordinator_keys if is_batched else [request.key]
