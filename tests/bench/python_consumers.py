@@ -15,8 +15,9 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Final, NamedTuple
 
+from mpbroker.client.cluster import TopicPartition
 from mpbroker.client.consumer.consumer import Consumer
-from mpbroker.protocol.records.record_columns import read_columns
+from mpbroker.protocol.records.record_columns import encoded_records
 from tests.bench import wire
 from tests.bench.brokers import Broker
 from tests.bench.cases import Case, Context
@@ -55,7 +56,7 @@ def _poll(work: Work) -> int:
 
 
 def _batches(work: Work) -> int:
-    from mpbroker.spark.arrow import record_batch
+    from mpbroker.spark.arrow import record_batches
 
     read = 0
     with Consumer(
@@ -63,15 +64,13 @@ def _batches(work: Work) -> int:
     ) as consumer:
         consumer.assign([(work.topic, 0)])
         while read < work.count:
-            for batch in consumer.poll_batches(timeout_ms=1000):
-                header = batch.header
-                columns = read_columns(
-                    header, batch.data, batch.first_offset, with_headers=False
-                )
-                rows = columns.rows
-                read += record_batch(
-                    columns, work.topic, 0, header.timestamp_type, rows
-                ).num_rows
+            encoded = (
+                encoded_records(each.header, each.data, each.first_offset)
+                for each in consumer.poll_batches(timeout_ms=1000)
+            )
+            place = TopicPartition(work.topic, 0)
+            for rows in record_batches(encoded, place, with_headers=False):
+                read += rows.num_rows
     return read
 
 
