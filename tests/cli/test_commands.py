@@ -58,6 +58,8 @@ def test_every_option_says_what_it_does_and_every_command_in_a_line(path, comman
         (["topic", "lst"], "list"),
         (["pipeline", "rnu"], "run"),
         (["cluster", "stats"], "status"),
+        (["doctor"], "ctl doctor"),
+        (["stop"], "ctl stop"),
         (["zzz"], None),
     ],
 )
@@ -67,6 +69,29 @@ def test_a_mistyped_command_is_told_the_nearest_one(mpbroker, typed, meant):
     assert f"No such command '{typed[-1]}'." in result.err
     assert ("Did you mean" in result.err) == (meant is not None)
     assert meant is None or f"Did you mean '{meant}'?" in result.err
+
+
+def test_a_command_of_several_groups_is_told_with_all_of_them(mpbroker):
+    result = mpbroker("status")
+    assert result.code == ExitCode.USAGE
+    assert "Did you mean 'cluster status' or 'ctl status'" in result.err
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        (["ctl", "--data-dir", "x", "status"], "mpbroker ctl COMMAND --data-dir"),
+        (["ctl", "--handlers=3", "resize"], "mpbroker ctl COMMAND --handlers"),
+        (["topic", "-b", "localhost:9092", "list"], "mpbroker topic COMMAND -b"),
+        (["ctl", "--zzz", "status"], None),
+    ],
+)
+def test_an_option_before_its_command_is_told_its_place(mpbroker, typed, hint):
+    result = mpbroker(*typed)
+    assert result.code == ExitCode.USAGE
+    assert "No such option" in result.err
+    assert ("It comes after the command" in result.err) == (hint is not None)
+    assert hint is None or hint in result.err
 
 
 def test_every_group_of_commands_knows_the_nearest_one():
