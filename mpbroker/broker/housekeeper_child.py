@@ -121,6 +121,7 @@ class HousekeeperChild(ABC):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             if os.getppid() != parent:
                 os._exit(0)  # the housekeeper died before prctl() took effect
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # for stop()
             pulse.hide()
             set_process_title(f"mpbroker: {self.TITLE}")
             self._let_go_of_files()

@@ -20,7 +20,6 @@ Source: Kafka's LogCleaner, LogCleanerManager.
 from __future__ import annotations
 
 import mmap
-import signal
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar, Final
@@ -153,7 +152,6 @@ class CleanerProcess(HousekeeperChild):
         from mpbroker.storage.cleaning.compaction import CleaningAbortedError
         from mpbroker.storage.cleaning.log_cleaner import LogCleaner
 
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         parts, config = self._parts, self._parts.config
         deleted: set[int] = set()
         deleted_names: dict[str, int] = {}  # and by which version of the metadata

@@ -44,6 +44,7 @@ if TYPE_CHECKING:  # only one role imports each of them
     import ssl
 
     from mpbroker.broker.cluster_node import ClusterNode
+    from mpbroker.broker.remote_storage import RemoteStorage
     from mpbroker.metadata.topics import TopicRegistry
     from mpbroker.storage.cleaning.log_upkeep import LogUpkeep
     from mpbroker.storage.log_manager import LogManager
@@ -373,6 +374,7 @@ class Roles:
         logs = self.parts.logs(registry, step=pulse.step)
         upkeep = LogUpkeep(logs, registry, is_restored=restored)
         node = self._cluster_node()
+        remote = self._remote_storage()
         cleaners = LogCleaners(self.parts, registry)
 
         def is_held(_: Collection[int]) -> bool:
@@ -391,8 +393,9 @@ class Roles:
             node.look(0)  # at once: no topic can be created before
 
         def shut_down() -> None:
-            if node is not None:
-                node.stop()
+            for child in (node, remote):
+                if child is not None:
+                    child.stop()
             cleaners.stop()
             upkeep.shut_down()
 
@@ -401,7 +404,7 @@ class Roles:
             memory.housekeeper_bell,
             catch_up,
             [
-                *self._remote_tasks(upkeep),
+                *(self._remote_tasks(remote, upkeep) if remote is not None else []),
                 *([(node.LOOK_INTERVAL_MS, node.look)] if node is not None else []),
                 *self._upkeep_tasks(upkeep, logs, registry),
                 (_METADATA_INTERVAL_MS, replace_dead_records),
@@ -422,6 +425,18 @@ class Roles:
         from mpbroker.broker.cluster_node import ClusterNode
 
         return ClusterNode(self.parts)
+
+    def _remote_storage(self) -> RemoteStorage | None:
+        """Make the object that starts the remote log manager; None: no tiered storage.
+
+        The remote log manager is a child process.
+        """
+        if not self.parts.config.remote_log_storage_system_enable:
+            return None
+        # Imported here: most brokers have no remote store.
+        from mpbroker.broker.remote_storage import RemoteStorage
+
+        return RemoteStorage(self.parts)
 
     def _upkeep_tasks(
         self, upkeep: LogUpkeep, logs: LogManager, registry: TopicRegistry
@@ -465,22 +480,15 @@ class Roles:
 
         return [(LOOK_INTERVAL_MS, ReplicaMoves(logs, registry).look)]
 
-    def _remote_tasks(self, upkeep: LogUpkeep) -> list[_Task]:
-        """Return the housekeeper's tasks for tiered storage, with intervals (ms).
-
-        There are none if tiered storage is off.
-        """
-        config = self.parts.config
-        if not config.remote_log_storage_system_enable:
-            return []
-        # Imported here: most brokers have no remote store.
-        from mpbroker.broker.remote_storage import RemoteStorage
-
-        remote = RemoteStorage(self.parts)
+    def _remote_tasks(self, remote: RemoteStorage, upkeep: LogUpkeep) -> list[_Task]:
+        """Return the housekeeper's tasks for tiered storage, with intervals (ms)."""
         return [
             # First: readers wait for its child, and the second task opens every log.
             (remote.LOOK_INTERVAL_MS, remote.look),
-            (config.remote_log_manager_task_interval_ms, upkeep.plan_remote_storage),
+            (
+                self.parts.config.remote_log_manager_task_interval_ms,
+                upkeep.plan_remote_storage,
+            ),
         ]
 
 

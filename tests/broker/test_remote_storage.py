@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -254,19 +255,30 @@ def test_a_store_that_is_slow_keeps_no_other_client_waiting(tmp_path, settings, 
 
 
 def test_the_process_that_readers_wait_for_comes_before_all_partitions_are_opened():
-    config = SimpleNamespace(
-        remote_log_storage_system_enable=True, remote_log_manager_task_interval_ms=100
-    )
+    config = SimpleNamespace(remote_log_manager_task_interval_ms=100)
     roles = SimpleNamespace(parts=SimpleNamespace(config=config))
     done = []
     upkeep = SimpleNamespace(plan_remote_storage=lambda _: done.append("plan"))
-    tasks = Roles._remote_tasks(roles, upkeep)
+    tasks = Roles._remote_tasks(roles, RemoteStorage(roles.parts), upkeep)
     first = [getattr(task, "__self__", None) for _, task in tasks]
     # The housekeeper does what is due at the same time in this order.
     assert isinstance(first[0], RemoteStorage)
     assert len(tasks) == 2
     tasks[1][1](0)
     assert done == ["plan"]
+
+
+def test_the_process_that_talks_to_the_store_ends_before_the_housekeeper(broker):
+    make_topic(broker)
+    manager, housekeeper = manager_of(broker), processes(broker, "housekeeper")[0]
+    ended = os.pidfd_open(housekeeper.pid)
+    try:
+        os.kill(broker.pid, signal.SIGTERM)
+        select.select([ended], [], [])
+        # Its parent has reaped it. Nobody else would wait for it.
+        assert not psutil.pid_exists(manager.pid)
+    finally:
+        os.close(ended)
 
 
 def test_a_stopped_process_of_the_store_is_replaced(broker, store):
