@@ -138,9 +138,9 @@ class Broker:
         check_settings(self._config)
         self._manager.extend_timeout(_RECOVERY_S, "STATUS=Recovering")
         inherited = take_inherited_sockets()
-        news = join_cluster(self._config)
-        self._open(inherited)
         paths = [directory.path for directory in self._directories]
+        news = join_cluster(self._config, paths)
+        self._open(inherited)
         if know_of_each_other(paths):
             from mpbroker.storage.used_directories import look_at_start
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
@@ -109,12 +109,17 @@ def check_remote_storage(config: BrokerConfig, cluster_id: str) -> None:
     _LOG.error("%s; the broker starts without it", reason)
 
 
-def join_cluster(config: BrokerConfig) -> bytes:
+def join_cluster(config: BrokerConfig, usable: Collection[str]) -> bytes:
     """Claim this broker's node id in its cluster, if the settings name a cluster.
 
     New data directories become the cluster's. This runs in a process of its own, as in
     ``check_remote_storage``. The process reads the settings from a pipe: they may hold
     a password, which a command line would show.
+
+    Args:
+        config: the broker's settings.
+        usable: the directories of ``log.dirs`` that can be used. A node starts without
+            the others, but not without the first one, which has its identity.
 
     Returns:
         What the cluster's metadata log has behind this node's copy, as batches. This
@@ -134,7 +139,8 @@ def join_cluster(config: BrokerConfig) -> bytes:
                 " another directory"
             )
         return b""
-    return _ask_cluster(config)
+    first, *others = config.log_dirs
+    return _ask_cluster(config, [first, *(path for path in others if path in usable)])
 
 
 def check_cluster_schema(config: BrokerConfig) -> None:
@@ -146,10 +152,10 @@ def check_cluster_schema(config: BrokerConfig) -> None:
         MpbrokerError: it cannot; or the database gives no answer.
     """
     if config.cluster_database_url:
-        _ask_cluster(config, "--check")
+        _ask_cluster(config, config.log_dirs, "--check")
 
 
-def _ask_cluster(config: BrokerConfig, *options: str) -> bytes:
+def _ask_cluster(config: BrokerConfig, log_dirs: Sequence[str], *options: str) -> bytes:
     """Run mpbroker.cluster.join_cluster; return its output, or raise MpbrokerError."""
     # Imported here: most brokers are in no cluster.
     import subprocess
@@ -160,7 +166,7 @@ def _ask_cluster(config: BrokerConfig, *options: str) -> bytes:
     told = {
         "database": config.cluster_database_url,
         "storage": config.diskless_storage_place,
-        "log_dirs": config.log_dirs,
+        "log_dirs": log_dirs,
         "node_id": config.node_id,
         "rack": config.broker_rack,
         "listeners": [endpoint.connection_string for endpoint in config.endpoints],

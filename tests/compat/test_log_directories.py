@@ -397,7 +397,7 @@ def test_partitions_of_a_lost_directory_have_no_leader(
     broker.stop()
     broker.start()
     are(without)
-    # Kafka 4.4.0 answers all with this error in one run, and with the other in the next.
+    # Kafka 4.4.0 answers all with this error in one run, with the other in the next.
     codes = [ErrorCode.NOT_LEADER_OR_FOLLOWER]
     if isinstance(broker, ApacheKafka):
         codes.append(ErrorCode.KAFKA_STORAGE_ERROR)

@@ -9,7 +9,7 @@ Source: Kafka protocol guide, "ElectLeaders"; ReplicationControlManager.electLea
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from mpbroker.metadata.topics import Topic
 from mpbroker.protocol.error_code import ErrorCode
@@ -20,9 +20,6 @@ from mpbroker.protocol.messages.elect_leaders import (
     ReplicaElectionResult,
 )
 from mpbroker.server.handler_context import HandlerContext
-
-if TYPE_CHECKING:
-    from mpbroker.storage.log_manager import LogManager
 
 _PREFERRED: Final = 0
 _UNCLEAN: Final = 1
@@ -58,10 +55,7 @@ def handle_elect_leaders(
         asked = [(each.topic, each.partitions) for each in request.topic_partitions]
     for name, indexes in asked:
         topic = registry.topic(name)
-        results = [
-            _outcome(name, topic, index, context.broker.logs, offline)
-            for index in indexes
-        ]
+        results = [_outcome(name, topic, index, context, offline) for index in indexes]
         if request.topic_partitions is None:
             results = [
                 each
@@ -80,7 +74,7 @@ def _outcome(
     name: str,
     topic: Topic | None,
     index: int,
-    logs: LogManager,
+    context: HandlerContext,
     offline: tuple[ErrorCode, str],
 ) -> PartitionResult:
     """Return the answer for a partition.
@@ -89,7 +83,7 @@ def _outcome(
         name: the topic's name.
         topic: the topic; None: there is none.
         index: the partition number.
-        logs: the partitions' logs.
+        context: of the request.
         offline: error and message for a partition that is offline.
     """
     if topic is None:
@@ -100,9 +94,18 @@ def _outcome(
     elif not 0 <= index < len(topic.partitions):
         error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         message = f"No such partition as {name}-{index}"
-    elif not logs.is_elsewhere(topic) and logs.is_offline(topic, index):
+    elif _is_offline(topic, index, context):
         error, message = offline
     else:
         error = ErrorCode.ELECTION_NOT_NEEDED
         message = "Leader election not needed for topic partition."
     return PartitionResult(partition_id=index, error_code=error, error_message=message)
+
+
+def _is_offline(topic: Topic, index: int, context: HandlerContext) -> bool:
+    """Return whether a partition, of this node or of another one, has no leader."""
+    broker = context.broker
+    if broker.nodes is None or not broker.logs.is_elsewhere(topic):
+        return broker.logs.is_offline(topic, index)
+    is_live = any(each.node_id == topic.leader for each in context.other_nodes)
+    return not is_live or index in broker.nodes.offline(topic.topic_id)

@@ -210,7 +210,11 @@ def _describe(
     if broker.nodes is None or topic.leader == broker.node_id:
         partitions = broker.described.partitions(topic)
     else:
-        partitions = partitions_elsewhere(topic, is_live=topic.leader in live)
+        partitions = partitions_elsewhere(
+            topic,
+            is_live=topic.leader in live,
+            offline=broker.nodes.offline(topic.topic_id),
+        )
     return MetadataResponseTopic(
         error_code=ErrorCode.NONE,
         name=topic.name,
