@@ -146,7 +146,7 @@ class Broker:
 
             look_at_start(paths, self._config.log_dirs)
         # Not in a takeover: the program before this one has the directories in use.
-        check_remote_storage(self._config, self._cluster_id)
+        check_remote_storage(self._config, self._cluster_id, paths)
         memory = self._new_memory(Parts())
         cell, node_id = memory.metadata_cell, self._config.node_id
         recover_metadata(self._directories, cell, node_id, is_alone=True, news=news)

@@ -53,7 +53,9 @@ def check_settings(config: BrokerConfig) -> None:
         check_receiver(config)
 
 
-def check_remote_storage(config: BrokerConfig, cluster_id: str) -> None:
+def check_remote_storage(
+    config: BrokerConfig, cluster_id: str, usable: Sequence[str]
+) -> None:
     """Claim this broker's key prefix in the remote store, if tiered storage is on.
 
     If the store does not answer, the broker starts all the same. It does not if
@@ -63,8 +65,17 @@ def check_remote_storage(config: BrokerConfig, cluster_id: str) -> None:
     The local cache of remote segments is removed: it was not forced to disk, and a
     power cut may have damaged it.
 
+    If a log directory is lost, no partition is restored: it may be in that directory,
+    with records that the store lacks. It stays offline until the directory is back, or
+    was given up before a later start.
+
     The store's client runs in a process of its own: it has threads, and a process with
     threads must not fork.
+
+    Args:
+        config: the broker's settings.
+        cluster_id: the cluster's id.
+        usable: the directories of ``log.dirs`` that can be used, the first one first.
 
     Raises:
         MpbrokerError: the store cannot be used, or the prefix belongs to another
@@ -83,10 +94,14 @@ def check_remote_storage(config: BrokerConfig, cluster_id: str) -> None:
 
     url = config.remote_storage_place
     assert url is not None
+    from mpbroker.storage.used_directories import may_lack_partitions
+
+    is_lost = len(usable) < len(config.log_dirs) or may_lack_partitions(usable)
+    restored = [] if is_lost else usable
     module = "mpbroker.storage.remote.store_owner"
     command = [
         *(sys.executable, "-m", module),
-        *(url, cluster_id, str(config.node_id), *config.log_dirs),
+        *(url, cluster_id, str(config.node_id), usable[0], *restored),
     ]
     try:
         done = subprocess.run(
@@ -104,7 +119,7 @@ def check_remote_storage(config: BrokerConfig, cluster_id: str) -> None:
         raise MpbrokerError(reason)
     from mpbroker.storage.remote.store_owner import lost_partitions
 
-    if lost_partitions(config.log_dirs):
+    if lost_partitions(restored):
         raise MpbrokerError(f"{reason}; and directories are missing that it has")
     _LOG.error("%s; the broker starts without it", reason)
 
