@@ -183,13 +183,13 @@ class ClusterNodes:
         self._look()
         return self._coordinators.get(java_hash(group_id) % GROUP_SHARD_COUNT)
 
-    def offline(self, topic_id: bytes) -> Collection[int]:
-        """Return the partitions of another node's topic that have no leader now."""
+    def offline(self) -> Mapping[bytes, Collection[int]]:
+        """Return the partitions of live nodes that have no leader now, by topic id."""
         seen = _version_of(self._offline_path)
         if seen is not None and seen != self._offline_seen:
             self._offline = _read_offline(self._offline_path)
             self._offline_seen = seen
-        return self._offline.get(topic_id, ())
+        return self._offline
 
     def _look(self) -> None:
         seen = _version_of(self._path)

@@ -56,14 +56,12 @@ def test_a_group_is_coordinated_by_the_node_with_its_shard(path, tmp_path):
 def test_offline_partitions_are_read_whenever_they_were_written(path, tmp_path):
     one, other = b"1" * 16, b"2" * 16
     nodes = ClusterNodes(str(tmp_path), 1, ["PLAINTEXT"])
-    assert not nodes.offline(one)
+    assert not nodes.offline()
     place = offline_partitions_path(str(tmp_path))
     write_offline(place, {one.hex(): [0, 2]})
-    assert {0, 2} == nodes.offline(one)
-    assert not nodes.offline(other)
+    assert nodes.offline() == {one: {0, 2}}
     write_offline(place, {other.hex(): [1]})
-    assert not nodes.offline(one)
-    assert {1} == nodes.offline(other)
+    assert nodes.offline() == {other: {1}}
 
 
 def test_the_epoch_is_read_as_it_was_written(path, tmp_path):

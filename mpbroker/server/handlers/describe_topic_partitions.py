@@ -78,7 +78,7 @@ def _describe(
         known = partitions_elsewhere(
             topic,
             is_live=topic.leader in live,
-            offline=broker.nodes.offline(topic.topic_id),
+            offline=broker.nodes.offline().get(topic.topic_id, ()),
         )
     else:
         known = broker.described.partitions(topic)

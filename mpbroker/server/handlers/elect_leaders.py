@@ -8,7 +8,7 @@ Source: Kafka protocol guide, "ElectLeaders"; ReplicationControlManager.electLea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from mpbroker.metadata.topics import Topic
@@ -47,7 +47,16 @@ def handle_elect_leaders(
     if request.election_type not in (_PREFERRED, _UNCLEAN):
         response.error_code = ErrorCode.INVALID_REQUEST
         return response
-    registry, offline = context.broker.registry, _OFFLINE[request.election_type]
+    broker, offline = context.broker, _OFFLINE[request.election_type]
+    registry, logs = broker.registry, broker.logs
+    live = {each.node_id for each in context.other_nodes}
+    elsewhere = {} if broker.nodes is None else broker.nodes.offline()
+
+    def is_offline(topic: Topic, index: int) -> bool:
+        if not logs.is_elsewhere(topic):
+            return logs.is_offline(topic, index)
+        return topic.leader not in live or index in elsewhere.get(topic.topic_id, ())
+
     asked: list[tuple[str, Sequence[int]]]
     if request.topic_partitions is None:
         asked = [(each.name, range(len(each.partitions))) for each in registry.topics()]
@@ -55,7 +64,9 @@ def handle_elect_leaders(
         asked = [(each.topic, each.partitions) for each in request.topic_partitions]
     for name, indexes in asked:
         topic = registry.topic(name)
-        results = [_outcome(name, topic, index, context, offline) for index in indexes]
+        results = [
+            _outcome(name, topic, index, is_offline, offline) for index in indexes
+        ]
         if request.topic_partitions is None:
             results = [
                 each
@@ -74,7 +85,7 @@ def _outcome(
     name: str,
     topic: Topic | None,
     index: int,
-    context: HandlerContext,
+    is_offline: Callable[[Topic, int], bool],
     offline: tuple[ErrorCode, str],
 ) -> PartitionResult:
     """Return the answer for a partition.
@@ -83,7 +94,7 @@ def _outcome(
         name: the topic's name.
         topic: the topic; None: there is none.
         index: the partition number.
-        context: of the request.
+        is_offline: returns whether a partition has no leader.
         offline: error and message for a partition that is offline.
     """
     if topic is None:
@@ -94,18 +105,9 @@ def _outcome(
     elif not 0 <= index < len(topic.partitions):
         error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         message = f"No such partition as {name}-{index}"
-    elif _is_offline(topic, index, context):
+    elif is_offline(topic, index):
         error, message = offline
     else:
         error = ErrorCode.ELECTION_NOT_NEEDED
         message = "Leader election not needed for topic partition."
     return PartitionResult(partition_id=index, error_code=error, error_message=message)
-
-
-def _is_offline(topic: Topic, index: int, context: HandlerContext) -> bool:
-    """Return whether a partition, of this node or of another one, has no leader."""
-    broker = context.broker
-    if broker.nodes is None or not broker.logs.is_elsewhere(topic):
-        return broker.logs.is_offline(topic, index)
-    is_live = any(each.node_id == topic.leader for each in context.other_nodes)
-    return not is_live or index in broker.nodes.offline(topic.topic_id)

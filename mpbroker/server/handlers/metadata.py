@@ -45,7 +45,12 @@ def handle_metadata(
     """Answer with the live nodes, their addresses for the client, and the topics."""
     broker, version = context.broker, context.version
     registry, others = broker.registry, context.other_nodes
-    describe = partial(_describe, broker=broker, live={each[0] for each in others})
+    describe = partial(
+        _describe,
+        broker=broker,
+        live={each[0] for each in others},
+        offline={} if broker.nodes is None else broker.nodes.offline(),
+    )
     wanted = request.topics
     found: Sequence[Topic | None]
     if wanted is None or (version == 0 and not wanted):
@@ -205,7 +210,10 @@ def _create_missing(
 
 
 def _describe(
-    topic: Topic, broker: Broker, live: Collection[int]
+    topic: Topic,
+    broker: Broker,
+    live: Collection[int],
+    offline: Mapping[bytes, Collection[int]],
 ) -> MetadataResponseTopic:
     if broker.nodes is None or topic.leader == broker.node_id:
         partitions = broker.described.partitions(topic)
@@ -213,7 +221,7 @@ def _describe(
         partitions = partitions_elsewhere(
             topic,
             is_live=topic.leader in live,
-            offline=broker.nodes.offline(topic.topic_id),
+            offline=offline.get(topic.topic_id, ()),
         )
     return MetadataResponseTopic(
         error_code=ErrorCode.NONE,

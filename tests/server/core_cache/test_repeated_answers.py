@@ -404,8 +404,8 @@ class Nodes:
     def coordinator(self, key):
         return 1
 
-    def offline(self, topic_id):
-        return ()
+    def offline(self):
+        return {}
 
 
 def test_nothing_of_a_cluster_is_repeated(make_stage):
