@@ -138,15 +138,15 @@ class Broker:
         check_settings(self._config)
         self._manager.extend_timeout(_RECOVERY_S, "STATUS=Recovering")
         inherited = take_inherited_sockets()
-        news = join_cluster(self._config)
-        self._open(inherited)
         paths = [directory.path for directory in self._directories]
+        news = join_cluster(self._config, paths)
+        self._open(inherited)
         if know_of_each_other(paths):
             from mpbroker.storage.used_directories import look_at_start
 
             look_at_start(paths, self._config.log_dirs)
         # Not in a takeover: the program before this one has the directories in use.
-        check_remote_storage(self._config, self._cluster_id)
+        check_remote_storage(self._config, self._cluster_id, paths)
         memory = self._new_memory(Parts())
         cell, node_id = memory.metadata_cell, self._config.node_id
         recover_metadata(self._directories, cell, node_id, is_alone=True, news=news)

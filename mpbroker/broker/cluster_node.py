@@ -35,7 +35,7 @@ from mpbroker.metadata.cluster_nodes import (
     write_node_epoch,
 )
 from mpbroker.metadata.metadata_image import TopicImage
-from mpbroker.metadata.topics import Topic
+from mpbroker.metadata.topics import Topic, TopicRegistry
 from mpbroker.storage.files.log_files import create_file
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from mpbroker.cluster.sequencer import Sequencer
     from mpbroker.cluster.shared_topics import SharedTopics
     from mpbroker.config.listeners import AdvertisedEndPoint
+    from mpbroker.storage.log_manager import LogManager
     from mpbroker.supervisor.listen_sockets import Listener
 
 _LOG = get_logger(__name__)
@@ -54,8 +55,9 @@ _CHANGE_S: Final = 3.0
 _STORE_S: Final = 10.0
 _LEAVE_S: Final = 3.0
 # Commits, the materialiser's questions, keys, topics, the lease, the collector,
-# deletions of records, and two for the metadata log and one for the live nodes.
-_CONNECTIONS: Final = 10
+# deletions of records, offline partitions, and two for the metadata log and one for the
+# live nodes.
+_CONNECTIONS: Final = 11
 _LOCK_FILE: Final = ".cluster-node-lock"
 _ALL_PASSED: Final = 1 << 62
 
@@ -150,11 +152,10 @@ class ClusterNode(HousekeeperChild):
         self, database: ClusterDatabase
     ) -> list[Coroutine[Any, Any, None]]:
         """Return the tasks that keep this node's copies of the cluster's metadata."""
-        from mpbroker.cluster.live_nodes import follow_live_nodes
+        from mpbroker.cluster.live_nodes import LiveNodes
         from mpbroker.cluster.metadata_replica import MetadataReplica
         from mpbroker.cluster.shared_metadata_log import SharedMetadataLog
         from mpbroker.metadata.cluster_metadata_log import change_socket_path
-        from mpbroker.metadata.cluster_nodes import cluster_nodes_path
 
         directory = self._parts.directories[0].path
         copy = MetadataReplica(
@@ -162,7 +163,7 @@ class ClusterNode(HousekeeperChild):
             self._parts.copy_registry(),
             change_socket_path(directory),
         )
-        return [copy.run(), follow_live_nodes(database, cluster_nodes_path(directory))]
+        return [copy.run(), LiveNodes(database, directory).follow()]
 
     def _work(
         self, database: ClusterDatabase, membership: Membership
@@ -172,6 +173,7 @@ class ClusterNode(HousekeeperChild):
         from mpbroker.cluster.materialiser import Materialiser
         from mpbroker.cluster.object_collector import CollectorSettings, ObjectCollector
         from mpbroker.cluster.object_writer import ObjectWriter, WriterSettings
+        from mpbroker.cluster.offline_partitions import OfflinePartitions
         from mpbroker.cluster.produce_server import ProduceServer
         from mpbroker.cluster.recent_objects import RecentObjects
         from mpbroker.cluster.shared_deletions import SharedDeletions
@@ -195,7 +197,7 @@ class ClusterNode(HousekeeperChild):
         collector = ObjectCollector(
             sequencer, objects, CollectorSettings(producers_after=silence)
         )
-        topics = self._topics(sequencer)
+        topics, registry, logs = self._topics(sequencer)
         look = LastLook(directory)
         look.begin()
 
@@ -228,6 +230,7 @@ class ClusterNode(HousekeeperChild):
         numbers = StatsWriter(directory, stats, database, membership)
         return [
             numbers.run(writer, materialiser),
+            OfflinePartitions(database, membership, registry, logs).run(),
             collector.run(),
             topics.run(),
             SharedRetention(sequencer, topics, interval_s).run(),
@@ -236,7 +239,10 @@ class ClusterNode(HousekeeperChild):
             server.run(self._tell_handlers),
         ]
 
-    def _topics(self, sequencer: Sequencer) -> SharedTopics:
+    def _topics(
+        self, sequencer: Sequencer
+    ) -> tuple[SharedTopics, TopicRegistry, LogManager]:
+        """Return the shared topics, and the registry and the logs that they use."""
         from mpbroker.cluster.shared_topics import SharedTopics
 
         def removed(topic: Topic) -> None:
@@ -248,15 +254,16 @@ class ClusterNode(HousekeeperChild):
         self._passed[0] = -1  # before it knows any row
         removed_before: list[TopicImage] = []
         registry = self._parts.registry(removed, removed_before=removed_before)
+        logs = self._parts.logs(registry)
         topics = SharedTopics(
             sequencer,
             registry,
-            self._parts.logs(registry),
+            logs,
             lambda log: self._tell(log.row.index),
             passed,
         )
         topics.removed_before(each.topic_id for each in removed_before)
-        return topics
+        return topics, registry, logs
 
     def _tell(self, row: int) -> None:
         """Wake every handler that waits for news of a partition.

@@ -75,6 +75,7 @@ class ProcessParts:
         self.directories = directories
         self.listeners = listeners
         self.cluster_id = cluster_id
+        self._is_lost = config.remote_log_storage_system_enable and self._lacks()
 
     # -- metadata and logs -------------------------------------------------------------
 
@@ -130,10 +131,10 @@ class ProcessParts:
         if not self.config.cluster_database_url:
             return None
         # Imported here: most brokers are in no cluster.
-        from mpbroker.metadata.cluster_nodes import ClusterNodes, cluster_nodes_path
+        from mpbroker.metadata.cluster_nodes import ClusterNodes
 
         return ClusterNodes(
-            cluster_nodes_path(self.directories[0].path),
+            self.directories[0].path,
             self.config.node_id,
             [each.endpoint.listener_name for each in self.listeners],
         )
@@ -182,7 +183,7 @@ class ProcessParts:
         )
         manager.note_full = self.full_directories().note
         paths = [directory.path for directory in self.directories]
-        if len(paths) < len(self.config.log_dirs):
+        if len(paths) < len(self.config.log_dirs) or self._is_lost:
             manager.lacks_directory = lambda: True
         elif know_of_each_other(paths):
             from mpbroker.storage.used_directories import LostDirectories
@@ -193,6 +194,19 @@ class ProcessParts:
         if self.config.cluster_database_url:
             manager.node_id = self.config.node_id
         return manager
+
+    def _lacks(self) -> bool:
+        """Return whether a log directory is lost as this program starts.
+
+        With tiered storage its partitions begin anew at no moment before the next
+        start, also if it is given up meanwhile: then the store restores them.
+        """
+        paths = [directory.path for directory in self.directories]
+        if not know_of_each_other(paths):
+            return False
+        from mpbroker.storage.used_directories import may_lack_partitions
+
+        return may_lack_partitions(paths)
 
     def full_directories(self) -> FullDirectories:
         """Make the object that notes and tells which log directories are full."""

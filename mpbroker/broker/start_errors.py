@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
@@ -53,7 +53,9 @@ def check_settings(config: BrokerConfig) -> None:
         check_receiver(config)
 
 
-def check_remote_storage(config: BrokerConfig, cluster_id: str) -> None:
+def check_remote_storage(
+    config: BrokerConfig, cluster_id: str, usable: Sequence[str]
+) -> None:
     """Claim this broker's key prefix in the remote store, if tiered storage is on.
 
     If the store does not answer, the broker starts all the same. It does not if
@@ -63,8 +65,17 @@ def check_remote_storage(config: BrokerConfig, cluster_id: str) -> None:
     The local cache of remote segments is removed: it was not forced to disk, and a
     power cut may have damaged it.
 
+    If a log directory is lost, no partition is restored: it may be in that directory,
+    with records that the store lacks. It stays offline until the directory is back, or
+    was given up before a later start.
+
     The store's client runs in a process of its own: it has threads, and a process with
     threads must not fork.
+
+    Args:
+        config: the broker's settings.
+        cluster_id: the cluster's id.
+        usable: the directories of ``log.dirs`` that can be used, the first one first.
 
     Raises:
         MpbrokerError: the store cannot be used, or the prefix belongs to another
@@ -83,10 +94,14 @@ def check_remote_storage(config: BrokerConfig, cluster_id: str) -> None:
 
     url = config.remote_storage_place
     assert url is not None
+    from mpbroker.storage.used_directories import may_lack_partitions
+
+    is_lost = len(usable) < len(config.log_dirs) or may_lack_partitions(usable)
+    restored = [] if is_lost else usable
     module = "mpbroker.storage.remote.store_owner"
     command = [
         *(sys.executable, "-m", module),
-        *(url, cluster_id, str(config.node_id), *config.log_dirs),
+        *(url, cluster_id, str(config.node_id), usable[0], *restored),
     ]
     try:
         done = subprocess.run(
@@ -104,17 +119,22 @@ def check_remote_storage(config: BrokerConfig, cluster_id: str) -> None:
         raise MpbrokerError(reason)
     from mpbroker.storage.remote.store_owner import lost_partitions
 
-    if lost_partitions(config.log_dirs):
+    if lost_partitions(restored):
         raise MpbrokerError(f"{reason}; and directories are missing that it has")
     _LOG.error("%s; the broker starts without it", reason)
 
 
-def join_cluster(config: BrokerConfig) -> bytes:
+def join_cluster(config: BrokerConfig, usable: Collection[str]) -> bytes:
     """Claim this broker's node id in its cluster, if the settings name a cluster.
 
     New data directories become the cluster's. This runs in a process of its own, as in
     ``check_remote_storage``. The process reads the settings from a pipe: they may hold
     a password, which a command line would show.
+
+    Args:
+        config: the broker's settings.
+        usable: the directories of ``log.dirs`` that can be used. A node starts without
+            the others, but not without the first one, which has its identity.
 
     Returns:
         What the cluster's metadata log has behind this node's copy, as batches. This
@@ -134,7 +154,8 @@ def join_cluster(config: BrokerConfig) -> bytes:
                 " another directory"
             )
         return b""
-    return _ask_cluster(config)
+    first, *others = config.log_dirs
+    return _ask_cluster(config, [first, *(path for path in others if path in usable)])
 
 
 def check_cluster_schema(config: BrokerConfig) -> None:
@@ -146,10 +167,10 @@ def check_cluster_schema(config: BrokerConfig) -> None:
         MpbrokerError: it cannot; or the database gives no answer.
     """
     if config.cluster_database_url:
-        _ask_cluster(config, "--check")
+        _ask_cluster(config, config.log_dirs, "--check")
 
 
-def _ask_cluster(config: BrokerConfig, *options: str) -> bytes:
+def _ask_cluster(config: BrokerConfig, log_dirs: Sequence[str], *options: str) -> bytes:
     """Run mpbroker.cluster.join_cluster; return its output, or raise MpbrokerError."""
     # Imported here: most brokers are in no cluster.
     import subprocess
@@ -160,7 +181,7 @@ def _ask_cluster(config: BrokerConfig, *options: str) -> bytes:
     told = {
         "database": config.cluster_database_url,
         "storage": config.diskless_storage_place,
-        "log_dirs": config.log_dirs,
+        "log_dirs": log_dirs,
         "node_id": config.node_id,
         "rack": config.broker_rack,
         "listeners": [endpoint.connection_string for endpoint in config.endpoints],

@@ -28,7 +28,6 @@ import orjson
 from mpbroker import __version__
 from mpbroker.base.errors import MpbrokerError
 from mpbroker.cluster.errors import ClusterError
-from mpbroker.metadata.cluster_nodes import cluster_nodes_path, write_nodes
 from mpbroker.metadata.meta_properties import (
     MetaProperties,
     open_data_directories,
@@ -93,7 +92,7 @@ async def join(settings: NodeSettings) -> bytes:
     # Imported here, so that main() can tell the operator if a library is missing.
     from mpbroker.base.store_url import StoreUrl
     from mpbroker.cluster.database import ClusterDatabase
-    from mpbroker.cluster.live_nodes import SEEN_AFTER_S, live_nodes
+    from mpbroker.cluster.live_nodes import SEEN_AFTER_S, LiveNodes, live_nodes
     from mpbroker.cluster.membership import Membership, NodeDescription
     from mpbroker.cluster.metadata_adoption import adopt_metadata, metadata_news
     from mpbroker.cluster.migrations import (
@@ -135,7 +134,7 @@ async def join(settings: NodeSettings) -> bytes:
         if len(await live_nodes(database)) > 1:
             await asyncio.sleep(SEEN_AFTER_S)
             news = await metadata_news(log, first)
-        write_nodes(cluster_nodes_path(first), await live_nodes(database))
+        await LiveNodes(database, first).look()
     # Written last: until all checks have passed, the directory belongs to no cluster,
     # so the operator can correct the settings and try again.
     if not is_member:

@@ -3,13 +3,14 @@
 The process that talks to the database writes it when something has changed, beside the
 metadata log. All others look at it when a client asks for the nodes, or for the node
 that coordinates a group. A second file has the node's own epoch, for the coordinator.
+A third one has the partitions of live nodes that are offline.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from mpbroker.base.java_hash import java_hash
@@ -20,6 +21,9 @@ from mpbroker.metadata.metadata_log import metadata_log_path
 GROUP_SHARD_COUNT: Final = 50
 _FILE_NAME: Final = "cluster-nodes.json"
 _EPOCH_FILE_NAME: Final = "cluster-node-epoch.json"
+# A file of its own: a version of mpbroker that knows of no such partitions reads the
+# file of live nodes, too, in an upgrade.
+_OFFLINE_FILE_NAME: Final = "cluster-offline-partitions.json"
 _ADOPTED_FILE_NAME: Final = "groups-are-in-database"
 # Hosts in listeners by which no other machine can reach a node.
 _NO_HOSTS: Final = ("", "0.0.0.0", "[::]")
@@ -62,6 +66,11 @@ def cluster_nodes_path(log_dir: str) -> str:
     return os.path.join(os.path.dirname(metadata_log_path(log_dir)), _FILE_NAME)
 
 
+def offline_partitions_path(log_dir: str) -> str:
+    """Return the path of the file with the live nodes' partitions that are offline."""
+    return os.path.join(os.path.dirname(metadata_log_path(log_dir)), _OFFLINE_FILE_NAME)
+
+
 def write_nodes(path: str, nodes: Sequence[LiveNode]) -> None:
     """Replace the file; raises OSError."""
     _replace(
@@ -84,6 +93,28 @@ def read_nodes(path: str) -> list[LiveNode]:
             return [LiveNode(*each) for each in json.load(file)]
     except (OSError, ValueError):
         return []
+
+
+def write_offline(path: str, partitions: Mapping[str, Sequence[int]]) -> None:
+    """Replace the file of offline partitions; raises OSError.
+
+    Args:
+        path: the path of the file.
+        partitions: the partition numbers, by the topic's id in hexadecimal digits.
+    """
+    _replace(path, dict(partitions))
+
+
+def _read_offline(path: str) -> Mapping[bytes, Collection[int]]:
+    """Return the offline partitions by topic id; none if the file is absent."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return {
+                bytes.fromhex(topic_id): frozenset(numbers)
+                for topic_id, numbers in json.load(file).items()
+            }
+    except (OSError, ValueError):
+        return {}
 
 
 def node_epoch_path(log_dir: str) -> str:
@@ -116,20 +147,25 @@ def read_node_epoch(path: str) -> NodeEpoch | None:
 
 
 class ClusterNodes:
-    """The addresses of the cluster's other nodes, for responses to clients.
+    """What is to be told to clients about the cluster's other nodes.
 
     Args:
-        path: the path of the file of live nodes.
+        log_dir: the node's first data directory, which has the files.
         node_id: the id of this node, which is left out.
         listener_names: the names of this node's listeners. A client gets the addresses
             of the other nodes' listeners that have the name of its own listener.
     """
 
-    def __init__(self, path: str, node_id: int, listener_names: Sequence[str]) -> None:
-        self._path = path
+    def __init__(
+        self, log_dir: str, node_id: int, listener_names: Sequence[str]
+    ) -> None:
+        self._path = cluster_nodes_path(log_dir)
+        self._offline_path = offline_partitions_path(log_dir)
         self._node_id = node_id
         self._names = listener_names
         self._seen: tuple[int, int] | None = None
+        self._offline_seen: tuple[int, int] | None = None
+        self._offline: Mapping[bytes, Collection[int]] = {}
         self._by_name: Mapping[str, Sequence[NodeAddress]] = {}
         self._coordinators: Mapping[int, int] = {}
 
@@ -147,13 +183,17 @@ class ClusterNodes:
         self._look()
         return self._coordinators.get(java_hash(group_id) % GROUP_SHARD_COUNT)
 
+    def offline(self) -> Mapping[bytes, Collection[int]]:
+        """Return the partitions of live nodes that have no leader now, by topic id."""
+        seen = _version_of(self._offline_path)
+        if seen is not None and seen != self._offline_seen:
+            self._offline = _read_offline(self._offline_path)
+            self._offline_seen = seen
+        return self._offline
+
     def _look(self) -> None:
-        try:
-            found = os.stat(self._path)
-        except OSError:
-            return  # this node has just begun
-        seen = found.st_ino, found.st_mtime_ns
-        if seen == self._seen:
+        seen = _version_of(self._path)
+        if seen is None or seen == self._seen:
             return
         by_name: dict[str, list[NodeAddress]] = {}
         coordinators: dict[int, int] = {}
@@ -171,3 +211,12 @@ class ClusterNodes:
                     NodeAddress(node.node_id, *place, node.rack)
                 )
         self._by_name, self._coordinators, self._seen = by_name, coordinators, seen
+
+
+def _version_of(path: str) -> tuple[int, int] | None:
+    """Return a value that changes with each content of a file; None: there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None  # this node has just begun
+    return found.st_ino, found.st_mtime_ns

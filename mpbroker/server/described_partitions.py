@@ -7,6 +7,7 @@ partitions go offline or come back. Topics with equal epochs share one list.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final, Protocol
 
 from mpbroker.metadata.topics import Topic
@@ -21,7 +22,7 @@ _OFFLINE: Final = -2
 
 
 def partitions_elsewhere(
-    topic: Topic, *, is_live: bool
+    topic: Topic, *, is_live: bool, offline: Collection[int]
 ) -> list[MetadataResponsePartition]:
     """Return the descriptions of partitions that another node of the cluster has.
 
@@ -31,10 +32,12 @@ def partitions_elsewhere(
         topic: the topic.
         is_live: whether that node is live. If not, the partitions have no leader and
             the error LEADER_NOT_AVAILABLE.
+        offline: the numbers of the partitions for which the same is so, because their
+            log directory is not there.
     """
     place = [topic.leader]
     return [
-        _described(index, place, UNDEFINED, is_live=is_live)
+        _described(index, place, UNDEFINED, is_live=is_live and index not in offline)
         for index in range(len(topic.partitions))
     ]
 

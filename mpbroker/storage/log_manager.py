@@ -150,9 +150,10 @@ class LogManager:
 
         Raises:
             ApiError: UNKNOWN_TOPIC_OR_PARTITION; KAFKA_STORAGE_ERROR if the directory
-                cannot be created, or may be in a log directory that cannot be used;
-                NOT_LEADER_OR_FOLLOWER while markers of transactions may be missing, or
-                if the partition is on another node.
+                cannot be created, or may be in a log directory that has failed;
+                NOT_LEADER_OR_FOLLOWER while markers of transactions may be missing, if
+                the partition is on another node, or if it may be in a log directory
+                that was not there at the start.
         """
         self._step()
         found = self._topics.topic(topic) if isinstance(topic, str) else topic
@@ -409,19 +410,21 @@ class LogManager:
             status: the status of the partition's row.
 
         Raises:
-            ApiError: KAFKA_STORAGE_ERROR.
+            ApiError: as Kafka answers, which has not opened such a partition since its
+                start: NOT_LEADER_OR_FOLLOWER if a directory was not there at the start;
+                KAFKA_STORAGE_ERROR if one has failed since.
         """
+        code = ErrorCode.KAFKA_STORAGE_ERROR
         if status == RowStatus.UNLOADED:
             # No process has used the partition since the start. A topic that is newer
             # than the start has no records, then.
             if not self.directories[0].knew(topic.name, topic.topic_id):
                 return
-            if not (self.lacks_directory() or any(self._unreadable(name))):
+            if self.lacks_directory():
+                code = ErrorCode.NOT_LEADER_OR_FOLLOWER
+            elif not any(self._unreadable(name)):
                 return
-        raise ApiError(
-            ErrorCode.KAFKA_STORAGE_ERROR,
-            f"{name} may be in a log directory that cannot be used",
-        )
+        raise ApiError(code, f"{name} may be in a log directory that cannot be used")
 
     def _unreadable(self, name: str) -> Iterator[str]:
         """Yield the log directories that cannot tell whether they have a directory.

@@ -37,6 +37,16 @@ from mpbroker.protocol.messages.describe_cluster import (
     DescribeClusterRequest,
     DescribeClusterResponse,
 )
+from mpbroker.protocol.messages.describe_topic_partitions import (
+    DescribeTopicPartitionsRequest,
+    DescribeTopicPartitionsResponse,
+    TopicRequest,
+)
+from mpbroker.protocol.messages.elect_leaders import (
+    ElectLeadersRequest,
+    ElectLeadersResponse,
+    TopicPartitions,
+)
 from mpbroker.protocol.messages.fetch import (
     FetchPartition,
     FetchRequest,
@@ -49,7 +59,11 @@ from mpbroker.protocol.messages.list_offsets import (
     ListOffsetsResponse,
     ListOffsetsTopic,
 )
-from mpbroker.protocol.messages.metadata import MetadataRequest, MetadataResponse
+from mpbroker.protocol.messages.metadata import (
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+)
 from mpbroker.protocol.messages.produce import (
     PartitionProduceData,
     ProduceRequest,
@@ -76,6 +90,7 @@ from tests.cluster.test_metadata_replica import in_database
 from tests.supervisor.upgrade.test_upgrade import newcomer, upgrade, wait_for_end
 from tests.support.broker import Broker, BrokerFailedError
 from tests.support.children import wait_until
+from tests.support.dead_disk import kill_disk, revive_disk
 from tests.support.patience import LONGEST_S
 from tests.support.ports import reusable_port
 
@@ -209,6 +224,76 @@ def test_topics_of_a_node_that_is_gone_have_no_leader_until_it_is_back(node):
     assert nodes(second) == {2: second.bootstrap}
     first.start()
     wait_until(lambda: leaders(second).get("orders") == {1})
+
+
+def test_partitions_of_a_lost_directory_have_no_leader_at_any_node(node, tmp_path):
+    other = tmp_path / "other"
+    first = node(1, {"log.dirs": f"{tmp_path}/node1,{other}"})
+    second = node(2)
+    create(first, "orders", num_partitions=4)
+    producer = Producer({"bootstrap.servers": first.bootstrap})
+    for number in range(4):  # which makes the partitions' directories
+        producer.produce("orders", b"x", partition=number)
+    assert producer.flush(LONGEST_S) == 0
+    lost = {int(path.name[-1]) for path in other.glob("orders-*")}
+    assert 0 < len(lost) < 4
+    wait_until(lambda: without_leader(second, "orders") == set())
+    kill_disk(other)
+    for each in (first, second):
+        wait_until(lambda each=each: without_leader(each, "orders") == lost)
+    first.stop()
+    wait_until(lambda: without_leader(second, "orders") == {0, 1, 2, 3})
+    first.start()
+    for each in (first, second):
+        wait_until(lambda each=each: without_leader(each, "orders") == lost)
+    create(first, "payments", num_partitions=4)  # all in the other directory
+    wait_until(lambda: "payments" in topics(second))
+    assert without_leader(second, "payments") == set()
+    first.stop()
+    revive_disk(other)
+    first.start()
+    wait_until(lambda: without_leader(second, "orders") == set())
+
+
+def without_leader(broker: Broker, topic: str) -> set[int]:
+    """Return the topic's partitions that have no leader; other APIs say the same."""
+    with dial(broker) as sock:
+        request = MetadataRequest(topics=[MetadataRequestTopic(name=topic)])
+        answer = ask(sock, ApiKey.METADATA, 8, request.encode(8))
+        (found,) = MetadataResponse.decode(8, answer).topics
+        rows = {each.partition_index: each for each in found.partitions}
+        codes = {number: each.error_code for number, each in rows.items()}
+        offline = {number for number, each in rows.items() if each.offline_replicas}
+        asked = DescribeTopicPartitionsRequest(topics=[TopicRequest(name=topic)])
+        answer = ask(sock, ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, asked.encode(0))
+        (told,) = DescribeTopicPartitionsResponse.decode(0, answer).topics
+        elect = ElectLeadersRequest(
+            election_type=0,
+            topic_partitions=[TopicPartitions(topic=topic, partitions=[*rows])],
+            timeout_ms=10_000,
+        )
+        answer = ask(sock, ApiKey.ELECT_LEADERS, 2, elect.encode(2))
+        (elected,) = ElectLeadersResponse.decode(2, answer).replica_election_results
+    no_leader, not_needed = (
+        ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE,
+        ErrorCode.ELECTION_NOT_NEEDED,
+    )
+    results = {each.partition_id: each.error_code for each in elected.partition_result}
+    described = {each.partition_index: each.leader_id for each in told.partitions}
+    found_without = {number for number, each in rows.items() if each.leader_id == -1}
+    seen = [
+        found_without,
+        offline,
+        {n for n, code in codes.items() if code == ErrorCode.LEADER_NOT_AVAILABLE},
+        {number for number, leader in described.items() if leader == -1},
+        {number for number, code in results.items() if code == no_leader},
+    ]
+    # Between two answers the node may have learnt of something.
+    if any(each != found_without for each in seen):
+        return {-1}
+    assert {codes[n] for n in rows.keys() - found_without} <= {ErrorCode.NONE}
+    assert {results[n] for n in rows.keys() - found_without} <= {not_needed}
+    return found_without
 
 
 def test_a_node_that_was_away_has_the_changes_in_its_first_answers(node):

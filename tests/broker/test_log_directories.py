@@ -34,6 +34,7 @@ from tests.support.patience import LONGEST_S
 TOPIC = "t"
 STORAGE_ERROR, LOADING = 56, 14  # the protocol's codes
 NOT_AVAILABLE = "LEADER_NOT_AVAILABLE"
+NOT_LEADER = "NOT_LEADER_OR_FOLLOWER"
 
 
 class Workload:
@@ -296,7 +297,7 @@ def test_a_dead_disk_takes_its_own_partitions_only(tmp_path):
         broker.start()
         assert log_dirs(broker) == {"data": (0, alive), "b": (STORAGE_ERROR, set())}
         assert produce(broker, alive) == {None}
-        assert produce(broker, dead) == {"KAFKA_STORAGE_ERROR"}
+        assert produce(broker, dead) == {NOT_LEADER}
         assert leaderless(broker) == dead
         broker.stop()
         revive_disk(tmp_path / "b")
@@ -407,7 +408,7 @@ def test_a_lost_disk_takes_its_own_partitions_only(tmp_path):
         alive, dead = spread(broker)
     with Broker(tmp_path / "data", METRICS) as alone:
         assert produce(alone, alive) == {None}
-        assert produce(alone, dead) == {"KAFKA_STORAGE_ERROR"}
+        assert produce(alone, dead) == {NOT_LEADER}
         assert leaderless(alone) == dead
         (told,) = json.loads(run("topic", "describe", TOPIC, *at(alone)))
         ends = {each["partition"]: each["end_offset"] for each in told["partitions"]}
@@ -424,7 +425,7 @@ def test_a_lost_disk_takes_its_own_partitions_only(tmp_path):
     (tmp_path / "b").rename(tmp_path / "away")
     with broker:
         assert produce(broker, alive) == {None}
-        assert produce(broker, dead) == {"KAFKA_STORAGE_ERROR"}
+        assert produce(broker, dead) == {NOT_LEADER}
     shutil.rmtree(tmp_path / "b")
     (tmp_path / "away").rename(tmp_path / "b")
     with broker:
@@ -434,7 +435,7 @@ def test_a_lost_disk_takes_its_own_partitions_only(tmp_path):
     # It is given up, as the log says, while a broker runs without it.
     shutil.rmtree(tmp_path / "b")
     with Broker(tmp_path / "data") as alone:
-        assert produce(alone, dead) == {"KAFKA_STORAGE_ERROR"}
+        assert produce(alone, dead) == {NOT_LEADER}
         assert leaderless(alone) == dead
         run("log-dirs", "forget", "--yes", tmp_path / "b", *of(alone))
         assert offline_directories(alone) == []

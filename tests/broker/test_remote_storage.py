@@ -35,6 +35,7 @@ from mpbroker.storage.remote.remote_cache import CACHE_DIRECTORY
 from tests.exporter.asking import METRICS, get, samples
 from tests.support.broker import Broker, BrokerFailedError
 from tests.support.children import wait_until
+from tests.support.dead_disk import kill_disk, revive_disk
 
 TOPIC = "tiered"
 RECORDS = 3000
@@ -92,6 +93,11 @@ def fill(broker, count=RECORDS, first=0):
 def offset(admin, spec):
     asked = admin.list_offsets({TopicPartition(TOPIC, 0): spec})
     return asked[TopicPartition(TOPIC, 0)].result(60).offset
+
+
+def leader(broker):
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    return admin.list_topics(TOPIC, timeout=60).topics[TOPIC].partitions[0].leader
 
 
 def local_segments(broker):
@@ -411,7 +417,7 @@ def test_records_that_the_store_lost_are_an_error_and_the_rest_is_served(
     while not list(cache.rglob("failed-*")):
         assert not pure.poll(timeout_ms=200)
     assert numbers(broker, active) == numbered(active)
-    store.rmdir()
+    store.rename(tmp_path / "other")  # it may have a copy of the metadata by now
     shutil.move(tmp_path / "away", store)
     assert numbers(broker) == numbered()
     pure.close()
@@ -433,6 +439,46 @@ def test_a_directory_that_was_lost_comes_back_with_all_closed_segments(broker, s
     assert numbers(broker, end=active + 1000) == numbered(end=active + 1000)
     wait_until_tiered(broker)
     assert numbers(broker, end=active + 1000) == numbered(end=active + 1000)
+
+
+def test_a_directory_that_is_not_there_is_waited_for_and_not_restored(
+    tmp_path, settings
+):
+    """It has records that the store lacks; the store has the rest if it is given up."""
+    home, other = tmp_path / "data", tmp_path / "other"
+    both = {**settings, "log.dirs": f"{home},{other}"}
+    with Broker(home, settings) as broker:
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+        full = NewTopic("full", 5)  # so that the next partition is in the other
+        admin.create_topics([full])["full"].result(60)
+        producer = Producer({"bootstrap.servers": broker.bootstrap})
+        for number in range(5):
+            producer.produce("full", b"x", partition=number)
+        assert producer.flush(60) == 0
+    broker = Broker(home, both)
+    with broker:
+        make_topic(broker)
+        fill(broker)
+        wait_until(lambda: len([*other.glob(f"{TOPIC}-0/*.log")]) == 1)
+        active = int(next(other.glob(f"{TOPIC}-0/*.log")).name[:20])
+    for is_known in (True, False):  # by its place in log.dirs
+        kill_disk(other)
+        with Broker(home, both if is_known else settings) as without:
+            assert leader(without) == -1
+            assert not [*home.glob(f"{TOPIC}-0")]
+        revive_disk(other)
+    with broker:
+        assert numbers(broker) == numbered()
+    other.rename(tmp_path / "gone")
+    with Broker(home, settings) as without:
+        command = [sys.executable, "-m", "mpbroker", "log-dirs", "forget", "--yes"]
+        command += ["--data-dir", str(home), str(other)]
+        subprocess.run(command, check=True)
+        assert leader(without) == -1  # it would begin at 0
+    with Broker(home, settings) as restored:
+        admin = AdminClient({"bootstrap.servers": restored.bootstrap})
+        assert offset(admin, OffsetSpec.latest()) == active
+        assert numbers(restored, end=active) == numbered(end=active)
 
 
 def test_a_store_that_is_away_keeps_only_a_broker_from_starting_that_lost_something(
@@ -492,8 +538,7 @@ def test_the_library_is_named_where_it_is_missing(tmp_path):
             "-m",
             "mpbroker.storage.remote.store_owner",
             "file:///x",
-            "c",
-            "1",
+            *("c", "1", str(tmp_path)),
         ],
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         capture_output=True,

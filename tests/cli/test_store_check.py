@@ -75,6 +75,25 @@ def test_objects_that_are_missing_or_cut_are_told(place):
     assert lines[4].startswith("3 copied segments, 4 damaged")
 
 
+def test_contents_are_read_and_compared_if_the_user_wants_it(place):
+    assert run(place, "--contents").return_value == 0
+    first, second, _ = sorted(place.rglob("*.log"))
+    for path in (first, sorted(place.rglob("*.indexes"))[1]):
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
+    assert run(place).return_value == 0
+    found = run(place, "--contents")
+    assert found.return_value == 1
+    lines = found.output.splitlines()
+    other = "has other bytes than were written"
+    assert lines[0].startswith("t-0, offsets 0 to 0: ")
+    assert lines[0].endswith(f"{first.name} {other}, from byte 0 on")
+    assert lines[1].startswith("t-0, offsets 1 to 1: ")
+    assert lines[1].endswith(f"{second.stem}.indexes {other}")
+    assert lines[2].startswith("3 copied segments, 2 damaged")
+
+
 def test_objects_without_a_manifest_are_deleted_if_the_user_says_so(place):
     orphan = Path(place, _ID.hex(), "0", f"{9:020}-ab.log")
     other = Path(place, "ff" * 16, "3", f"{0:020}-cd.indexes")

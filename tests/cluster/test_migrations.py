@@ -37,6 +37,7 @@ RELEASED = {
     6: "d26e477a043d8a7e",
     7: "5009a267d880e173",
     8: "75cfd8c33c600ef8",
+    9: "b3f36314e8daecce",
 }
 APPLIED = "SELECT version FROM mpbroker.migration ORDER BY version"
 

@@ -271,7 +271,7 @@ def test_a_partition_of_a_lost_directory_is_refused_at_once(
     broker.die()
     known = topics.again()
     broker = started(start, known, [home])
-    assert refused(broker.manager, known) == ErrorCode.KAFKA_STORAGE_ERROR
+    assert refused(broker.manager, known) == ErrorCode.NOT_LEADER_OR_FOLLOWER
     fill(broker.manager.log(known.create("new"), 0), 0, 1)
     broker.stop()
     known = known.again()
@@ -294,7 +294,7 @@ def test_a_partition_of_a_directory_that_is_given_up_begins_anew(
     Path(other).rename(f"{other}2")
     known = topics.again()
     broker = started(start, known, [home])
-    assert refused(broker.manager, known) == ErrorCode.KAFKA_STORAGE_ERROR
+    assert refused(broker.manager, known) == ErrorCode.NOT_LEADER_OR_FOLLOWER
     forget(home, other)
     assert read_all(broker.manager.log("t", 0)) == []
     fill(broker.manager.log("t", 0), 0, 2)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+# The content of an object -> its ETag.
+ETag = Callable[[bytes], str]
 # Method and path of a request -> status and S3's code of an error, or None.
 Refuse = Callable[[str, str], tuple[int, str] | None]
 
@@ -16,9 +18,10 @@ Refuse = Callable[[str, str], tuple[int, str] | None]
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, refuse: Refuse) -> None:
+    def __init__(self, refuse: Refuse, etag: ETag) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.objects: dict[str, bytes] = {}
+        self.etag = etag
         self.refuse = refuse
 
 
@@ -31,7 +34,8 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in headers.items():
             self.send_header(name.replace("_", "-"), value)
         self.send_header("Content-Length", str(len(body)))
-        self.send_header("ETag", '"1"')
+        content = self.server.objects.get(self.path.partition("?")[0], b"")
+        self.send_header("ETag", f'"{self.server.etag(content)}"')
         self.send_header("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")
         self.end_headers()
         if self.command != "HEAD":
@@ -93,15 +97,18 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def canned_s3(refuse: Refuse) -> Iterator[dict[str, str]]:
+def canned_s3(
+    refuse: Refuse, etag: ETag = lambda content: "1"
+) -> Iterator[dict[str, str]]:
     """Run a server; yield the variables by which any client finds it.
 
     Args:
         refuse: called with the method and the path of each request; returns the status
             and S3's code of an error, with status 200 one for each object that is to
             be deleted, or None.
+        etag: returns the ETag of an object with this content.
     """
-    server = _Server(refuse)
+    server = _Server(refuse, etag)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:

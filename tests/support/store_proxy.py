@@ -38,6 +38,7 @@ class Fault:
         bend: change a byte in the middle of the answer's body.
         drop: let the store do it, and end the connection without an answer.
         refuse: end the connection without asking the store.
+        spoil: change a byte in the middle of the request's body.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Fault:
     bend: bool = False
     drop: bool = False
     refuse: bool = False
+    spoil: bool = False
 
 
 FAULTS: Final = {
@@ -135,6 +137,12 @@ class StoreProxy:
         return f"http://{host!s}:{port}"
 
 
+def _bent(content: bytes) -> bytes:
+    """Change a byte in the middle."""
+    middle = len(content) // 2
+    return b"%b%c%b" % (content[:middle], content[middle] ^ 1, content[middle + 1 :])
+
+
 class _Handler(BaseHTTPRequestHandler):
     """One connection."""
 
@@ -160,6 +168,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self._refuse(fault)
                 return
             time.sleep(fault.delay_s)
+            if fault.spoil:
+                body = _bent(body)
         try:
             status, reason, headers, content = self._ask(body)
         except OSError:  # the store itself was killed
@@ -173,9 +183,7 @@ class _Handler(BaseHTTPRequestHandler):
             (value for name, value in headers if name.lower() == "content-length"), "0"
         )
         if fault is not None and fault.bend and content:
-            middle = len(content) // 2
-            bent = bytes([content[middle] ^ 1])
-            content = content[:middle] + bent + content[middle + 1 :]
+            content = _bent(content)
         self.send_response_only(status, reason)
         for name, value in headers:
             if name.lower() not in _HOP:

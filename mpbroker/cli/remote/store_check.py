@@ -18,14 +18,18 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from mpbroker.base.storage_errors import RemoteObjectMissingError
+from mpbroker.protocol.records.crc32c import crc32c
 from mpbroker.storage.remote.metadata_copy import (
     INDEX_KEY,
     METADATA_PREFIX,
     MetadataIndex,
 )
 from mpbroker.storage.remote.remote_manifest import (
+    CHUNK_BYTES,
     ManifestError,
     RemoteManifest,
+    RemoteSegment,
+    SegmentIndexes,
     indexes_key,
     log_key,
     manifest_key,
@@ -53,8 +57,12 @@ class Findings(NamedTuple):
     orphans: tuple[str, ...]
 
 
-def check(store: ObjectStore) -> Findings:
+def check(store: ObjectStore, *, contents: bool = False) -> Findings:
     """Compare the objects of a store with its manifests; change nothing.
+
+    Args:
+        store: the store.
+        contents: read all copied segments, and compare their checksums, too.
 
     Raises:
         RemoteStorageError: the store cannot be read.
@@ -84,7 +92,7 @@ def check(store: ObjectStore) -> Findings:
             damage.append(f"{manifest_key(prefix)}: {error}")
             continue
         segments += len(manifest.copied())
-        damage += _missing(store, prefix, manifest)
+        damage += _missing(store, prefix, manifest, contents=contents)
         named = {manifest_key(prefix)}
         for segment in manifest.segments:
             named |= {log_key(prefix, segment), indexes_key(prefix, segment)}
@@ -109,23 +117,57 @@ def _living(store: ObjectStore) -> set[str] | None:
 
 
 def _missing(
-    store: ObjectStore, prefix: str, manifest: RemoteManifest
+    store: ObjectStore, prefix: str, manifest: RemoteManifest, *, contents: bool
 ) -> Iterator[str]:
-    """Yield a line about each object of a copied segment that is missing or cut."""
+    """Yield a line about each object of a copied segment that is missing or damaged."""
     for segment in manifest.copied():
-        for key, size in (
-            (log_key(prefix, segment), segment.size),
-            (indexes_key(prefix, segment), segment.indexes_size),
-        ):
-            found = _size(store, key)
-            if found == size or _was_removed(store, prefix, segment.segment_id):
-                continue
-            what = "is missing" if found < 0 else f"has {found} bytes, not {size}"
-            partition = prefix.rpartition("/")[2]
+        wrong = _sizes(store, prefix, segment)
+        if contents and not wrong:
+            try:
+                wrong = _other_bytes(store, prefix, segment)
+            except RemoteObjectMissingError:  # since its size was told
+                wrong = _sizes(store, prefix, segment)
+        if wrong and _was_removed(store, prefix, segment.segment_id):
+            continue
+        partition = prefix.rpartition("/")[2]
+        for what in wrong:
             yield (
                 f"{manifest.topic}-{partition}, offsets {segment.base_offset} to"
-                f" {segment.next_base - 1}: {key} {what}"
+                f" {segment.next_base - 1}: {what}"
             )
+
+
+def _sizes(store: ObjectStore, prefix: str, segment: RemoteSegment) -> list[str]:
+    """Say which objects of a segment are missing, or have another size."""
+    wrong = []
+    for key, size in (
+        (log_key(prefix, segment), segment.size),
+        (indexes_key(prefix, segment), segment.indexes_size),
+    ):
+        found = _size(store, key)
+        if found != size:
+            what = "is missing" if found < 0 else f"has {found} bytes, not {size}"
+            wrong.append(f"{key} {what}")
+    return wrong
+
+
+def _other_bytes(store: ObjectStore, prefix: str, segment: RemoteSegment) -> list[str]:
+    """Read a segment, 4 MiB at a time; say where it is not as it was written.
+
+    Raises:
+        RemoteObjectMissingError: an object is not there any more.
+        RemoteStorageError: the store cannot be read.
+    """
+    key = indexes_key(prefix, segment)
+    content = store.get(key, segment.indexes_size)
+    if crc32c(content) != segment.indexes_crc:
+        return [f"{key} has other bytes than were written"]
+    key = log_key(prefix, segment)
+    for number, crc in enumerate(SegmentIndexes.decode(content).chunks):
+        place = number * CHUNK_BYTES
+        if crc32c(store.get_range(key, place, CHUNK_BYTES)) != crc:
+            return [f"{key} has other bytes than were written, from byte {place} on"]
+    return []
 
 
 def _was_removed(store: ObjectStore, prefix: str, segment_id: str) -> bool:

@@ -23,13 +23,16 @@ def command() -> None:
 )
 @click.option("--repair", is_flag=True, help="Delete objects that no manifest names.")
 @click.option("--yes", is_flag=True, help="Delete them without asking.")
-def check_command(url: str, repair: bool, yes: bool) -> int:
+@click.option(
+    "--contents", is_flag=True, help="Read all copied segments, and compare checksums."
+)
+def check_command(url: str, repair: bool, yes: bool, contents: bool) -> int:
     """Compare the objects of a store with the manifests that name them.
 
-    The broker may run. Sizes are compared, and not contents: a broker checks those
-    whenever it reads. An object that is missing cannot be repaired; restore it from a
-    backup or an older version in the store. Objects that no manifest names only cost
-    money; --repair deletes them.
+    The broker may run. Sizes are compared; with --contents also the checksums of what
+    the store has, which reads all of it. An object that is missing or damaged cannot be
+    repaired; restore it from a backup or an older version in the store. Objects that no
+    manifest names only cost money; --repair deletes them.
 
     Exits with 1 if something was found and not repaired.
     """
@@ -42,7 +45,7 @@ def check_command(url: str, repair: bool, yes: bool) -> int:
     from mpbroker.cli.remote.store_check import check
 
     store = ObjectStore(url)
-    found = check(store)
+    found = check(store, contents=contents)
     for line in found.damage:
         click.echo(line)
     for key in found.orphans:

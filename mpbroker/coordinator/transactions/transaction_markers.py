@@ -64,6 +64,10 @@ _LOG = get_logger(__name__)
 _PASSING: Final = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT}
 )
+# The errors of appends to partitions that are there, and could not be written.
+_NOT_WRITTEN: Final = frozenset(
+    {ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.NOT_LEADER_OR_FOLLOWER}
+)
 
 
 class FindLog(Protocol):
@@ -325,10 +329,11 @@ class MarkerWriter:
         An offline partition may lack it, because no process writes there.
 
         Raises:
-            ApiError: KAFKA_STORAGE_ERROR: the disk is full, for example.
+            ApiError: KAFKA_STORAGE_ERROR: the disk is full, for example;
+                NOT_LEADER_OR_FOLLOWER: a log directory was not there at the start.
         """
         for (name, partition), code in results.items():
-            if code is not ErrorCode.KAFKA_STORAGE_ERROR:
+            if code not in _NOT_WRITTEN:
                 continue
             log = None
             try:

@@ -37,14 +37,15 @@ def parse_host(text: str) -> Network | None:
         ValueError: the host has a slash, and is not a network in CIDR notation.
     """
     address, slash, prefix = text.partition("/")
-    if slash and not (prefix.isascii() and prefix.isdigit()):
-        raise ValueError(f"`{text:.100}` is not a network, for example 10.0.0.0/8")
     try:
+        if slash and not (prefix.isascii() and prefix.isdigit()):
+            raise ValueError(prefix)
         found = ip_network((address, int(prefix)) if slash else address, strict=False)
     except ValueError:
-        if slash:
-            raise
-        return None
+        if not slash:
+            return None
+        says = f"`{text:.100}` is not a network, for example 10.0.0.0/8"
+        raise ValueError(says) from None
     if isinstance(found, IPv6Network) and found.prefixlen >= _MAPPED_BITS:
         inner = found.network_address.ipv4_mapped
         if inner is not None:

@@ -75,7 +75,11 @@ def _describe(
     topic: Topic, indexes: range, broker: Broker, live: Collection[int]
 ) -> DescribeTopicPartitionsResponseTopic:
     if broker.nodes is not None and topic.leader != broker.node_id:
-        known = partitions_elsewhere(topic, is_live=topic.leader in live)
+        known = partitions_elsewhere(
+            topic,
+            is_live=topic.leader in live,
+            offline=broker.nodes.offline().get(topic.topic_id, ()),
+        )
     else:
         known = broker.described.partitions(topic)
     return DescribeTopicPartitionsResponseTopic(

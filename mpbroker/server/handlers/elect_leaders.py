@@ -8,8 +8,8 @@ Source: Kafka protocol guide, "ElectLeaders"; ReplicationControlManager.electLea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from mpbroker.metadata.topics import Topic
 from mpbroker.protocol.error_code import ErrorCode
@@ -20,9 +20,6 @@ from mpbroker.protocol.messages.elect_leaders import (
     ReplicaElectionResult,
 )
 from mpbroker.server.handler_context import HandlerContext
-
-if TYPE_CHECKING:
-    from mpbroker.storage.log_manager import LogManager
 
 _PREFERRED: Final = 0
 _UNCLEAN: Final = 1
@@ -50,7 +47,16 @@ def handle_elect_leaders(
     if request.election_type not in (_PREFERRED, _UNCLEAN):
         response.error_code = ErrorCode.INVALID_REQUEST
         return response
-    registry, offline = context.broker.registry, _OFFLINE[request.election_type]
+    broker, offline = context.broker, _OFFLINE[request.election_type]
+    registry, logs = broker.registry, broker.logs
+    live = {each.node_id for each in context.other_nodes}
+    elsewhere = {} if broker.nodes is None else broker.nodes.offline()
+
+    def is_offline(topic: Topic, index: int) -> bool:
+        if not logs.is_elsewhere(topic):
+            return logs.is_offline(topic, index)
+        return topic.leader not in live or index in elsewhere.get(topic.topic_id, ())
+
     asked: list[tuple[str, Sequence[int]]]
     if request.topic_partitions is None:
         asked = [(each.name, range(len(each.partitions))) for each in registry.topics()]
@@ -59,8 +65,7 @@ def handle_elect_leaders(
     for name, indexes in asked:
         topic = registry.topic(name)
         results = [
-            _outcome(name, topic, index, context.broker.logs, offline)
-            for index in indexes
+            _outcome(name, topic, index, is_offline, offline) for index in indexes
         ]
         if request.topic_partitions is None:
             results = [
@@ -80,7 +85,7 @@ def _outcome(
     name: str,
     topic: Topic | None,
     index: int,
-    logs: LogManager,
+    is_offline: Callable[[Topic, int], bool],
     offline: tuple[ErrorCode, str],
 ) -> PartitionResult:
     """Return the answer for a partition.
@@ -89,7 +94,7 @@ def _outcome(
         name: the topic's name.
         topic: the topic; None: there is none.
         index: the partition number.
-        logs: the partitions' logs.
+        is_offline: returns whether a partition has no leader.
         offline: error and message for a partition that is offline.
     """
     if topic is None:
@@ -100,7 +105,7 @@ def _outcome(
     elif not 0 <= index < len(topic.partitions):
         error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         message = f"No such partition as {name}-{index}"
-    elif not logs.is_elsewhere(topic) and logs.is_offline(topic, index):
+    elif is_offline(topic, index):
         error, message = offline
     else:
         error = ErrorCode.ELECTION_NOT_NEEDED

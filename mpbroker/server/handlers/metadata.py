@@ -45,7 +45,12 @@ def handle_metadata(
     """Answer with the live nodes, their addresses for the client, and the topics."""
     broker, version = context.broker, context.version
     registry, others = broker.registry, context.other_nodes
-    describe = partial(_describe, broker=broker, live={each[0] for each in others})
+    describe = partial(
+        _describe,
+        broker=broker,
+        live={each[0] for each in others},
+        offline={} if broker.nodes is None else broker.nodes.offline(),
+    )
     wanted = request.topics
     found: Sequence[Topic | None]
     if wanted is None or (version == 0 and not wanted):
@@ -205,12 +210,19 @@ def _create_missing(
 
 
 def _describe(
-    topic: Topic, broker: Broker, live: Collection[int]
+    topic: Topic,
+    broker: Broker,
+    live: Collection[int],
+    offline: Mapping[bytes, Collection[int]],
 ) -> MetadataResponseTopic:
     if broker.nodes is None or topic.leader == broker.node_id:
         partitions = broker.described.partitions(topic)
     else:
-        partitions = partitions_elsewhere(topic, is_live=topic.leader in live)
+        partitions = partitions_elsewhere(
+            topic,
+            is_live=topic.leader in live,
+            offline=offline.get(topic.topic_id, ()),
+        )
     return MetadataResponseTopic(
         error_code=ErrorCode.NONE,
         name=topic.name,

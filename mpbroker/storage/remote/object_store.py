@@ -17,6 +17,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
+from hashlib import md5
 from itertools import count
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
@@ -70,6 +71,10 @@ _ADVICE: Final[Mapping[str, str]] = {
     "XMinioStorageFull": "the store is full",
 }
 _S3: Final = ("s3", "s3a")
+# What S3 and stores like it call an object: the MD5 of its content; of one that came in
+# parts the MD5 of the parts' MD5s, and their number. Others have ETags of other forms.
+# Source: Amazon S3 User Guide, "Checking object integrity".
+_MD5_ETAG: Final = re.compile(r'"?([0-9a-f]{32}(-\d+)?)"?')
 
 
 class ObjectStore:
@@ -95,6 +100,7 @@ class ObjectStore:
             raise RemoteStorageError(f"{url} cannot be used: {error}") from error
         self.url = place.url
         self._large = Lock()
+        self._has_other_etags = False  # than MD5s of what was written
         # Of a store in a directory, without a slash at the end; "": it is another one.
         self._root = urlsplit(url).path.rstrip("/") if place.scheme == "file" else ""
         endpoint = place.endpoint
@@ -129,16 +135,21 @@ class ObjectStore:
         """Write an object, or replace it: readers see the old or the new content.
 
         Raises:
-            RemoteStorageError: the object may have been written nevertheless.
+            RemoteStorageError: the object may have been written nevertheless, or the
+                store has other bytes than were sent.
         """
         try:
-            obstore.put(self._store, key, content, use_multipart=False)
+            told = obstore.put(self._store, key, content, use_multipart=False)
             self._force_to_disk(key)
         except (BaseError, OSError) as error:
             raise self._error(f"cannot write {key}", error) from error
+        if not (self._root or self._has_other_etags):
+            sent = _Digests(max(1, len(content)))
+            sent.add(content)
+            self._compare(key, told["e_tag"], sent)
 
     async def put_async(self, key: str, content: bytes) -> None:
-        """Do as ``put`` does, without blocking.
+        """Do as ``put`` does, without blocking, and without comparing checksums.
 
         If the coroutine is cancelled, it keeps no reference to the content.
         """
@@ -178,21 +189,25 @@ class ObjectStore:
             size: the length of the content in bytes, of which an estimate will do.
 
         Raises:
-            RemoteStorageError: the object may have been written nevertheless.
+            RemoteStorageError: as ``put``.
             Exception: the exception that ``chunks`` has raised; no object was written.
         """
         failed: list[Exception] = []
+        sent = None if self._root or self._has_other_etags else _Digests(_PART_BYTES)
 
         def watched() -> Iterator[bytes]:
             try:
-                yield from chunks
+                for chunk in chunks:
+                    if sent is not None:
+                        sent.add(chunk)
+                    yield chunk
             except Exception as error:
                 failed.append(error)
                 raise
 
         try:
             with self._large if size > _PART_BYTES else nullcontext():
-                obstore.put(
+                told = obstore.put(
                     self._store,
                     key,
                     watched(),
@@ -204,6 +219,31 @@ class ObjectStore:
             if failed:
                 raise failed[0] from None
             raise self._error(f"cannot write {key}", error) from error
+        if sent is not None:
+            self._compare(key, told["e_tag"], sent)
+
+    def _compare(self, key: str, told: str | None, sent: _Digests) -> None:
+        """Compare the ETag of an object that was written with what was sent.
+
+        If the ETag is no MD5, it says nothing about the content. If it is another MD5,
+        the content is read and decides: a store that encrypts with keys of its own, or
+        cuts parts in another way, has such ETags, and is not asked for them again.
+
+        Raises:
+            RemoteStorageError: the store has other bytes than were sent, or cannot be
+                read.
+        """
+        found = _MD5_ETAG.fullmatch(told or "")
+        if found is not None and found[1] in sent.etags():
+            return
+        if found is not None and not self._has_other_etags:
+            for place, length, digest in sent.parts():
+                content = self.get_range(key, place, length)
+                if md5(content, usedforsecurity=False).digest() != digest:
+                    raise RemoteStorageError(
+                        f"{self.url}: {key} has other bytes than were sent"
+                    )
+        self._has_other_etags = True
 
     def _force_to_disk(self, key: str) -> None:
         """Force an object of a store in a directory to disk, with all of its names.
@@ -360,6 +400,50 @@ class ObjectStore:
         if isinstance(error, GenericError) and _PASSING.search(str(error)):
             return RemoteUnreachableError(f"{self.url} {what}: {_explain(error)}")
         return RemoteStorageError(f"{self.url} {what}: {_explain(error)}")
+
+
+class _Digests:
+    """The MD5 digests of an object that is sent, from which its ETag follows.
+
+    Args:
+        part_bytes: the size of the parts that are sent; the last one may be smaller.
+    """
+
+    def __init__(self, part_bytes: int) -> None:
+        self._part_bytes = part_bytes
+        self._size = 0
+        self._digests: list[bytes] = []  # of the parts that are complete
+        self._part = md5(usedforsecurity=False)
+
+    def add(self, chunk: bytes) -> None:
+        """Add the bytes that are sent next."""
+        rest = memoryview(chunk)
+        while rest:
+            taken = rest[: self._part_bytes - self._size % self._part_bytes]
+            self._part.update(taken)
+            self._size += len(taken)
+            rest = rest[len(taken) :]
+            if self._size % self._part_bytes == 0:
+                self._digests.append(self._part.digest())
+                self._part = md5(usedforsecurity=False)
+
+    def parts(self) -> Iterator[tuple[int, int, bytes]]:
+        """Yield position and length in bytes, and digest, of each part."""
+        for number, digest in enumerate(self._all()):
+            place = number * self._part_bytes
+            yield place, min(self._part_bytes, self._size - place), digest
+
+    def etags(self) -> tuple[str, ...]:
+        """Return the ETags that the object may have."""
+        digests = self._all()
+        of_all = md5(b"".join(digests), usedforsecurity=False).hexdigest()
+        in_parts = f"{of_all}-{len(digests)}"
+        return (digests[0].hex(), in_parts) if len(digests) == 1 else (in_parts,)
+
+    def _all(self) -> list[bytes]:
+        if self._digests and self._size % self._part_bytes == 0:
+            return self._digests
+        return [*self._digests, self._part.digest()]
 
 
 def _explain(error: BaseException) -> str:

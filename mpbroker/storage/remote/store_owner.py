@@ -3,7 +3,7 @@
 Each start of a broker runs this as a separate process. It also fetches the manifests
 (lists of remote segments) of partitions whose directories were lost:
 
-    python -m mpbroker.storage.remote.store_owner URL CLUSTER_ID NODE_ID LOG_DIR...
+    python -m mpbroker.storage.remote.store_owner URL CLUSTER_ID NODE_ID HOME LOG_DIR...
 """
 
 from __future__ import annotations
@@ -190,9 +190,10 @@ def main(arguments: list[str]) -> int:
     reached, and 1 after other errors.
 
     Args:
-        arguments: the URL, the cluster id, the node id, and the log directories.
+        arguments: the URL, the cluster id, the node id, the first log directory, and
+            all log directories if lost partitions are to be restored.
     """
-    url, cluster_id, node_id, *directories = arguments
+    url, cluster_id, node_id, home, *directories = arguments
     try:
         from mpbroker.storage.remote.object_store import ObjectStore
     except ModuleNotFoundError as error:
@@ -203,8 +204,7 @@ def main(arguments: list[str]) -> int:
         return 1
     try:
         store = ObjectStore(url, retry_s=10)
-        token = read_token(directories[0]) if directories else ""
-        claim(store, StoreOwner(cluster_id, int(node_id), token))
+        claim(store, StoreOwner(cluster_id, int(node_id), read_token(home)))
         check_rights(store)
         restore_lost(store, directories)
     except RemoteUnreachableError as error:
@@ -223,6 +223,7 @@ def lost_partitions(directories: Sequence[str]) -> list[KnownPartition]:
 
     Args:
         directories: the directories of log.dirs; the first has the list of partitions.
+            None: some of them are not there, so nothing is known to be lost.
 
     Raises:
         ManifestError: the list is damaged.
@@ -231,7 +232,7 @@ def lost_partitions(directories: Sequence[str]) -> list[KnownPartition]:
     """
     lost = [
         known
-        for known in sorted(read_known(directories[0]))
+        for known in sorted(read_known(directories[0]) if directories else ())
         if not any(
             os.path.isdir(f"{each}/{known.topic}-{known.partition}")
             for each in directories
@@ -256,7 +257,7 @@ def restore_lost(store: ObjectStore, directories: Sequence[str]) -> None:
             damaged.
         OSError: a directory cannot be made.
     """
-    for known in lost_partitions(directories) if directories else ():
+    for known in lost_partitions(directories):
         key = manifest_key(partition_prefix(known.topic_id, known.partition))
         try:
             content = store.get(key)

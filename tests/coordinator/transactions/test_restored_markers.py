@@ -187,3 +187,15 @@ def test_a_marker_ends_nothing_of_a_partition_that_is_not_loaded_as_far(
     assert offsets is not None
     assert offsets.get("t", 0) == committed
     log.close()
+
+
+@pytest.mark.parametrize(
+    "code", [ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.NOT_LEADER_OR_FOLLOWER]
+)
+def test_a_transaction_whose_marker_may_yet_be_written_has_not_ended(
+    log: PartitionLog, code: ErrorCode
+) -> None:
+    """The disk was full, or the partition's directory was not there at the start."""
+    append(log, 1)
+    with pytest.raises(ApiError, match="t-0 lacks a marker"):
+        writer_to(log).require_ended({("t", 0): code})

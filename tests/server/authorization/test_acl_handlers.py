@@ -129,7 +129,7 @@ def test_valid_entries_are_kept_and_shown_by_resource(access):
         ({"principal": "User:"}, "Could not parse principal"),
         ({"resource_name": "x" * 5000}, "5000 characters"),
         ({"host": ""}, "empty host"),
-        ({"host": "10.0.0.0/33"}, "Invalid host"),
+        ({"host": "10.0.0.0/33"}, "`10.0.0.0/33` is not a network"),
         ({"host": "10.0.0.0/255.0.0.0"}, "not a network"),
         ({"host": "10.0.0/8"}, "Invalid host"),
         ({"host": "::1/129"}, "Invalid host"),

@@ -404,6 +404,9 @@ class Nodes:
     def coordinator(self, key):
         return 1
 
+    def offline(self):
+        return {}
+
 
 def test_nothing_of_a_cluster_is_repeated(make_stage):
     stage = make_stage(nodes=Nodes())

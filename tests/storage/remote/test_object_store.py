@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import hashlib
 import os
 import signal
 import subprocess
 import sys
+import uuid
 
 import pytest
 
@@ -17,17 +20,17 @@ from mpbroker.base.storage_errors import (
     UnconditionalStoreError,
 )
 from mpbroker.base.store_url import StoreUrl
-from mpbroker.storage.remote.object_store import (
-    ObjectStore,
-)
+from mpbroker.storage.remote import object_store
+from mpbroker.storage.remote.object_store import ObjectStore
 from mpbroker.storage.remote.store_owner import (
     NotOwnerError,
     StoreOwner,
     check_rights,
     claim,
 )
+from tests.support.canned_s3 import canned_s3
 from tests.support.other_stores import SERVERS
-from tests.support.store_proxy import StoreProxy, always
+from tests.support.store_proxy import Fault, StoreProxy, always, none
 
 ALL = pytest.mark.parametrize("store_url", ["file", "s3", *SERVERS], indirect=True)
 
@@ -49,6 +52,83 @@ def test_what_is_written_is_read_listed_and_deleted(store):
     for read in (store.get, store.size):
         with pytest.raises(RemoteObjectMissingError, match=r"has no object id/0"):
             read("id/0/manifest")
+
+
+LARGE = os.urandom(9 * 1024 * 1024)  # two parts
+
+
+def cut(content):
+    """Chunks that end elsewhere than parts do."""
+    return (content[at : at + 4_000_000] for at in range(0, len(content), 4_000_000))
+
+
+@pytest.mark.parametrize("store_url", ["file", "s3", "versitygw"], indirect=True)
+def test_the_checksum_of_what_was_written_is_compared_without_reading(
+    store, monkeypatch
+):
+    """SeaweedFS tells MD5s; a directory tells none, and none is made for it."""
+    monkeypatch.setattr(store, "get_range", pytest.fail)
+    if store.url.startswith("file"):
+        monkeypatch.setattr(object_store, "md5", pytest.fail)
+    store.put("id/0/manifest", b"")
+    for content in (LARGE, LARGE[: 8 << 20], b"abc"):
+        store.put_stream("id/0/a.log", cut(content), len(content))
+        store.put("id/0/a.indexes", content)
+    assert not store._has_other_etags
+
+
+def spoiled(method, path):
+    return Fault("spoiled", spoil=True) if method == "PUT" else None
+
+
+@pytest.mark.parametrize("server", ["seaweedfs", "canned"])
+def test_bytes_that_change_on_their_way_to_the_store_are_no_copy(
+    server, request, monkeypatch
+):
+    with contextlib.ExitStack() as running:
+        if server == "seaweedfs":
+            found = request.getfixturevalue("seaweedfs").environ
+        else:
+            found = running.enter_context(canned_s3(lambda *_: None, etag=hex_md5))
+        for name, value in found.items():
+            monkeypatch.setenv(name, value)
+        proxy = running.enter_context(StoreProxy(found["AWS_ENDPOINT_URL"], spoiled))
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        store = ObjectStore(f"s3://lake/{uuid.uuid4().hex}", retry_s=1, retries=0)
+        says = "other bytes than were sent"
+        with pytest.raises(RemoteStorageError, match=says):
+            store.put("id/0/a.indexes", b"content")
+        if server == "seaweedfs":
+            for content in (LARGE, b"content"):
+                with pytest.raises(RemoteStorageError, match=says):
+                    store.put_stream("id/0/a.log", cut(content), len(content))
+        proxy.choose = none
+        store.put("id/0/a.indexes", b"content")
+        assert store.get("id/0/a.indexes") == b"content"
+
+
+def hex_md5(content):
+    return hashlib.md5(content, usedforsecurity=False).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("etag", "reads"),
+    [
+        (lambda content: hex_md5(b"secret" + content), 1),  # encrypted by a key
+        (lambda content: f"0x8DC{len(content)}", 0),
+    ],
+)
+def test_a_store_with_other_etags_keeps_what_it_was_given(monkeypatch, etag, reads):
+    """It is asked for the content once."""
+    asked = []
+    with canned_s3(lambda *request: asked.append(request[0]), etag) as environ:
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+        store = ObjectStore("s3://bucket/prefix", retry_s=1, retries=0)
+        for number in range(3):
+            store.put(f"key{number}", b"content")
+    assert asked.count("GET") == reads
+    assert asked.count("PUT") == 3
 
 
 _DYING = """
