@@ -33,7 +33,11 @@ from mpbroker.ipc.layout import (
 from mpbroker.ipc.limits_page import Limits
 from mpbroker.ipc.segment import Segment
 from mpbroker.network.channel import Channel
-from mpbroker.network.channel_selector import ChannelSelector, end_connection
+from mpbroker.network.channel_selector import (
+    ChannelSelector,
+    end_connection,
+    has_ended,
+)
 from mpbroker.network.connection_quotas import excess_connections
 from mpbroker.network.connection_rows import (
     ConnectionRows,
@@ -169,7 +173,7 @@ class Connections:
 
         A row is a connection's record in shared memory. A late connection on which
         bytes have passed is closed too: its row was given up, so its progress is
-        unknown.
+        unknown. Nothing is done with one that has ended meanwhile.
 
         Args:
             new: the connection.
@@ -178,6 +182,10 @@ class Connections:
         """
         sock = new.sock
         sock.setblocking(False)
+        if is_late and has_ended(sock):
+            # What nobody has read must not be taken for the first bytes of another.
+            sock.close()
+            return
         if is_late and self._has_begun(sock):
             # It had a row that was given up, so the progress of its streams is unknown.
             self.count(ProcessorCounter.LOST, 1)
