@@ -18,9 +18,9 @@ from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.server.apis import APIS, Api, Forwarded
-from mpbroker.server.dispatcher import Answer, ApiHandler, ServedApi
+from mpbroker.server.dispatcher import ApiHandler, ServedApi
 from mpbroker.server.message_apis import MessageApi
-from mpbroker.server.request import PARKED, Request
+from mpbroker.server.request import PARKED, Answer, Request
 
 if TYPE_CHECKING:
     from mpbroker.server.authorization.authorization import Access, Authorization

@@ -736,6 +736,19 @@ def connection_row(connection: int) -> int:
     return CONNECTIONS + connection * CONNECTION_WORDS
 
 
+def client_of(words: memoryview, row: int) -> int:
+    """Return a number for a connection's client: an IPv4 address, or an IPv6 network.
+
+    Args:
+        words: the words of the control segment.
+        row: the first word of the connection's row in it.
+    """
+    word = row + CONNECTION_PEER_ADDRESS
+    network: int = words[word]
+    # The first word of an IPv4 address in IPv6 form is 0.
+    return network or words[word + 1]
+
+
 def slots_in_use(words: memoryview, processor: int) -> range:
     """Return those slots of a processor that were ever used.
 

@@ -39,6 +39,13 @@ def end_connection(sock: socket.socket) -> None:
     sock.close()
 
 
+def has_ended(sock: socket.socket) -> bool:
+    """Return whether `end_connection` ended a connection, or its client reset it."""
+    poll = select.poll()
+    poll.register(sock, 0)  # hang-ups and errors are always reported
+    return bool(poll.poll(0))
+
+
 class ChannelSelector:
     """Polls, receives and sends for the sockets of one processor.
 

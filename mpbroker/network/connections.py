@@ -25,6 +25,7 @@ from mpbroker.ipc.layout import (
     ConnectionSecurity,
     ConnectionState,
     ProcessorCounter,
+    client_of,
     processor_row,
     slot_row,
     starved_handlers,
@@ -32,7 +33,11 @@ from mpbroker.ipc.layout import (
 from mpbroker.ipc.limits_page import Limits
 from mpbroker.ipc.segment import Segment
 from mpbroker.network.channel import Channel
-from mpbroker.network.channel_selector import ChannelSelector, end_connection
+from mpbroker.network.channel_selector import (
+    ChannelSelector,
+    end_connection,
+    has_ended,
+)
 from mpbroker.network.connection_quotas import excess_connections
 from mpbroker.network.connection_rows import (
     ConnectionRows,
@@ -40,7 +45,6 @@ from mpbroker.network.connection_rows import (
     is_private,
     progress,
 )
-from mpbroker.network.fair_queue import client_of
 from mpbroker.network.moves.arrivals import NewConnection
 from mpbroker.network.moves.succession import Resumption, restore
 from mpbroker.network.moves.tcp_counters import (
@@ -169,7 +173,7 @@ class Connections:
 
         A row is a connection's record in shared memory. A late connection on which
         bytes have passed is closed too: its row was given up, so its progress is
-        unknown.
+        unknown. Nothing is done with one that has ended meanwhile.
 
         Args:
             new: the connection.
@@ -178,6 +182,10 @@ class Connections:
         """
         sock = new.sock
         sock.setblocking(False)
+        if is_late and has_ended(sock):
+            # What nobody has read must not be taken for the first bytes of another.
+            sock.close()
+            return
         if is_late and self._has_begun(sock):
             # It had a row that was given up, so the progress of its streams is unknown.
             self.count(ProcessorCounter.LOST, 1)
@@ -236,7 +244,7 @@ class Connections:
         only clients with less than an equal share get more, so that one client cannot
         keep all others out. A client is an IPv4 address, or an IPv6 network of 64 bits.
         """
-        client = client_of(self._words, channel)
+        client = client_of(self._words, channel.row)
         held = self._clients[client]
         others = len(self._clients) - (held > 0)
         return held >= _SHARED_ROWS // (others + 1)
@@ -360,7 +368,7 @@ class Connections:
         channel.active_ns = channel.extent_ns = now_ns
         where[channel.fd] = channel
         self._cookies.add(channel.cookie)
-        self._clients[client_of(self._words, channel)] += 1
+        self._clients[client_of(self._words, channel.row)] += 1
         self._words[self._counters] = len(self.by_fd) + len(self.unready)
 
     # -- end -----------------------------------------------------------------------
@@ -396,12 +404,12 @@ class Connections:
         """
         words = self._words
         holding = [each for each in self.by_fd.values() if each.slot >= 0]
-        held = Counter(client_of(words, each) for each in holding)
-        wanted = held + Counter(client_of(words, each) for each in waiting)
+        held = Counter(client_of(words, each.row) for each in holding)
+        wanted = held + Counter(client_of(words, each.row) for each in waiting)
         level = fair_level(wanted.values(), len(holding) - len(holding) // 8)
         transfers: dict[int, list[Transfer]] = {}
         for each in self._slot_transfers(holding, now_ns):
-            transfers.setdefault(client_of(words, each.channel), []).append(each)
+            transfers.setdefault(client_of(words, each.channel.row), []).append(each)
         for client, slow_ones in transfers.items():
             for slow in slowest(slow_ones, held[client] - level):
                 self._close_slow(slow, "the slot")
@@ -518,7 +526,7 @@ class Connections:
         if self.by_fd.pop(channel.fd, None) is None:
             del self.unready[channel.fd]
         self._cookies.discard(channel.cookie)
-        client = client_of(self._words, channel)
+        client = client_of(self._words, channel.row)
         self._clients[client] -= 1
         if not self._clients[client]:
             del self._clients[client]

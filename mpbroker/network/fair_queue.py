@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from mpbroker.ipc.layout import CONNECTION_PEER_ADDRESS
-from mpbroker.network.channel import Channel
+from mpbroker.ipc.layout import client_of
+
+if TYPE_CHECKING:
+    from mpbroker.network.channel import Channel
 
 
 class FairQueue:
@@ -36,13 +39,13 @@ class FairQueue:
 
     def append(self, channel: Channel) -> None:
         """Add a channel behind the others of its client."""
-        client = client_of(self._words, channel)
+        client = client_of(self._words, channel.row)
         self._clients.setdefault(client, deque()).append(channel)
         self._count += 1
 
     def appendleft(self, channel: Channel) -> None:
         """Put a channel back: it is the next one."""
-        client = client_of(self._words, channel)
+        client = client_of(self._words, channel.row)
         self._clients.setdefault(client, deque()).appendleft(channel)
         self._clients.move_to_end(client, last=False)
         self._count += 1
@@ -59,11 +62,3 @@ class FairQueue:
             self._clients[client] = channels
         self._count -= 1
         return channel
-
-
-def client_of(words: memoryview, channel: Channel) -> int:
-    """Return a number for a channel's client: an IPv4 address, or an IPv6 network."""
-    word = channel.row + CONNECTION_PEER_ADDRESS
-    network: int = words[word]
-    # The first word of an IPv4 address in IPv6 form is 0.
-    return network or words[word + 1]

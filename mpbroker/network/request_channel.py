@@ -62,6 +62,7 @@ from mpbroker.ipc.layout import (
     ProcessorCounter,
     ResponseKind,
     SlotState,
+    client_of,
     connection_row,
     handler_row,
     processor_row,
@@ -614,6 +615,10 @@ class HandlerEnd:
         """
         state = self._words[slot_row(slot) + SLOT_STATE]
         return state & ~_KEEP_GENERATION == self._claimed
+
+    def client_of(self, connection: int) -> int:
+        """Return a number for a connection's client: see client_of()."""
+        return client_of(self._words, connection_row(connection))
 
     def note_wait(self, slot: int, now_ns: int) -> None:
         """Note the time from which a request waits for other processes or the disk."""

@@ -47,12 +47,12 @@ from mpbroker.ipc.layout import (
     STATE_HANDLER_SHIFT,
     STATE_MASK,
     SlotState,
+    client_of,
     slot_row,
     slots_in_use,
 )
 from mpbroker.ipc.ring import NotificationRing
 from mpbroker.network.channel import Channel
-from mpbroker.network.fair_queue import client_of
 from mpbroker.network.request_channel import ProcessorEnd
 from mpbroker.network.request_reader import PLENTY_OF_SLOTS
 
@@ -198,7 +198,7 @@ class Waits:
     def _may_wait(self, channel: Channel, free: int) -> bool:
         return (
             free >= _RESERVE
-            and self._held[client_of(self._words, channel)] < self._level
+            and self._held[client_of(self._words, channel.row)] < self._level
         )
 
     def are_due(self, now_ns: int) -> bool:
@@ -230,7 +230,7 @@ class Waits:
             free: how many slots are free now.
         """
         channels = [channel for channel in self._in_flight if channel is not None]
-        self._held = Counter(client_of(self._words, each) for each in channels)
+        self._held = Counter(client_of(self._words, each.row) for each in channels)
         self._level = fair_level(
             self._held.values(), SLOTS_PER_PROCESSOR - PLENTY_OF_SLOTS
         )
@@ -253,7 +253,7 @@ class Waits:
             if held > self._level
         }
         for channel in channels:
-            client = client_of(self._words, channel)
+            client = client_of(self._words, channel.row)
             if above.get(client, 0) > 0 and self._may_be_waiting(channel.slot):
                 above[client] -= 1
                 yield channel.slot

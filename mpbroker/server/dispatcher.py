@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Final
 
 from mpbroker.base.logger import get_logger
 from mpbroker.ipc.black_box import EventKind, note
-from mpbroker.ipc.response_parts import FilePart
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError, ProtocolError, TooManyElementsError
@@ -28,14 +27,13 @@ from mpbroker.protocol.headers import (
 )
 from mpbroker.server.api_messages import refusal
 from mpbroker.server.handlers.api_versions import unsupported_version
-from mpbroker.server.request import CLOSE, Deferred, Request
+from mpbroker.server.request import CLOSE, Answer, Request
 
 if TYPE_CHECKING:
     from mpbroker.server.quotas.client_quotas import ClientQuotas
 
 _LOG = get_logger(__name__)
 
-Answer = bytes | list[bytes | FilePart] | Deferred
 # Returns the body of the answer, or a Deferred: no answer now.
 ApiHandler = Callable[[Request], Answer]
 # Returns the body of an answer with an error code; None: the API has no such field.
@@ -190,6 +188,16 @@ class RequestDispatcher:
         self._count_error(request.api_key, code)
         _LOG.info("%s: refused: %s", self._name_connection(request.connection), error)
         return refusal(request, code) or CLOSE
+
+    def out_of_turn(self, request: Request) -> Answer:
+        """Return the answer to a request that was not executed: its turn did not come.
+
+        It is REQUEST_TIMED_OUT, upon which clients try again, or CLOSE if the API has
+        no field for it.
+        """
+        code = ErrorCode.REQUEST_TIMED_OUT
+        self._count_error(request.api_key, code)
+        return self._error_answer(request, code) or CLOSE
 
     def met_bug(self, request: Request) -> Answer:
         """Log the current exception as a bug of the broker, and return an answer.

@@ -21,10 +21,10 @@ from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.message import Message
 from mpbroker.server.api_messages import request_class
 from mpbroker.server.apis import OPEN, Api, Forwarded
-from mpbroker.server.dispatcher import Answer, ApiHandler, ServedApi
+from mpbroker.server.dispatcher import ApiHandler, ServedApi
 from mpbroker.server.handler_context import Broker, HandlerContext
 from mpbroker.server.repeated.repeatable import Repeatable
-from mpbroker.server.request import CLOSE, FORWARDED, Deferred, Request
+from mpbroker.server.request import CLOSE, FORWARDED, Answer, Deferred, Request
 
 if TYPE_CHECKING:
     from mpbroker.server.authorization.authorization import Access, Authorization

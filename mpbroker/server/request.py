@@ -135,6 +135,9 @@ class Deferred:
         self.name = name
 
 
+# The body of an answer, in parts if it has ranges of files; a Deferred: none now.
+Answer = bytes | list[bytes | FilePart] | Deferred
+
 PARKED: Final = Deferred("parked")  # it waits in the purgatory
 FORWARDED: Final = Deferred("forwarded")  # the coordinator answers
 NO_RESPONSE: Final = Deferred("no response")  # Produce with acks=0

@@ -38,11 +38,12 @@ from mpbroker.ipc.layout import (
 from mpbroker.ipc.segment import Segment
 from mpbroker.network.request_channel import HandlerEnd
 from mpbroker.server.core_cache import CoreCache, NoCoreCache, Woken
-from mpbroker.server.dispatcher import Answer, RequestDispatcher
+from mpbroker.server.dispatcher import RequestDispatcher
 from mpbroker.server.fetch.fetch_service import send_parts
 from mpbroker.server.group_commit import GroupCommit
 from mpbroker.server.purgatory import DelayedOperation, Purgatory
-from mpbroker.server.request import CLOSE, NO_RESPONSE, Request
+from mpbroker.server.request import CLOSE, NO_RESPONSE, PARKED, Answer, Request
+from mpbroker.server.turns import LONG_NS, PATIENCE_NS, DelayedTurn
 
 # Batched takes are worth 1.3-1.4x in pure Python; more than this only adds latency.
 _MAX_BATCH: Final = 16
@@ -108,6 +109,7 @@ class RequestHandler:
         self._wait_in_core = core_cache.wait_at(self._epoll.fileno(), channel, handler)
         self._box = own_box()
         self._one_by_one = False
+        self._is_alone = False  # no other request waits for this process
         self._next_give_back = 0
 
     def run(self) -> None:
@@ -213,7 +215,7 @@ class RequestHandler:
         before = since = started = woken.at_ns if woken else time.monotonic_ns()
         words[row + HANDLER_BUSY_SINCE] = started
         # If a single slot was taken, no other request was waiting.
-        self._group_commit.is_alone = len(slots) == 1
+        self._group_commit.is_alone = self._is_alone = len(slots) == 1
         # Totals are noted once for each run of requests of one API.
         current, alike = NO_API, 0
         for slot in slots:
@@ -228,7 +230,7 @@ class RequestHandler:
                 # nothing is stored in it.
                 api_key = self._core_cache.finish(slot, woken.result)
             if api_key is None:
-                api_key = self._execute_one(slot)
+                api_key = self._execute_one(slot, before)
             if api_key != current:
                 if alike:
                     totals[requests + current] += alike
@@ -244,16 +246,25 @@ class RequestHandler:
         words[row + HANDLER_BUSY_SLOT] = 0
         words[row + HANDLER_COUNTERS + HandlerCounter.REQUESTS] += len(slots)
 
-    def _execute_one(self, slot: int) -> int:
+    def _execute_one(self, slot: int, began_ns: int) -> int:
         """Execute a request in Python that the C core has not executed.
+
+        If its client owes time to others that wait, it is parked until its turn.
 
         Return its API key, or NO_API if its header was refused.
         """
         channel = self._channel
         request = self._dispatcher.parse(*channel.request(slot))
         if isinstance(request, Request):
-            answer = self._dispatcher.dispatch(request)
-            self._core_cache.learn_request(request, answer)
+            if self._turns.debts and self._must_wait(request):
+                self._send(request, self._wait_for_turn(request))
+                return request.api_key
+            computed = time.thread_time_ns()
+            answer = self._dispatch(request)
+            # Not by the clock: others may have kept it waiting for a lock or a CPU.
+            if time.monotonic_ns() - began_ns > LONG_NS:
+                client = channel.client_of(request.connection)
+                self._turns.charge(client, time.thread_time_ns() - computed)
             self._send(request, answer)
             return request.api_key
         if request is None:
@@ -262,8 +273,46 @@ class RequestHandler:
             channel.send_bytes(slot, request)
         return NO_API
 
+    def _dispatch(self, request: Request) -> Answer:
+        answer = self._dispatcher.dispatch(request)
+        self._core_cache.learn_request(request, answer)
+        return answer
+
+    def _must_wait(self, request: Request) -> bool:
+        """Return whether a request's client owes time, and others wait."""
+        if self._is_alone and not self._turns:
+            return False
+        return self._turns.owes(self._channel.client_of(request.connection))
+
+    def _wait_for_turn(self, request: Request) -> Answer:
+        """Park a request whose client owes time to others, until its turn.
+
+        A request that must not wait, for example because its client has hung up, is
+        refused instead.
+        """
+        channel, slot = self._channel, request.slot
+        if channel.must_end(slot):
+            return self._dispatcher.out_of_turn(request)
+
+        def refuse() -> None:
+            channel.unpark(slot)
+            self._send(request, self._dispatcher.out_of_turn(request))
+
+        operation = DelayedTurn(
+            request,
+            channel.client_of(request.connection),
+            lambda: self._dispatch(request),
+            refuse,
+            time.monotonic_ns() + PATIENCE_NS,
+        )
+        # No deadline: that of a Fetch is its own, if another process executes it.
+        channel.park(slot, 0)
+        self._purgatory.watch(operation)
+        self._turns.add(operation)
+        return PARKED
+
     def _take_turn(self, *, is_idle: bool) -> None:
-        """Execute a parked request that computes for long, if it is its turn."""
+        """Execute a parked request that may compute for long, if it is its turn."""
         operation = self._turns.take(is_idle=is_idle)
         if operation is None:
             return
@@ -272,6 +321,7 @@ class RequestHandler:
         self._channel.unpark(slot)
         began = words[row + HANDLER_BUSY_SINCE] = time.monotonic_ns()
         words[row + HANDLER_BUSY_SLOT] = slot + 1
+        computed = time.thread_time_ns()
         answer: Answer
         try:
             answer = operation.run()
@@ -280,6 +330,7 @@ class RequestHandler:
         self._send(operation.request, answer)
         words[row + HANDLER_BUSY_SLOT] = 0
         self._turns.took(began)
+        self._turns.charge(operation.client, time.thread_time_ns() - computed)
         self._see_to_parked()
 
     def _send(self, request: Request, answer: Answer) -> None:

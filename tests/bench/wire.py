@@ -13,7 +13,7 @@ import socket
 import ssl
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import crc32c
@@ -95,6 +95,32 @@ def latest_offset(topic: str, partition: int) -> bytes:
     part = struct.pack(">iiq", partition, -1, -1) + NO_TAGS
     topics = array([compact(topic.encode()) + array([part]) + NO_TAGS])
     return request(LIST_OFFSETS, struct.pack(">ib", -1, 0) + topics + NO_TAGS)
+
+
+def create_topics(names: Iterable[str]) -> bytes:
+    """Create topics of one partition each."""
+    topics = array([_new_topic(name, 1, {}) for name in names])
+    return request(CREATE_TOPICS, topics + struct.pack(">ib", 30_000, 0) + NO_TAGS)
+
+
+def _new_topic(name: str, partitions: int, config: Mapping[str, str]) -> bytes:
+    entries = [
+        compact(key.encode()) + compact(value.encode()) + NO_TAGS
+        for key, value in config.items()
+    ]
+    return (
+        compact(name.encode())
+        + struct.pack(">ih", partitions, 1)
+        + array([])
+        + array(entries)
+        + NO_TAGS
+    )
+
+
+def delete_topics(names: Iterable[str]) -> bytes:
+    """Delete topics."""
+    topics = array([compact(name.encode()) for name in names])
+    return request(DELETE_TOPICS, topics + struct.pack(">i", 30_000) + NO_TAGS)
 
 
 def produce(
@@ -464,17 +490,7 @@ class Connection:
         Raises:
             AnswerError: the broker refused.
         """
-        entries = [
-            compact(key.encode()) + compact(value.encode()) + NO_TAGS
-            for key, value in (config or {}).items()
-        ]
-        topic = (
-            compact(name.encode())
-            + struct.pack(">ih", partitions, 1)
-            + array([])
-            + array(entries)
-            + NO_TAGS
-        )
+        topic = _new_topic(name, partitions, config or {})
         body = array([topic]) + struct.pack(">ib", 30_000, 0) + NO_TAGS
         reader = Reader(self.ask(request(CREATE_TOPICS, body)), 4)
         reader.skip_tags()
@@ -493,8 +509,7 @@ class Connection:
         Raises:
             AnswerError: the broker refused.
         """
-        body = array([compact(name.encode())]) + struct.pack(">i", 30_000) + NO_TAGS
-        reader = Reader(self.ask(request(DELETE_TOPICS, body)), 4)
+        reader = Reader(self.ask(delete_topics([name])), 4)
         reader.skip_tags()
         reader.unpack("i")
         reader.count()

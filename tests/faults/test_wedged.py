@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +21,7 @@ from tests.faults.producers import Ledger
 from tests.faults.test_kill_one_process import has_progressed, wait_until
 from tests.faults.test_kill_the_whole_tree import address_of, producers_for
 from tests.support.broker import Broker
+from tests.support.frozen_disk import freezable_disk, frozen
 
 TOPIC = "wedged"
 
@@ -147,19 +146,8 @@ def test_a_coordinator_that_loops_for_ever_is_replaced_and_its_request_answered(
 
 @pytest.fixture
 def freezable(tmp_path: Path) -> Iterator[Path]:
-    """A file system that can be made to answer nothing for a while."""
-    if os.geteuid() or not all(map(shutil.which, ("mkfs.ext4", "fsfreeze"))):
-        pytest.skip("only root can freeze a file system")
-    image, path = tmp_path / "image", tmp_path / "disk"
-    path.mkdir()
-    with image.open("wb") as file:
-        file.truncate(64 << 20)
-    subprocess.run(["mkfs.ext4", "-q", image], check=True)
-    mounted = subprocess.run(["mount", "-o", "loop", image, path], capture_output=True)
-    if mounted.returncode:
-        pytest.skip(f"cannot mount a disk of our own: {mounted.stderr.decode()}")
-    yield path
-    subprocess.run(["umount", "-l", path], check=True)
+    with freezable_disk(tmp_path) as path:
+        yield path
 
 
 def test_a_slow_disk_is_waited_for_and_its_handler_left_alone(
@@ -170,8 +158,7 @@ def test_a_slow_disk_is_waited_for_and_its_handler_left_alone(
         connection.create_topic("slow")
         batch = wire.record_batch([wire.RecordSpec(b"at last")])
         handlers = children(broker, "handler")
-        subprocess.run(["fsfreeze", "-f", freezable], check=True)
-        try:
+        with frozen(freezable):
             connection.send(wire.produce("slow", 0, batch, acks=-1))
 
             def in_the_disks_hands() -> bool:
@@ -182,8 +169,6 @@ def test_a_slow_disk_is_waited_for_and_its_handler_left_alone(
             said = "has waited for the disk"
             wait_until("it is noticed", lambda: said in broker.log_tail())
             assert children(broker, "handler") == handlers
-        finally:
-            subprocess.run(["fsfreeze", "-u", freezable], check=True)
         assert wire.parse_produce(connection.receive()) == (wire.ERROR_NONE, 0)
         assert len(connection.read_all("slow", 0)) == 1
     assert children(broker, "handler") == handlers
@@ -199,8 +184,7 @@ def test_who_waits_for_the_lock_of_one_that_waits_for_the_disk_is_left_alone_too
         first.create_topic("slow")
         batch = wire.record_batch([wire.RecordSpec(b"at last")])
         before = children(broker)
-        subprocess.run(["fsfreeze", "-f", freezable], check=True)
-        try:
+        with frozen(freezable):
             # Two handlers, one log: the second request only when the first one has
             # been taken.
             first.send(wire.produce("slow", 0, batch, acks=-1))
@@ -210,8 +194,6 @@ def test_who_waits_for_the_lock_of_one_that_waits_for_the_disk_is_left_alone_too
             also = "has waited for a lock of process"
             wait_until("the second, too", lambda: also in broker.log_tail())
             assert children(broker) == before
-        finally:
-            subprocess.run(["fsfreeze", "-u", freezable], check=True)
         answers = [wire.parse_produce(each.receive()) for each in (first, second)]
         assert sorted(answers) == [(wire.ERROR_NONE, 0), (wire.ERROR_NONE, 1)]
         assert len(first.read_all("slow", 0)) == 2

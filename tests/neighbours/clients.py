@@ -70,11 +70,19 @@ class Client:
         Raises:
             OSError: no answer came for twice LONGEST_WAIT_S, or the connection broke.
         """
-        began = Reading.now()
-        with wire.Connection(
-            self._address, LONGEST_WAIT_S * _AT_MOST_TIMES
-        ) as connection:
+        with (
+            self.timed(),
+            wire.Connection(
+                self._address, LONGEST_WAIT_S * _AT_MOST_TIMES
+            ) as connection,
+        ):
             yield connection
+
+    @contextlib.contextmanager
+    def timed(self) -> Iterator[None]:
+        """Count what the block does as one wait, for example on an old connection."""
+        began = Reading.now()
+        yield
         self.longest_s = max(self.longest_s, judged_s(began))
 
     def ask(self, framed: bytes) -> bytes:

@@ -637,3 +637,19 @@ def test_one_that_came_in_time_to_a_processor_that_retires_is_served_by_one(two)
     assert two.other.connections == 1
     two.clients.append(Client(client))
     assert is_answered_once(two, two.clients[0])
+
+
+def test_one_that_is_handed_over_again_after_its_end_is_not_read(two):
+    """Its bytes would be taken for requests, from wherever the first reader ended."""
+    mine, accepted = connected_pair()
+    duplicate = accepted.dup()
+    client = two.connect((mine, accepted))
+    two.pump(lambda: two.connections == 1)
+    no_length, empty_requests = b"\xff" * 4, bytes(100_000)
+    client.send(no_length + empty_requests)
+    two.pump(lambda: client.has_sent and two.connections == 0)
+    hand(two, 0, HandOver.AGAIN, duplicate)
+    duplicate.close()
+    two.turns(5)
+    assert two.requests == [] and rows_of(two) == 0
+    assert two.counter(ProcessorCounter.LOST) == 0

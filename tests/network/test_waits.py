@@ -14,10 +14,10 @@ from mpbroker.ipc.layout import (
     SLOTS_PER_PROCESSOR,
     STATE_HANDLER_SHIFT,
     SlotState,
+    client_of,
     slot_row,
 )
 from mpbroker.ipc.ring import slot_notice
-from mpbroker.network.fair_queue import client_of
 from mpbroker.network.request_reader import PLENTY_OF_SLOTS
 from mpbroker.network.waits import _RESERVE, fair_level
 from mpbroker.supervisor.repair.recovery import Repair
@@ -251,7 +251,7 @@ def test_when_slots_run_short_the_largest_client_waits_no_more(make_rig):
     rig.leave_slots(PLENTY_OF_SLOTS - 1)
     waits = rig.processor._waits
     (client,) = {
-        client_of(waits._words, rig.processor._in_flight[slot]) for slot in early
+        client_of(waits._words, rig.processor._in_flight[slot].row) for slot in early
     }
     # As if it had nearly all slots.
     waits._held[client], waits._level = 8000, 7168

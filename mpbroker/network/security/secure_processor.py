@@ -121,6 +121,7 @@ class SecureProcessor(Processor):
             security,
             selector,
             self._counts,
+            parts.control.words,
             self._rows.name,
             self._admit,
             self._connections.close,
@@ -139,9 +140,9 @@ class SecureProcessor(Processor):
         for fd, event in events:
             channel = self._connections.unready.get(fd)
             if channel is not None:
-                self._unready.process(
-                    channel, self._now, has_ended=bool(event & HANG_UP)
-                )
+                self._unready.note_event(channel, has_ended=bool(event & HANG_UP))
+        if self._unready.can_go_on:
+            self._unready.go_on(self._now)
         if self._retries:
             retries, self._retries = self._retries, []
             for channel in retries:
@@ -151,10 +152,11 @@ class SecureProcessor(Processor):
         if self._unready:
             self._unready.tick(self._now)
         self._requests.flush()
-        if events:
+        if events or self._unready.can_go_on:
             self._busy = True
 
     def _poll_in_core(self, *, may_stay: bool) -> list[tuple[int, int]]:
+        may_stay = may_stay and not self._unready.can_go_on
         return self._secure_selector.sift(super()._poll_in_core(may_stay=may_stay))
 
     def _wait_s(self) -> float:

@@ -15,6 +15,7 @@ Source: Kafka KafkaChannel.prepare, Selector.pollSelectionKeys; KIP-306.
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
@@ -28,6 +29,7 @@ from mpbroker.ipc.tables.principals import PrincipalsFullError
 from mpbroker.network.channel import Channel
 from mpbroker.network.channel_selector import CLOSED, ChannelSelector
 from mpbroker.network.errors import FrameLengthError
+from mpbroker.network.fair_queue import FairQueue
 from mpbroker.network.frame_length import explain_bad_length, explain_no_tls
 from mpbroker.network.security.listener_authentication import ListenerSecurity, wall_ms
 from mpbroker.network.security.sasl.authenticator import (
@@ -49,6 +51,9 @@ _PEEKED: Final = 5
 _RETRY_NS: Final = 50_000_000
 _GRAIN_NS: Final = 20_000_000
 _NEVER: Final = 1 << 62
+# How long the process authenticates clients before it serves others. One step takes up
+# to some milliseconds, as to read and judge a token of 512 KiB.
+_LONGEST_NS: Final = 10_000_000
 USER: Final = "User:"
 
 Closed = Callable[[Channel, ProcessorCounter], None]
@@ -87,6 +92,7 @@ class _Unready:
         "deadline_ns",
         "frame_bytes",
         "has_handshake",
+        "is_ready",
         "retry_ns",
         "security",
         "streams",
@@ -96,6 +102,7 @@ class _Unready:
     def __init__(self, channel: Channel, deadline_ns: int) -> None:
         self.channel = channel
         self.deadline_ns = deadline_ns
+        self.is_ready = False  # it is in the queue of those that can go on
         self.has_handshake = False  # the TLS handshake is done, or there is no TLS
         self.security: ListenerSecurity | None = None  # used for the handshake
         self.authenticator: SaslServerAuthenticator | None = None
@@ -111,10 +118,15 @@ class _Unready:
 class UnreadyChannels:
     """Authenticates new connections, and then admits or closes them.
 
+    That costs more than most requests do, and a client may begin it on thousands of
+    connections. So clients take turns, and those that have authenticated are served in
+    between.
+
     Args:
         security: the listener's security.
         selector: receives and sends.
         counts: counts the results of authentications.
+        words: the words of the control segment, which have the clients' addresses.
         name: returns a connection's printable name.
         admitted: called with a connection that has authenticated.
         closed: called with a connection that must be closed, and the reason.
@@ -125,6 +137,7 @@ class UnreadyChannels:
         security: ListenerSecurity,
         selector: ChannelSelector,
         counts: AuthenticationCounts,
+        words: memoryview,
         name: Callable[[int], str],
         admitted: Admitted,
         closed: Closed,
@@ -136,6 +149,7 @@ class UnreadyChannels:
         self._admitted = admitted
         self._closed = closed
         self._by_fd: dict[int, _Unready] = {}
+        self._ready = FairQueue(words)  # some may be closed by now
         self._next_ns = _NEVER  # nothing is due before then
         self._chunk = memoryview(bytearray(_CHUNK_BYTES))
 
@@ -147,19 +161,37 @@ class UnreadyChannels:
         """The earliest time at which ``tick`` has something to do, monotonic."""
         return self._next_ns if self._by_fd else _NEVER
 
-    def process(self, channel: Channel, now_ns: int, *, has_ended: bool) -> None:
-        """Handle an event of a connection's socket.
+    @property
+    def can_go_on(self) -> bool:
+        """Whether ``go_on`` has more to do now."""
+        return bool(self._ready)
+
+    def note_event(self, channel: Channel, *, has_ended: bool) -> None:
+        """Let a connection go on that has an event of its socket.
 
         Args:
             channel: the connection.
-            now_ns: monotonic.
             has_ended: whether the event says that the client has hung up.
         """
         unready = self._by_fd[channel.fd]
         channel.readable = True
         if has_ended:
             channel.closing = True
-        self._proceed(unready, now_ns)
+        if not unready.is_ready:
+            unready.is_ready = True
+            self._ready.append(channel)
+
+    def go_on(self, now_ns: int) -> None:
+        """Go on with connections that had events, client by client, for some 10 ms."""
+        began = time.monotonic_ns()
+        while self._ready:
+            channel = self._ready.popleft()
+            unready = self._by_fd.get(channel.fd)
+            if unready is not None and unready.channel is channel:
+                unready.is_ready = False
+                self._proceed(unready, now_ns)
+            if time.monotonic_ns() - began > _LONGEST_NS:
+                return
 
     def use(self, security: ListenerSecurity) -> None:
         """Use new settings of TLS and SASL for connections from now on.

@@ -228,7 +228,8 @@ class ProduceService:
             )
 
         deadline = time.monotonic_ns() + PATIENCE_NS
-        operation = DelayedTurn(request, run, refuse, deadline)
+        client = self._channel.client_of(request.connection)
+        operation = DelayedTurn(request, client, run, refuse, deadline)
         self._channel.park(request.slot, deadline)
         self._purgatory.watch(operation)
         self._purgatory.turns.add(operation)

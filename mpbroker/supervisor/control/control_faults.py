@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from mpbroker.ipc.black_box import Fault, own_box
 from mpbroker.ipc.ring import RequestRing
-from mpbroker.server.dispatcher import Answer, RequestDispatcher
-from mpbroker.server.request import Request
+from mpbroker.server.dispatcher import RequestDispatcher
+from mpbroker.server.request import Answer, Request
 from mpbroker.storage.log.disk_sync import DiskSync, SyncDone
 
 

@@ -14,11 +14,11 @@ from mpbroker.ipc.tables.principals import PrincipalsFullError
 from mpbroker.metadata.scram_credentials import ScramMechanism
 from mpbroker.network.connection_rows import live_rows, security_of
 from mpbroker.network.moves.hand_over import HAS_ROW
-from mpbroker.network.security import secure_processor
+from mpbroker.network.security import secure_processor, unready_channels
 from mpbroker.network.security.listener_authentication import SaslSettings
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.supervisor.upgrade.connection_export import KeptSocket, export_connections
-from tests.network.rig import frame
+from tests.network.rig import connected_pair, frame
 from tests.network.security.sasl.conversation import (
     ScramClient,
     authenticate,
@@ -26,7 +26,13 @@ from tests.network.security.sasl.conversation import (
     request,
     token_answer,
 )
-from tests.network.security.secure_rig import PLAIN, SecureRig, security, take_over
+from tests.network.security.secure_rig import (
+    GOOD,
+    PLAIN,
+    SecureRig,
+    security,
+    take_over,
+)
 from tests.network.test_departures import Two
 from tests.support.scram import credential_of_password
 
@@ -209,6 +215,20 @@ def test_what_follows_a_token_that_had_to_wait_is_published_before_any_sleep(sas
         return False
 
     rig.pump(is_published)
+
+
+def test_clients_that_authenticate_at_the_same_time_take_turns(sasl_rig, monkeypatch):
+    """One client may begin it on thousands of connections."""
+    monkeypatch.setattr(unready_channels, "_LONGEST_NS", -1)
+    rig = sasl_rig()
+    clients = [rig.connect() for _ in range(6)]
+    other = rig.connect(connected_pair("127.0.0.2"))
+    rig.pump(lambda: rig.connections == 7)
+    for client in (*clients, other):
+        client.send(frame(handshake("PLAIN")) + frame(authenticate(GOOD)))
+    rig.pump(lambda: len(other.frames()) == 2)
+    assert sum(len(client.frames()) == 2 for client in clients) <= 2
+    rig.pump(lambda: all(len(client.frames()) == 2 for client in clients))
 
 
 def test_no_room_for_a_principal_closes_its_connection_alone(sasl_rig, monkeypatch):

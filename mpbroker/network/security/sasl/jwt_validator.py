@@ -32,6 +32,9 @@ _ALGORITHMS: Final = [
     *("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
     *("ES256", "ES384", "ES512", "EdDSA"),
 ]
+# So much is read of a token's JSON whose signature is not verified. A header has an
+# algorithm, a key id, and perhaps certificates; to read 375 KB takes 10 ms or more.
+_MAX_UNVERIFIED: Final = 16 * 1024
 _LATEST_S: Final = 253_402_300_799  # the end of 9999; some issuers send nanoseconds
 _MAX_JWKS_BYTES: Final = 1 << 20
 _FETCH_TIMEOUT_S: Final = 10.0
@@ -82,6 +85,12 @@ class JwtValidator:
         """
         keys = self._keys.keys()
         jwt, settings = self._jwt, self._settings
+        header = text.partition(".")[0]
+        if len(header) > _MAX_UNVERIFIED:
+            raise _invalid(
+                f"its header has {len(header)} characters, at most {_MAX_UNVERIFIED}"
+                " are accepted"
+            )
         try:
             key = self._key_for(jwt.get_unverified_header(text), keys)
             claims: dict[str, Any] = jwt.decode(
@@ -117,6 +126,8 @@ class JwtValidator:
 
     def _claimed(self, text: str) -> str:
         """Return words about the user that a refused token names, for the log."""
+        if len(text) > _MAX_UNVERIFIED:
+            return ""
         try:
             claims = self._jwt.decode(text, options={"verify_signature": False})
         except (self._jwt.PyJWTError, RecursionError):

@@ -86,6 +86,7 @@ def test_an_end_in_another_unit_is_one_that_can_be_told(path, unit):
         (lambda: token(sub=None), "sub"),
         (lambda: token(sub=" "), "no name"),
         (lambda: "x.y.z", "DecodeError"),
+        (lambda: "x" * 16_385 + ".y.z", "its header has 16385 characters"),
         (lambda: "", "DecodeError"),
     ],
 )
