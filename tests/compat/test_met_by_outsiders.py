@@ -1240,6 +1240,8 @@ ELSEWHERE: Final = {
         "::test_a_line_that_is_too_large_costs_no_other_line",
         "tests/cli/test_produce_consume.py"
         "::test_an_error_that_meets_all_lines_ends_the_command",
+        "tests/faults/test_resources_run_out.py"
+        "::test_the_produce_command_counts_what_a_full_disk_refuses",
     ),
     16: (
         "tests/client/test_consumer_ends.py"

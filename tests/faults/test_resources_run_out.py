@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import resource
 import shutil
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from mpbroker.cli.exit_codes import ExitCode
 from tests.bench import wire
 from tests.broker.load import children
 from tests.exporter.asking import METRICS, get
@@ -155,6 +157,40 @@ def test_a_full_disk_is_told_once_and_so_is_its_room(small_disk: Path) -> None:
         log = broker.log_path.read_text()
         assert log.count("is full") == log.count("has room again") == 1
         assert "No space left" not in log
+
+
+def test_the_produce_command_counts_what_a_full_disk_refuses(
+    small_disk: Path, tmp_path: Path
+) -> None:
+    """Outsiders saw 30 records named where 1,430 were missing."""
+    lines = [b"%06d" % number + b"." * 100_000 for number in range(1, 701)]
+    assert len(lines) * len(lines[0]) > SMALL_DISK_BYTES
+    (tmp_path / "lines").write_bytes(b"\n".join(lines) + b"\n")
+    config = {"log.segment.bytes": 16 << 20}
+    with Broker(small_disk / "data", config) as broker:
+        with wire.Connection(address_of(broker)) as connection:
+            connection.create_topic("full")
+        command = [sys.executable, "-m", "mpbroker", "produce", "-b", broker.bootstrap]
+        command += ["-t", "full", "-l", "--timeout", "3", str(tmp_path / "lines")]
+        done = subprocess.run(command, capture_output=True, text=True)
+        *told, last = done.stderr.splitlines()
+        assert done.returncode in (ExitCode.ERROR, ExitCode.UNAVAILABLE), done.stderr
+        found = re.fullmatch(
+            r"mpbroker: full: (\d+) of (\d+) records not written(; what follows them in"
+            r" the input was not sent)?",
+            last,
+        )
+        assert found, done.stderr
+        failed, sent = int(found[1]), int(found[2])
+        assert sent == len(lines) or found[3]
+        size = f"remount,size={4 * SMALL_DISK_BYTES}"
+        subprocess.run(["mount", "-o", size, small_disk], check=True)
+        with wire.Connection(address_of(broker)) as connection:
+            stored = connection.read_all("full", 0)
+    assert 0 < len(stored) == sent - failed < len(lines)
+    assert [record.value for record in stored] == lines[: len(stored)]
+    first = re.search(r"\(of numbers (\d+)-\d+ of the input\) not written", told[0])
+    assert first and int(first[1]) == len(stored) + 1
 
 
 def test_an_idle_handler_gives_a_deleted_topics_space_back(tmp_path: Path) -> None:
