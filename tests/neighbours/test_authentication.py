@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -33,7 +34,7 @@ HOSTILE_ADDRESS: Final = "127.0.0.2"
 TOPIC: Final = "kept"
 # As many attempts at a time.
 THREADS: Final = 6
-CONNECTIONS: Final = 70
+CONNECTIONS: Final = 50
 ROUNDS: Final = 10
 # As many empty lists fit into a token of sasl.server.max.receive.size, 512 KiB.
 LISTS: Final = 125_000
@@ -134,8 +135,11 @@ def failing(
                 )
                 for _ in range(CONNECTIONS)
             ]
-            attempt(socks)
-        attempts.release()
+            try:
+                attempt(socks)
+            finally:
+                # The broker may have closed some that took too long.
+                attempts.release()
 
     return attack
 
@@ -155,13 +159,16 @@ def test_failing_authentications_keep_no_other_client_waiting(broker, mechanism)
         log_in(old)
         old.create_topic(TOPIC)
         with hostile(*[failing(secured, attempt, attempts)] * THREADS):
-            for number in range(ROUNDS):
+            is_over = False
+            for number in itertools.count(1):
                 with client.timed():
                     assert wire.parse_produce(old.ask(produce)).error_code == 0
                 with client.waiting() as new:
                     log_in(new)
                     assert wire.parse_produce(new.ask(produce)).error_code == 0
                 assert wire.parse_produce(other.ask(produce)).error_code == 0
-                if number in (0, ROUNDS - 2):
-                    assert attempts.acquire(timeout=LONGEST_S)
+                # Until the first attempts have come to their end.
+                is_over = is_over or attempts.acquire(blocking=False)
+                if is_over and number >= ROUNDS:
+                    break
     assert max(client.longest_s, other.longest_s) < LONGEST_WAIT_S
