@@ -16,6 +16,7 @@ import socket
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from mpbroker import __version__
@@ -27,7 +28,12 @@ from mpbroker.cluster.errors import (
     DatabaseUnavailableError,
     NodeFencedError,
 )
-from mpbroker.ipc.layout import HOUSEKEEPER, ROW_SYNC_OWNER, ROW_WORDS
+from mpbroker.ipc.layout import (
+    HOUSEKEEPER,
+    ROW_SYNC_OWNER,
+    ROW_WORDS,
+    is_with_handlers,
+)
 from mpbroker.ipc.tables.partition_table import rows_made
 from mpbroker.metadata.cluster_nodes import (
     NodeEpoch,
@@ -226,6 +232,7 @@ class ClusterNode(HousekeeperChild):
             topics,
             SharedDeletions(sequencer, topics),
             lambda handler, row: notices[handler].put(row),
+            partial(is_with_handlers, self._parts.memory.control.words),
         )
         numbers = StatsWriter(directory, stats, database, membership)
         return [

@@ -191,6 +191,7 @@ class ObjectWriter:
         batches: Sequence[SharedBatch],
         timeout_s: float,
         committing: Committing | None = None,
+        entered: Callable[[], None] | None = None,
     ) -> list[WrittenBatch]:
         """Write a request's batches; return the result of each, after the commit.
 
@@ -201,6 +202,8 @@ class ObjectWriter:
             committing: called before the commit with the object's key, and the index of
                 each batch among the object's batches. With these, the next writer can
                 find the results if this process dies (``recall``).
+            entered: called when the batches are in the buffer: no later batches can
+                overtake them.
 
         Raises:
             ApiError: REQUEST_TIMED_OUT: the batches may have been written nevertheless;
@@ -212,6 +215,8 @@ class ObjectWriter:
         try:
             async with asyncio.timeout(timeout_s):
                 await self._enter(write)
+                if entered is not None:
+                    entered()
                 return await write.done
         except TimeoutError:
             raise ApiError(

@@ -25,7 +25,7 @@ import os
 import socket
 import struct
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -134,9 +134,10 @@ class LinkedRequest:
         results: of each part of the request; None: no answer yet.
         intent: the message of a writer that was about to commit the batches; {}: none.
         refusal: the error code and text for all parts; None: there is none.
+        taken: called when no later request can overtake this one at the writer.
     """
 
-    __slots__ = ("batches", "head", "intent", "key", "refusal", "results")
+    __slots__ = ("batches", "head", "intent", "key", "refusal", "results", "taken")
 
     def __init__(
         self,
@@ -150,6 +151,7 @@ class LinkedRequest:
         self.intent: dict[str, Any] = {}
         self.results: list[tuple[int, ...]] | None = None
         self.refusal: tuple[int, str] | None = None
+        self.taken: Callable[[], None] = lambda: None
 
     @property
     def is_answered(self) -> bool:
@@ -173,6 +175,8 @@ class LinkedProduce(LinkedRequest):
         row: int,
         timeout_ms: int,
         has_ids: bool,
+        before: tuple[int, int] | None,
+        taken: Callable[[], None],
     ) -> None:
         """Take a Produce request's batches, which the writer of shared topics gets.
 
@@ -182,18 +186,23 @@ class LinkedProduce(LinkedRequest):
                 sends a notice about it with the answer.
             timeout_ms: the time after which the writer gives up.
             has_ids: whether all batches have a producer id.
+            before: the key of the connection's request before this one, which the
+                writer must have first; None: it was answered before.
+            taken: called when no later request can overtake this one at the writer.
         """
         head = {
             "connection": connection,
             "row": row,
             "timeout_ms": timeout_ms,
             "has_ids": has_ids,
+            "before": before,
             "batches": [
                 (each.topic_id.hex(), each.partition, each.records, len(each.data))
                 for each in batches
             ],
         }
         super().__init__(key, head, batches)
+        self.taken = taken
 
 
 class LinkedDeletion(LinkedRequest):
@@ -339,6 +348,9 @@ class ProduceLink:
                 continue  # it was answered by its deadline
             if "places" in head:
                 request.intent = head
+                continue
+            if "taken" in head:
+                request.taken()
                 continue
             del self._waiting[key]
             if "error" in head:

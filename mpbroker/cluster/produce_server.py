@@ -27,6 +27,8 @@ from mpbroker.protocol.errors import ApiError
 
 logger = get_logger(__name__)
 _BACKLOG: Final = 512
+# How often to look for a request that another handler is about to send.
+_LOOK_S: Final = 0.01
 
 
 class Writer(Protocol):
@@ -38,6 +40,7 @@ class Writer(Protocol):
         batches: list[SharedBatch],
         timeout_s: float,
         committing: Committing | None,
+        entered: Callable[[], None],
     ) -> Awaitable[list[WrittenBatch]]: ...
 
     def recall(
@@ -89,12 +92,15 @@ class _Produce:
         link: the connection to the handler that has the request.
         intent: the message that tells that handler the object's key before the commit;
             {}: it was not sent yet.
+        is_ordered: set when no later request can overtake this one: its batches are in
+            the writer's buffer, or it has its answer.
     """
 
     def __init__(self, generation: int, link: _Link) -> None:
         self.generation = generation
         self.link = link
         self.intent: dict[str, Any] = {}
+        self.is_ordered = asyncio.Event()
         self.work: asyncio.Task[dict[str, Any]]
 
 
@@ -107,6 +113,8 @@ class ProduceServer:
         topics: makes partitions in the database; see SharedTopics.
         deletions: removes records; see SharedDeletions.
         notify: sends a notice about a row to a handler.
+        is_waiting: returns whether the request of a slot and generation has no answer
+            yet, so that a handler has it, or will have it.
     """
 
     def __init__(
@@ -116,14 +124,17 @@ class ProduceServer:
         topics: Topics,
         deletions: Deletions,
         notify: Callable[[int, int], None],
+        is_waiting: Callable[[int, int], bool],
     ) -> None:
         self._path = LinkPath(directory)
         self._writer = writer
         self._topics = topics
         self._deletions = deletions
         self._notify = notify
+        self._is_waiting = is_waiting
         self._produces: dict[int, _Produce] = {}  # by slot
         self._answering: set[asyncio.Task[None]] = set()
+        self._links: set[_Link] = set()
 
     async def run(self, listening: Callable[[], None]) -> None:
         """Receive and answer the handlers' Produce requests until this is cancelled.
@@ -131,20 +142,28 @@ class ProduceServer:
         Args:
             listening: called once, when handlers can connect.
         """
-        loop = asyncio.get_running_loop()
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        listener.setblocking(False)
         address = self._path.address
         with suppress(FileNotFoundError):
             os.unlink(address)  # the socket of an earlier process
-        listener.bind(address)
-        os.chmod(address, 0o600)
-        listener.listen(_BACKLOG)
-        listening()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.setblocking(False)
+            listener.bind(address)
+            os.chmod(address, 0o600)
+            listener.listen(_BACKLOG)
+            listening()
+            try:
+                await self._accept(listener)
+            finally:
+                for link in list(self._links):
+                    self._close(link)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
         while True:
             sock, _ = await loop.sock_accept(listener)
             sock.setblocking(False)
             link = _Link(sock)
+            self._links.add(link)
             loop.add_reader(sock.fileno(), self._receive, link)
 
     def _receive(self, link: _Link) -> None:
@@ -168,6 +187,7 @@ class ProduceServer:
         loop.remove_writer(link.socket.fileno())
         link.is_open = False
         link.socket.close()
+        self._links.discard(link)
 
     # -- a request ---------------------------------------------------------------------
 
@@ -177,13 +197,16 @@ class ProduceServer:
         slot, generation = head["slot"], head["generation"]
         known = self._produces.get(slot)
         if known is None or known.generation != generation:
-            # A connection's requests keep their order, because tasks begin in the order
-            # in which they are created.
             known = self._produces[slot] = _Produce(generation, link)
             known.work = asyncio.create_task(self._execute(known, head, content))
         elif known.intent:
             self._send(link, known.intent)
         known.link = link
+        await known.is_ordered.wait()
+        if not known.work.done() and link.is_open:
+            # The connection may send its next request: network/pipelining/pipelines.py.
+            self._send(link, {"slot": slot, "generation": generation, "taken": True})
+            self._notify(head["handler"], head["row"])
         answer = await asyncio.shield(known.work)
         if link.is_open:
             self._send(link, answer)
@@ -209,6 +232,8 @@ class ProduceServer:
             logger.exception("a request about shared topics failed")
             code = ErrorCode.UNKNOWN_SERVER_ERROR
             return {**answer, "error": [code, "a bug; see the broker's log"]}
+        finally:
+            produce.is_ordered.set()
         return {**answer, "results": [[*each] for each in results]}
 
     async def _delete(self, head: dict[str, Any]) -> list[tuple[int, int]]:
@@ -258,6 +283,8 @@ class ProduceServer:
             async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
                 for topic_id in {batch.topic_id for batch in batches}:
                     await self._topics.ready(topic_id)
+                if before := head.get("before"):
+                    await self._follow(*before)
                 if intent := head["intent"]:
                     key = UUID(intent["key"])
                     done = await self._writer.recall(key, intent["places"], batches)
@@ -279,8 +306,24 @@ class ProduceServer:
             self._send(produce.link, produce.intent)
 
         return await self._writer.write(
-            head["connection"], batches, left_s, None if head["has_ids"] else committing
+            head["connection"],
+            batches,
+            left_s,
+            None if head["has_ids"] else committing,
+            produce.is_ordered.set,
         )
+
+    async def _follow(self, slot: int, generation: int) -> None:
+        """Wait until a connection's earlier request is in the buffer, or answered.
+
+        When a writer begins, handlers send it all waiting requests, in any order.
+        """
+        while self._is_waiting(slot, generation):
+            known = self._produces.get(slot)
+            if known is not None and known.generation == generation:
+                await known.is_ordered.wait()
+                return
+            await asyncio.sleep(_LOOK_S)
 
     def _send(self, link: _Link, message: dict[str, Any]) -> None:
         """Send an answer to a handler, now or when its socket has room."""

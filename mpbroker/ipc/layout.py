@@ -200,6 +200,7 @@ CELL_COUNT: Final = 8
 #   7     serves         supervisor: listener + 1, until another child has the id
 #   8-9   move targets   supervisor: mask of the processors that may get connections
 #   16    handed         the listener's acceptor: connections ever passed to it
+#   24    read on        handlers: changes when they have stored a slot's "read on"
 #   32    registered     the processor: connections ever registered
 #   33    slots used     the processor: its slots from this number on were never used
 #   34    rows used      the processor: the same of its connection rows
@@ -217,6 +218,7 @@ PROCESSOR_MOVE_COUNT: Final = 6
 PROCESSOR_SERVES: Final = 7
 PROCESSOR_MOVE_TARGETS: Final = 8
 PROCESSOR_HANDED: Final = 16
+PROCESSOR_READ_ON: Final = 24
 PROCESSOR_REGISTERED: Final = 32
 PROCESSOR_SLOTS_USED: Final = 33
 PROCESSOR_ROWS_USED: Final = 34
@@ -382,6 +384,13 @@ GROUP_STATES: Final = {
 #                           (network/waits.py)
 #   7     error             the handler: the code + 2 of an error in the answer
 #   8     error of          the handler: ``received`` of the request that has it
+#   9     aside of          the request of this generation was set aside, or comes
+#                           behind one (network/pipelining); 10-12 are about it
+#   10    aside row         generation of its connection's row
+#   11    before            slot + 1 of the connection's request before it; 0: none
+#   12    before of         generation of that request
+#   13    read on           the handler: the connection may send its next request behind
+#                           the request of this generation
 #   -- line 2: the handler that has claimed it --
 #   16    intent            (ordinal + 1) << 32 | (partition row + 1); 0: none
 #   17    intent base       base offset of the append under way
@@ -409,6 +418,11 @@ SLOT_BLOCK: Final = 5
 SLOT_MUST_END: Final = 6
 SLOT_ERROR: Final = 7
 SLOT_ERROR_OF: Final = 8
+SLOT_ASIDE_OF: Final = 9
+SLOT_ASIDE_ROW: Final = 10
+SLOT_BEFORE: Final = 11
+SLOT_BEFORE_OF: Final = 12
+SLOT_READ_ON: Final = 13
 SLOT_INTENT: Final = 16
 SLOT_INTENT_BASE: Final = 17
 SLOT_PROGRESS: Final = 18
@@ -545,6 +559,38 @@ class ConnectionState(IntEnum):
     READING = 1  # not muted: bytes are read and framed
     IN_FLIGHT = 2  # muted: the handlers have its request
     SENDING = 3  # muted: its answer is being written
+    PIPELINED = 4  # several requests are in flight: it ends with its processor
+
+
+def is_with_handlers(words: memoryview, slot: int, generation: int) -> bool:
+    """Return whether a slot has the request of a generation, without an answer yet."""
+    state = words[slot_row(slot) + SLOT_STATE]
+    return bool(
+        state >> GENERATION_SHIFT == generation
+        and state & STATE_MASK in (SlotState.READY, SlotState.CLAIMED, SlotState.PARKED)
+    )
+
+
+def is_request_of(words: memoryview, row: int, slot: int) -> bool:
+    """Return whether a slot's request is one of a connection that is still open.
+
+    To be called after its row was read: a row may become another connection's only when
+    this is no longer true.
+
+    Args:
+        words: the words of the control segment.
+        row: the first word of the connection's row.
+        slot: the slot, whose request is with the handlers.
+    """
+    if words[row + CONNECTION_SLOT] == slot + 1:
+        return True
+    # A row has room for one slot. An older request in flight names its row itself.
+    at, state = slot_row(slot), words[row + CONNECTION_STATE]
+    return bool(
+        words[at + SLOT_ASIDE_OF] == words[at + SLOT_STATE] >> GENERATION_SHIFT
+        and words[at + SLOT_ASIDE_ROW] == state >> GENERATION_SHIFT
+        and state & STATE_MASK == ConnectionState.PIPELINED
+    )
 
 
 class ConnectionSecurity(IntEnum):

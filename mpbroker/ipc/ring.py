@@ -339,6 +339,10 @@ class ResponseRing:
         words, base = self._words, self._base
         return words[base + RING_TAIL] - words[base + RING_HEAD]
 
+    def wake(self) -> None:
+        """Wake the processor to look at words in shared memory other than the ring."""
+        self._doorbell.ring()
+
     def push(self, slots: Sequence[int]) -> None:
         """Pass slots with answered requests to the processor, which they belong to.
 

@@ -170,7 +170,7 @@ class ProcessorEnd:
         responses: ResponseRing,
         channels: dict[int, Any],
         doorbell_fd: int,
-        news_words: tuple[int, int, int],
+        news_words: tuple[int, int, int, int],
         /,
     ) -> None: ...
     def turn(

@@ -10,12 +10,14 @@ handle on the row. It has two facts that change independently:
 A connection has one request in flight: it is muted from the moment its frame is
 complete until the last byte of the answer is sent, so answers are in order. Bytes that
 a client pipelined behind that frame wait in the same block of shared memory, or in the
-kernel.
+kernel. Only a producer to shared topics of a cluster may have several requests in
+flight (pipelines.py).
 
 Source: kafka-clients KafkaChannel, Selector.
 """
 
 import socket
+from collections import deque
 from collections.abc import Mapping
 from enum import IntEnum
 from typing import Final
@@ -44,6 +46,7 @@ TRANSITIONS: Final[Mapping[tuple[S, ChannelEvent], S]] = {
     (S.READING, E.REQUEST_PUBLISHED): S.IN_FLIGHT,  # muted before it is published
     (S.IN_FLIGHT, E.RESPONSE_TAKEN): S.SENDING,
     (S.SENDING, E.RESPONSE_SENT): S.READING,  # unmuted
+    (S.PIPELINED, E.REQUEST_PUBLISHED): S.PIPELINED,
 }
 
 
@@ -61,6 +64,30 @@ def next_state(state: S, event: ChannelEvent) -> S:
     if following is None:
         raise IllegalTransitionError(f"{event.name} while {state.name}")
     return following
+
+
+class Pipeline:
+    """Holds the requests of a connection that has several in flight: pipelines.py.
+
+    Attributes:
+        ahead: the slots of the requests that were set aside, the oldest first. The
+            connection's last request is not among them.
+        answered: those slots, and perhaps that of the last request, whose answers are
+            there, and not all sent.
+        is_reading: whether the connection's next request is being received. If not, its
+            last request is in flight.
+        has_stopped: whether no further request is read before all others are answered.
+        is_noted: whether the row says PIPELINED: a byte of a second request has come.
+    """
+
+    __slots__ = ("ahead", "answered", "has_stopped", "is_noted", "is_reading")
+
+    def __init__(self) -> None:
+        self.ahead: deque[int] = deque()
+        self.answered: set[int] = set()
+        self.is_reading = False
+        self.has_stopped = False
+        self.is_noted = False
 
 
 class Channel:
@@ -86,6 +113,7 @@ class Channel:
         "frame_end",
         "outgoing",
         "part_sent",
+        "pipeline",
         "readable",
         "row",
         "sent",
@@ -124,3 +152,18 @@ class Channel:
         self.part_sent = 0  # bytes of outgoing[-1] already sent
         self.sent = 0  # bytes of all answers, the one under way included
         self.active_ns = 0
+        self.pipeline: Pipeline | None = None  # with several requests in flight
+
+    @property
+    def is_receiving(self) -> bool:
+        """Whether a request may be under way from the client to its slot."""
+        if self.pipeline is not None:
+            return self.pipeline.is_reading and not self.pipeline.has_stopped
+        return self.state == S.READING
+
+    @property
+    def sending_slot(self) -> int:
+        """The slot whose answer has been sent in part; -1: there is none."""
+        if self.pipeline is not None:
+            return self.pipeline.ahead[0] if self.outgoing else -1
+        return self.slot if self.state == S.SENDING else -1

@@ -127,6 +127,19 @@ class ChannelSelector:
             channel.readable = False
         return count
 
+    def has_bytes(self, channel: Channel) -> bool:
+        """Return whether bytes have come, without receiving them.
+
+        Set ``channel.readable`` to False if neither bytes nor the end have come.
+        """
+        try:
+            return bool(channel.sock.recv(1, socket.MSG_PEEK))
+        except BlockingIOError:
+            channel.readable = False
+        except OSError:
+            pass  # receive() gets the error, too
+        return False
+
     def send(self, channel: Channel, data: memoryview, *, more: bool = False) -> int:
         """Call send once; return the number of bytes sent.
 

@@ -18,6 +18,7 @@ from mpbroker.ipc.layout import (
     HEADER_PHASE,
     PROCESSOR_COUNTERS,
     PROCESSOR_MOVE_ORDER,
+    PROCESSOR_READ_ON,
     SLOTS_PER_PROCESSOR,
     ConnectionState,
     processor_row,
@@ -67,6 +68,7 @@ def compiled_turn(
         HEADER + HEADER_PHASE,
         HEADER + HEADER_KEEPER,
         processor_row(processor) + PROCESSOR_MOVE_ORDER,
+        processor_row(processor) + PROCESSOR_READ_ON,
     )
     made.set_turn(
         selector.fd, *requests.compiled, connections.by_fd, selector.doorbell_fd, news

@@ -267,7 +267,15 @@ class ConnectionRows:
             words[word + CONNECTION_STATE] & _KEEP_ALL_BUT_STATE | state
         )
 
-    def finish(self, word: int, base: int, start: int, sent: int, now_ns: int) -> None:
+    def finish(
+        self,
+        word: int,
+        base: int,
+        start: int,
+        sent: int,
+        now_ns: int,
+        state: int = _READING,
+    ) -> None:
         """Store a connection's progress after an answered request; set it to READING.
 
         The store of the state is the commit.
@@ -279,16 +287,17 @@ class ConnectionRows:
             start: bytes from the block's start to the first byte not yet consumed.
             sent: bytes of all answers so far.
             now_ns: the time (CLOCK_MONOTONIC).
+            state: not READING if the next request is in flight already.
         """
         words = self._words
-        state = words[word + CONNECTION_STATE] ^ _OTHER_COPY
-        copy = word + (state >> CONNECTION_COPY_SHIFT & 1)
+        before = words[word + CONNECTION_STATE] ^ _OTHER_COPY
+        copy = word + (before >> CONNECTION_COPY_SHIFT & 1)
         words[copy + CONNECTION_POSITION] = base << POSITION_SHIFT | start
         words[copy + CONNECTION_SENT] = sent
         words[word + CONNECTION_ACTIVE] = now_ns
         # The commit. If we are killed before it, the answer is sent, and the successor
         # finds that out.
-        words[word + CONNECTION_STATE] = state & _KEEP_ALL_BUT_STATE | _READING
+        words[word + CONNECTION_STATE] = before & _KEEP_ALL_BUT_STATE | state
 
     def release(self, connection: int) -> None:
         """Free a connection's record.
@@ -453,10 +462,14 @@ def session_end_ms(words: memoryview, connection: int) -> int:
 def is_private(words: memoryview, connection: int) -> bool:
     """Return whether a connection ends with the process that serves it.
 
-    Such a connection is over TLS or a Unix socket, or has not authenticated yet.
+    Such a connection is over TLS or a Unix socket, or has not authenticated yet, or has
+    several requests in flight (pipelines.py).
     """
-    word = words[connection_row(connection) + CONNECTION_SECURITY]
-    return bool(word & SECURITY_MASK == _PRIVATE)
+    row = connection_row(connection)
+    return bool(
+        words[row + CONNECTION_SECURITY] & SECURITY_MASK == _PRIVATE
+        or words[row + CONNECTION_STATE] & STATE_MASK == ConnectionState.PIPELINED
+    )
 
 
 def progress(words: memoryview, connection: int) -> Progress:

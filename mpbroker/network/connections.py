@@ -32,7 +32,7 @@ from mpbroker.ipc.layout import (
 )
 from mpbroker.ipc.limits_page import Limits
 from mpbroker.ipc.segment import Segment
-from mpbroker.network.channel import Channel
+from mpbroker.network.channel import Channel, Pipeline
 from mpbroker.network.channel_selector import (
     ChannelSelector,
     end_connection,
@@ -421,11 +421,12 @@ class Connections:
         for transfer in self._reader.transfers(channels, is_large=False):
             yield transfer._replace(memory=1)
         for channel in channels:
-            if channel.state == _SENDING:
+            is_first = not (channel.is_receiving and channel.extent)
+            if channel.sending_slot >= 0 and is_first:
                 yield self._answer(channel, now_ns, 1)
 
     def _close_slow(self, slow: Transfer, needed: str) -> None:
-        is_answer = slow.channel.state == _SENDING
+        is_answer = slow.channel.sending_slot >= 0
         _LOG.info(
             "%s: closed: it %s %d of %d bytes of %s in %.1f s,"
             " and other connections need %s",
@@ -463,14 +464,14 @@ class Connections:
         """
         words = self._words
         for channel in self.by_fd.values():
-            if channel.state != _SENDING:
+            if channel.sending_slot < 0:
                 continue
-            row = slot_row(channel.slot)
+            row = slot_row(channel.sending_slot)
             if self._arena_layout.handler_of(words[row + SLOT_EXTENT]) == handler:
                 yield self._answer(channel, now_ns, words[row + SLOT_EXTENT_LENGTH])
 
     def _answer(self, channel: Channel, now_ns: int, memory: int) -> Transfer:
-        row = slot_row(channel.slot)
+        row = slot_row(channel.sending_slot)
         length = self._words[row + SLOT_RESPONSE_LENGTH]
         left = sum(part.length for part in channel.outgoing) - channel.part_sent
         held_ns = now_ns - self._words[row + SLOT_COMPLETED]
@@ -499,9 +500,9 @@ class Connections:
         """
         if channel.active_ns >= since_ns:
             return False
-        if channel.state == _SENDING:
-            completed = self._words[slot_row(channel.slot) + SLOT_COMPLETED]
-            return bool(completed < since_ns)
+        if channel.sending_slot >= 0:
+            slot = channel.sending_slot
+            return bool(self._words[slot_row(slot) + SLOT_COMPLETED] < since_ns)
         return channel.state == _READING
 
     def obey(self, limits: Limits) -> int:
@@ -555,6 +556,8 @@ class Connections:
         If a handler still executes its request, the request keeps its slot, and
         ``left_behind`` is called.
         """
+        if channel.pipeline is not None:
+            self._release_ahead(channel, channel.pipeline)
         slot = channel.slot
         if slot >= 0 and channel.state != _READING:
             self.in_flight[slot - self._first_slot] = None
@@ -566,3 +569,22 @@ class Connections:
         self._reader.detach(channel)
         channel.outgoing = []
         self._rows.release(channel.connection)
+
+    def _release_ahead(self, channel: Channel, pipeline: Pipeline) -> None:
+        """Free the requests of a connection that were set aside: pipelines.py.
+
+        After that the connection has one request, as any other.
+        """
+        for slot in pipeline.ahead:
+            self.in_flight[slot - self._first_slot] = None
+            if slot in pipeline.answered:
+                self._reader.release_request(slot)
+                self._reader.release_slot(slot)
+            else:
+                self.left_behind(slot)
+        if pipeline.is_reading:
+            channel.state = _READING
+        else:
+            is_answered = channel.slot in pipeline.answered
+            channel.state = _SENDING if is_answered else _IN_FLIGHT
+        channel.pipeline = None

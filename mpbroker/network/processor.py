@@ -70,6 +70,7 @@ from mpbroker.network.moves.arrivals import Arrivals, LateLock, NewConnection
 from mpbroker.network.moves.departures import ALL, Departures
 from mpbroker.network.moves.hand_over import HAND_OVER, HandOver, KeeperLink, Offers
 from mpbroker.network.moves.succession import Resumption
+from mpbroker.network.pipelining.pipelines import Pipelines
 from mpbroker.network.polls import Polls
 from mpbroker.network.request_channel import ProcessorEnd
 from mpbroker.network.request_reader import ReadResult, RequestReader
@@ -96,6 +97,7 @@ _QUIET_NS: Final = 5_000_000_000  # how long a silent connection keeps its slot
 _READING: Final = ConnectionState.READING
 _IN_FLIGHT: Final = ConnectionState.IN_FLIGHT
 _SENDING: Final = ConnectionState.SENDING
+_PIPELINED: Final = ConnectionState.PIPELINED
 _SLOTS: Final = 2  # in Processor._starved_ns
 _BYTES: Final = int(ResponseKind.BYTES)
 _PARTS: Final = int(ResponseKind.PARTS)
@@ -200,6 +202,14 @@ class Processor:
             processor, self._words, self._requests, self._in_flight, parts.notices
         )
         self._connections.left_behind = self._waits.end
+        self._pipelines = Pipelines(
+            processor,
+            self._words,
+            arena.view,
+            self._reader,
+            self._rows,
+            self._in_flight,
+        )
         self._make_queues()
         self._costs = NetworkCosts(processor, control.words)
         self._polls = Polls(processor, control.words)
@@ -306,13 +316,18 @@ class Processor:
                 channel.closing = True
                 if channel.state == _IN_FLIGHT:
                     self._waits.end(channel.slot)
+                elif channel.state == _PIPELINED:
+                    for slot in self._pipelines.slots(channel):
+                        self._waits.end(slot)
                 if event & URGENT:
                     self._selector.end_reading(channel)
             if event & READABLE:
                 channel.readable = True
                 if channel.state == _READING and not channel.waiting:
                     self._receive(channel)
-            if event & WRITABLE and channel.state == _SENDING and channel.outgoing:
+                elif channel.state == _PIPELINED:
+                    self._receive_behind(channel)
+            if event & WRITABLE and channel.outgoing:
                 self._continue_sending(channel)
 
     def _may_use_core(self) -> bool:
@@ -368,12 +383,16 @@ class Processor:
     def _look(self) -> None:
         """Check the shared words that may have changed when the doorbell rang.
 
-        They tell of a new keeper, or of an order to give connections to other
-        processors.
+        They tell of a new keeper, of an order to give connections to other processors,
+        or of requests behind which connections may send more.
         """
         self._offers.look(self._channels.values())
         self._departures.look()
         self._has_errands = self._offers.is_under_way or self._departures.is_under_way
+        for channel in self._pipelines.waiting():
+            if self._may_read_behind() and not channel.closing:
+                self._pipelines.set_aside(channel)
+                self._receive_behind(channel)
 
     def _do_errands(self) -> None:
         """Send a new keeper duplicates of sockets; give connections away as ordered.
@@ -504,8 +523,7 @@ class Processor:
         try:
             result = self._reader.read(channel)
         except FrameLengthError as error:
-            _LOG.info("%s: closed: %s", self._rows.name(channel.connection), error)
-            self._connections.close(channel, ProcessorCounter.CLOSED_BAD_FRAME)
+            self._close_for(channel, error)
             return
         if result == ReadResult.WHOLE:
             self._publish(channel)
@@ -536,6 +554,10 @@ class Processor:
         words, row = self._words, self._row + PROCESSOR_COUNTERS
         words[row + ProcessorCounter.REQUESTS] += 1
         words[row + ProcessorCounter.BYTES_IN] += length + _SIZE_BYTES
+
+    def _close_for(self, channel: Channel, error: FrameLengthError) -> None:
+        _LOG.info("%s: closed: %s", self._rows.name(channel.connection), error)
+        self._connections.close(channel, ProcessorCounter.CLOSED_BAD_FRAME)
 
     def _starve(self, channel: Channel) -> None:
         """Let a channel wait in a queue for a slot, or for memory (an extent).
@@ -743,6 +765,10 @@ class Processor:
             self._reader.release_request(slot)
             self._reader.release_slot(slot)
             return
+        if channel.state == _PIPELINED:
+            self._pipelines.answered(channel, slot)
+            self._send_in_turn(channel)
+            return
         channel.state = next_state(channel.state, ChannelEvent.RESPONSE_TAKEN)
         self._send(channel, sent)
 
@@ -751,7 +777,10 @@ class Processor:
 
         A handler may also have ordered to send nothing, or to close the connection.
         """
-        kind, offset, length = self._requests.response(channel.slot)
+        slot = channel.slot
+        if channel.pipeline is not None:
+            slot = channel.pipeline.ahead[0]
+        kind, offset, length = self._requests.response(slot)
         channel.sent += length
         if kind == _BYTES:
             result = self._sender.send_bytes(
@@ -762,7 +791,7 @@ class Processor:
         elif kind == _NONE:
             result = SendResult.SENT
         else:
-            self._metrics.record(channel.slot, time.monotonic_ns())
+            self._metrics.record(slot, time.monotonic_ns())
             self._connections.close(channel, ProcessorCounter.CLOSED_BY_HANDLER)
             return
         self._connections.count(ProcessorCounter.BYTES_OUT, length)
@@ -779,7 +808,7 @@ class Processor:
     def _finish_sending(self) -> None:
         for _ in range(len(self._unfinished)):
             channel = self._unfinished.popleft()
-            if channel.state == _SENDING and channel.outgoing:
+            if channel.outgoing:
                 self._continue_sending(channel)
         self._busy = True
 
@@ -798,6 +827,9 @@ class Processor:
         if result == SendResult.MORE:
             self._unfinished.append(channel)
             return
+        if channel.pipeline is not None:
+            self._sent_in_turn(channel, channel.pipeline.ahead[0], result)
+            return
         slot = channel.slot
         self._metrics.record(slot, time.monotonic_ns())
         if result == SendResult.CLOSED:
@@ -814,6 +846,67 @@ class Processor:
             self._reader.give_up_slot(channel)
             self._wait_for_slot(channel)
         else:
+            self._receive(channel)
+
+    # -- connections with several requests in flight: pipelines.py ----------------
+
+    def _may_read_behind(self) -> bool:
+        return not (
+            self._draining
+            or self._departures.left
+            or self._requests.is_blocked
+            or not self._reader.has_plenty
+        )
+
+    def _receive_behind(self, channel: Channel) -> None:
+        """Read the next request of a channel with requests in flight; publish it.
+
+        If it is no Produce, or finds no memory, nothing more is read before all
+        requests are answered. Then the channel is read as any other.
+        """
+        pipeline = channel.pipeline
+        if pipeline is None or not self._pipelines.may_read(channel):
+            return
+        if not self._may_read_behind():
+            pipeline.has_stopped = True
+            return
+        if not (channel.spilled or pipeline.is_noted or self._has_bytes(channel)):
+            return
+        self._pipelines.note(channel, self._now)
+        channel.active_ns = self._now
+        try:
+            result = self._reader.read(channel)
+        except FrameLengthError as error:
+            self._close_for(channel, error)
+            return
+        if result == ReadResult.WHOLE and self._pipelines.is_produce(channel):
+            self._publish(channel)
+            self._pipelines.published(channel)
+        elif result != ReadResult.DRAINED:
+            pipeline.has_stopped = True
+
+    def _has_bytes(self, channel: Channel) -> bool:
+        return bool(channel.readable and self._selector.has_bytes(channel))
+
+    def _send_in_turn(self, channel: Channel) -> None:
+        """Send a channel's oldest answer, if it is there and none is being sent."""
+        if self._pipelines.has_turn(channel):
+            self._send(channel, 0)
+
+    def _sent_in_turn(self, channel: Channel, slot: int, result: SendResult) -> None:
+        """Go on after a channel's oldest answer with the next one, and with reading."""
+        self._metrics.record(slot, time.monotonic_ns())
+        if result == SendResult.CLOSED:
+            self._connections.close(channel, ProcessorCounter.CLOSED_BY_PEER)
+            return
+        channel.active_ns = self._now
+        self._pipelines.finish(channel, self._now)
+        if channel.state == _PIPELINED:
+            self._receive_behind(channel)
+            self._send_in_turn(channel)
+        elif channel.state == _SENDING:
+            self._send(channel, 0)
+        elif channel.state == _READING:
             self._receive(channel)
 
     # -- connections that are given away -----------------------------------------

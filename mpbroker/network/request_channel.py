@@ -27,12 +27,15 @@ from mpbroker.ipc.arena import (
 )
 from mpbroker.ipc.compiled import core
 from mpbroker.ipc.layout import (
-    CONNECTION_SLOT,
     GENERATION_SHIFT,
     HANDLER_STARVED,
     HANDLER_STARVED_BYTES,
     MAX_PROCESSORS,
     PROCESSOR_COUNTERS,
+    PROCESSOR_READ_ON,
+    SLOT_ASIDE_OF,
+    SLOT_BEFORE,
+    SLOT_BEFORE_OF,
     SLOT_BLOCK,
     SLOT_COMPLETED,
     SLOT_CONNECTION,
@@ -45,6 +48,7 @@ from mpbroker.ipc.layout import (
     SLOT_PARKED,
     SLOT_PROGRESS,
     SLOT_PROGRESS_OFFSET,
+    SLOT_READ_ON,
     SLOT_RECEIVED,
     SLOT_REQUEST_LENGTH,
     SLOT_REQUEST_OFFSET,
@@ -65,6 +69,7 @@ from mpbroker.ipc.layout import (
     client_of,
     connection_row,
     handler_row,
+    is_request_of,
     processor_row,
     slot_row,
     slots_in_use,
@@ -256,7 +261,8 @@ class HandlerEnd:
     all answers to their processors' queues. An answer for which the region has no room
     waits in private memory; processors close clients that take their answers slowly,
     until there is room (slow_clients.py). A connection has one answer at a time, so no
-    connection can fill the region with several.
+    connection can fill the region with several; one that produces to shared topics has
+    at most five.
     """
 
     def __init__(
@@ -505,7 +511,7 @@ class HandlerEnd:
         """
         slot, length, answer = unplaced
         connection = self._words[slot_row(slot) + SLOT_CONNECTION]
-        if self._words[connection_row(connection) + CONNECTION_SLOT] != slot + 1:
+        if not is_request_of(self._words, connection_row(connection), slot):
             self.send_nothing(slot)
             return True
         extent = self._allocate(slot, length)
@@ -607,6 +613,26 @@ class HandlerEnd:
     def generation(self, slot: int) -> int:
         """Return a number that tells a slot's current request from its later ones."""
         return int(self._words[slot_row(slot) + SLOT_STATE] >> GENERATION_SHIFT)
+
+    def read_on(self, slot: int) -> None:
+        """Let the connection of a waiting request send its next one: pipelines.py."""
+        self._words[slot_row(slot) + SLOT_READ_ON] = self.generation(slot)
+        processor = slot // SLOTS_PER_PROCESSOR
+        # Whatever the others store: the processor looks if the word has changed.
+        word = processor_row(processor) + PROCESSOR_READ_ON
+        self._words[word] = time.monotonic_ns()
+        self._responses[processor].wake()
+
+    def request_before(self, slot: int) -> tuple[int, int] | None:
+        """Return slot and generation of the request that a connection sent before.
+
+        None: all earlier requests were answered when this one was published.
+        """
+        words, row = self._words, slot_row(slot)
+        if words[row + SLOT_ASIDE_OF] != self.generation(slot):
+            return None
+        before = words[row + SLOT_BEFORE] - 1
+        return None if before < 0 else (before, words[row + SLOT_BEFORE_OF])
 
     def has_claimed(self, slot: int) -> bool:
         """Return whether this handler has taken a slot's request, and not parked it.

@@ -350,7 +350,7 @@ class RequestReader:
         high = self._small_frames if is_large else sys.maxsize
         for channel in channels:
             if (
-                channel.state == ConnectionState.READING
+                channel.is_receiving
                 and self._owns_extent(channel.extent)
                 and channel.extent < high
             ):
@@ -473,6 +473,24 @@ class RequestReader:
         if extent:
             self._extents.free(extent, extent_bytes(channel.extent_length))
 
+    def set_aside(self, channel: Channel) -> None:
+        """Let a channel receive its next request while the last one is in flight.
+
+        The request keeps its slot and, if it is a large one, its extent. Bytes that
+        were pipelined behind it go into another slot with the next ones. The row still
+        names the request's slot.
+        """
+        if channel.extent:
+            channel.base += channel.start + channel.extent_length
+            # Its slot names the extent, too.
+            channel.extent = self._words[channel.row + CONNECTION_EXTENT] = 0
+        else:
+            at, end = channel.block + channel.frame_end, channel.block + channel.end
+            channel.spilled = bytes(self._view[at:end])
+            channel.base += channel.frame_end
+        channel.start = channel.end = 0
+        channel.slot = -1
+
     def rest(self, channel: Channel) -> None:
         """Free a connection's slot, if it has no bytes in it and few slots are free.
 
@@ -491,11 +509,7 @@ class RequestReader:
             self.give_up_slot(channel)
 
     def _may_give_up_slot(self, channel: Channel) -> bool:
-        return (
-            self._owns(channel.slot)
-            and channel.state == ConnectionState.READING
-            and not channel.extent
-        )
+        return self._owns(channel.slot) and channel.is_receiving and not channel.extent
 
     @property
     def has_plenty(self) -> bool:

@@ -229,34 +229,41 @@ class Waits:
         Args:
             free: how many slots are free now.
         """
-        channels = [channel for channel in self._in_flight if channel is not None]
-        self._held = Counter(client_of(self._words, each.row) for each in channels)
+        held = [
+            (slot, channel)
+            for slot, channel in enumerate(self._in_flight, self._first_slot)
+            if channel is not None
+        ]
+        self._held = Counter(client_of(self._words, each.row) for _, each in held)
         self._level = fair_level(
             self._held.values(), SLOTS_PER_PROCESSOR - PLENTY_OF_SLOTS
         )
         self.repeat()
         wanted = PLENTY_OF_SLOTS - free - len(self._ending)
-        for slot in self._surplus(channels):
+        for slot in self._surplus(held):
             if wanted <= 0:
                 return
             wanted -= 1
             self.end(slot)
 
-    def _surplus(self, channels: Iterable[Channel]) -> Iterator[int]:
+    def _surplus(self, requests: Iterable[tuple[int, Channel]]) -> Iterator[int]:
         """Yield the slots of waiting requests of clients that hold too many slots.
 
         For each client yield at most as many slots as it holds above its share.
+
+        Args:
+            requests: slot and connection of each request in flight.
         """
         above = {
             client: held - self._level
             for client, held in self._held.items()
             if held > self._level
         }
-        for channel in channels:
+        for slot, channel in requests:
             client = client_of(self._words, channel.row)
-            if above.get(client, 0) > 0 and self._may_be_waiting(channel.slot):
+            if above.get(client, 0) > 0 and self._may_be_waiting(slot):
                 above[client] -= 1
-                yield channel.slot
+                yield slot
 
     def _may_be_waiting(self, slot: int) -> bool:
         state = self._words[slot_row(slot) + SLOT_STATE] & STATE_MASK

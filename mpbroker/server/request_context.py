@@ -21,8 +21,8 @@ from mpbroker.ipc.layout import (
     CONNECTION_LISTENER,
     CONNECTION_PEER_ADDRESS,
     CONNECTION_PRINCIPAL,
-    CONNECTION_SLOT,
     connection_row,
+    is_request_of,
 )
 from mpbroker.network.connection_rows import connection_name, peer_address
 
@@ -147,7 +147,7 @@ class RequestContexts:
         low = words[row + CONNECTION_PEER_ADDRESS + 1]
         # Read this last: the slot is cleared before the row gets the values of another
         # connection, so the fields above are the sender's if the slot still is.
-        if words[row + CONNECTION_SLOT] != slot + 1:
+        if not is_request_of(words, row, slot):
             return None
         key = principal, listener, high, low
         known = self._senders.get(key)
@@ -185,8 +185,7 @@ class RequestContexts:
         return sender
 
     def _is_senders(self, connection: int, slot: int) -> bool:
-        row = connection_row(connection)
-        return bool(self._words[row + CONNECTION_SLOT] == slot + 1)
+        return is_request_of(self._words, connection_row(connection), slot)
 
     def name(self, connection: int) -> str:
         """Return a connection's id, as Kafka writes it."""

@@ -457,6 +457,48 @@ def test_a_killed_handler_doubles_nothing_of_a_producer_without_an_id(
     assert len({value for _, value in consumed(broker, "shared", 52)}) == 52
 
 
+FEW = [b"value-%02d" % number for number in range(12)]
+KILLED = {
+    "nothing": (),
+    "writer": ("cluster-node",),
+    "handlers": ("data-plane-kafka-request-handler",),
+    "processor": ("data-plane-kafka-network-thread",),
+    "all": (
+        "cluster-node",
+        "data-plane-kafka-request-handler",
+        "data-plane-kafka-network-thread",
+    ),
+}
+
+
+@pytest.mark.parametrize("killed", KILLED)
+def test_a_producer_has_five_requests_at_the_writer(
+    broker, settings, hold, tmp_path, killed
+):
+    create(broker, "shared")
+    assert produced(broker, "shared", [b"first"]) == [0]
+    held = hold()
+    each_alone = {"batch.num.messages": 1, "linger.ms": 0}
+    sent = Produced(broker, "shared", FEW, **each_alone, **{"enable.idempotence": True})
+
+    def put():
+        objects = [each for each in (tmp_path / "store").rglob("*") if each.is_file()]
+        stored = b"".join(each.read_bytes() for each in objects)
+        return {value for value in FEW if value in stored}
+
+    # They are in objects, although not even the first request is answered.
+    wait_until(lambda: set(FEW[:5]) <= put())
+    assert not sent.offsets
+    ended = [pid for title in KILLED[killed] for pid in processes(broker, title)]
+    for pid in ended:
+        os.kill(pid, signal.SIGKILL)
+    held.release()
+    offsets = sent.end()
+    assert [offsets[value] for value in FEW] == list(range(1, len(FEW) + 1))
+    assert consumed(broker, "shared", len(FEW) + 1) == [*enumerate([b"first", *FEW])]
+    assert produced(broker, "shared", [b"last"]) == [len(FEW) + 1]
+
+
 # -- two nodes -------------------------------------------------------------------------
 
 

@@ -123,6 +123,20 @@ def test_a_sleeping_processor_is_woken_by_bytes_connections_and_answers(outside)
     assert first.frames() + second.frames() == [b"1", b"2"]
 
 
+def test_a_sleeping_processor_is_woken_to_read_behind_a_request_that_waits(outside):
+    fall_asleep(outside)
+    client = outside.connect()
+    outside.answer = outside.hold
+    for number in range(1, 4):
+        client.send(frame(b"\0\0%d" % number))
+        outside.until(lambda number=number: len(outside.held) == number)
+        outside.handler.read_on(outside.held[-1][0])
+    outside.held.reverse()
+    outside.release()
+    outside.until(lambda: len(client.frames()) == 3)
+    assert client.frames() == [b"\0\0001", b"\0\0002", b"\0\0003"]
+
+
 def test_pipelined_requests_never_wait_for_something_else_to_happen(outside):
     client = outside.connect()
     client.send(frame(b"x") * 500)

@@ -24,7 +24,7 @@ typedef struct {
         frame_end, extent, sent, active_ns;
 } channel_fields;
 
-#define NEWS_WORDS 3
+#define NEWS_WORDS 4
 
 typedef struct {
     PyObject_HEAD

@@ -14,7 +14,8 @@ these cases holds:
     IN_FLIGHT  on the response ring       no byte of the answer is sent: wait
     IN_FLIGHT  RESPONDING                 the answer is sent in part, or whole: send on
 
-The supervisor has changed READY slots that are not on the request ring to HELD.
+The supervisor has changed READY slots that are not on the request ring to HELD. A
+connection that ends with its processor (``is_private``) is closed instead.
 """
 
 from collections.abc import Collection

@@ -6,12 +6,16 @@ writer, puts them there. The Produce waits meanwhile.
 When the writer has answered, it sends the handler a notice about one of the request's
 partitions. If the request has also appended to local topics, it waits for the disk
 after that.
+
+Before that, when the batches are in the writer's buffer, the client's connection may
+send its next Produce: network/pipelining/pipelines.py.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mpbroker.cluster.produce_link import LinkedBatch, LinkedProduce, ProduceLink
@@ -91,6 +95,8 @@ class SharedProduces:
             row=outcome.shared[0].row,
             timeout_ms=timeout_ms,
             has_ids=all(each.batch.header.producer_id >= 0 for each in outcome.shared),
+            before=self._channel.request_before(request.slot),
+            taken=partial(self._channel.read_on, request.slot),
         )
         deadline = time.monotonic_ns() + (timeout_ms + _GRACE_MS) * _NS_PER_MS
         operation = DelayedSharedProduce(

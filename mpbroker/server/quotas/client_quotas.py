@@ -42,6 +42,7 @@ from mpbroker.ipc.layout import (
     SLOT_PARKED,
     SLOT_REQUEST_LENGTH,
     connection_row,
+    is_request_of,
     slot_row,
 )
 from mpbroker.ipc.tables.quota_table import GONE, QuotaKind, QuotaRow, QuotaTable
@@ -280,7 +281,7 @@ class ClientQuotas:
         """
         request.throttle_ms = throttle_ms
         row = connection_row(request.connection)
-        if self._words[row + CONNECTION_SLOT] != request.slot + 1:
+        if not is_request_of(self._words, row, request.slot):
             return  # disconnected: the row may belong to another client by now
         until = self._now_ns() + throttle_ms * _NS_PER_MS
         self._words[row + CONNECTION_MUTED_UNTIL] = until
@@ -416,7 +417,9 @@ class ClientQuotas:
         number: int = words[row + CONNECTION_PRINCIPAL]
         # Read the slot after the number: the slot is cleared before the row gets the
         # number of another connection, so the number is the sender's if the slot is.
-        if abs(words[row + CONNECTION_SLOT]) == request.slot + 1:
+        if words[row + CONNECTION_SLOT] == -(request.slot + 1):
+            return number
+        if is_request_of(words, row, request.slot):
             return number
         return _NO_PRINCIPAL
 

@@ -35,7 +35,7 @@ from mpbroker.ipc.layout import (
 from mpbroker.ipc.response_parts import FilePart, read_parts
 from mpbroker.ipc.segment import Segment
 from mpbroker.network.channel import Channel
-from mpbroker.network.connection_rows import live_rows, security_of
+from mpbroker.network.connection_rows import is_private, live_rows, security_of
 from mpbroker.network.moves.hand_over import HAS_ROW
 from mpbroker.network.moves.succession import Resumption, restore
 from mpbroker.network.moves.tcp_counters import StreamCounts, stream_counts
@@ -124,7 +124,8 @@ def export_connections(
         counts = None
         # A client that has authenticated must reconnect: numbers of principals belong
         # to the layout.
-        if kept is not None and security_of(words, row) == ConnectionSecurity.NONE:
+        may_go_on = security_of(words, row) == ConnectionSecurity.NONE
+        if kept is not None and may_go_on and not is_private(words, row):
             counts = _counts(kept.fd)
         if kept is not None and counts is not None:
             record = _export(words, arena, row, kept.fd, counts, answered)

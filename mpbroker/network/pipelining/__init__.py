@@ -1,0 +1,1 @@
+"""Let producers to shared topics have several requests in flight, in order."""
