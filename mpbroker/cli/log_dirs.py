@@ -19,7 +19,8 @@ Give up a log directory that is gone, named by its path or its directory.id.
 The partitions that were only in it begin anew, empty, in the directories that are
 there. Groups and transactions whose records were in it are gone, too. A running broker
 does so at once, unless the directory is still in its log.dirs: then take it out there,
-and start the broker again.
+and start the broker again. With tiered storage start it again, too: the start makes
+partitions of what the store has of them.
 
 \b
   mpbroker log-dirs list --data-dir /disk1/mpbroker
@@ -71,8 +72,9 @@ def forget_directory(home: str, directory: str, yes: bool) -> None:
     gone = forget(home, directory)
     click.echo(
         f"{gone.path} with directory.id={gone.directory_id} is given up: partitions"
-        " that were only there begin anew, empty. If it is still in log.dirs, take it"
-        " out, and start the broker again."
+        " that were only there begin anew, empty, or with what the remote store has."
+        " If it is still in log.dirs, take it out; then, and with tiered storage, start"
+        " the broker again."
     )
 
 

@@ -199,10 +199,26 @@ def test_an_error_that_meets_all_lines_ends_the_command(fake_broker, mpbroker):
     fake_broker.answer_with(ApiKey.PRODUCE, refusal)
     result = mpbroker("produce", "-t", "one", stdin=b"a\nb\n")
     assert result.code == ExitCode.ERROR
-    assert result.err.splitlines()[-1] == (
-        "mpbroker: one: 2 of 2 records not written; what follows them in the input was"
-        " not sent"
+    said = "mpbroker: one: 2 of 2 records not written"
+    assert result.err.splitlines()[-1] == said  # and nothing follows
+    fake_broker.answer_with(ApiKey.PRODUCE, refusal)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mpbroker", "produce", "-t", "one"],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
+    try:
+        assert process.stdin is not None and process.stderr is not None
+        process.stdin.write(b"a\nb\n")  # and more may follow
+        process.stdin.flush()
+        last = process.stderr.read().decode().splitlines()[-1]
+        assert last == f"{said}; what follows them in the input was not sent"
+        assert process.wait() == ExitCode.ERROR
+    finally:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+        process.stderr.close()
 
 
 def test_a_batch_that_is_too_large_goes_in_parts(fake_broker, mpbroker):

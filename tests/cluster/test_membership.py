@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
 
@@ -11,6 +12,7 @@ import pytest
 from mpbroker.cluster.database import ClusterDatabase
 from mpbroker.cluster.errors import ClusterError, NodeFencedError
 from mpbroker.cluster.groups.group_shards import GroupShards, HeldShard
+from mpbroker.cluster.live_nodes import LiveNodes
 from mpbroker.cluster.membership import (
     GIVE_UP_S,
     LEASE_S,
@@ -18,7 +20,7 @@ from mpbroker.cluster.membership import (
     NodeDescription,
     read_nodes,
 )
-from mpbroker.metadata.cluster_nodes import NodeEpoch
+from mpbroker.metadata.cluster_nodes import ClusterNodes, NodeEpoch
 from tests.cluster.conftest import execute
 
 SHARDS = 50
@@ -174,6 +176,38 @@ def test_nodes_know_each_other(site):
     assert (one.id, one.is_live, one.rack) == (1, False, None)
     assert (two.id, two.is_live, two.rack, two.version) == (2, True, "b", "1.0")
     assert two.listeners == ["PLAINTEXT://here:9092"]
+
+
+def test_offline_partitions_are_those_that_a_node_told_of_since_it_joined(
+    site, tmp_path
+):
+    one, two, three = (bytes([n]) * 16 for n in (1, 2, 3))
+    (tmp_path / "__cluster_metadata-0").mkdir()
+    look = LiveNodes(site.database, str(tmp_path)).look
+    told = ClusterNodes(str(tmp_path), 99, ["PLAINTEXT"])
+    directory = uuid.uuid4()
+    former, other = site.node(directory), site.node()
+
+    def tell(node: Membership, **partitions: list[int]) -> None:
+        content = json.dumps(partitions) if partitions else ""
+        tells = "SELECT mpbroker.tell_offline_v1($1, $2, $3)"
+        site.do(site.database.rows, tells, node.node_id, node.epoch, content)
+        site.do(look)
+
+    site.do(look)
+    assert told.offline() == {}
+    tell(former, **{one.hex(): [0], two.hex(): [3]})
+    assert told.offline() == {one: {0}, two: {3}}
+    tell(other, **{three.hex(): [1, 2]})
+    assert told.offline() == {one: {0}, two: {3}, three: {1, 2}}
+    tell(former, **{one.hex(): [0]})
+    assert told.offline() == {one: {0}, three: {1, 2}}
+    now = site.node(directory)
+    tell(former, **{two.hex(): [0]})  # too late
+    assert told.offline() == {three: {1, 2}}
+    tell(now, **{one.hex(): [4]})
+    tell(other)
+    assert told.offline() == {one: {4}}
 
 
 def test_shards_are_spread_over_live_nodes_and_each_has_one_owner(site):

@@ -324,6 +324,7 @@ class _Sender:
         self._told = 0
         self._error: ProducerError | None = None  # the first one
         self._is_stopped = False  # an error would meet all later messages, too
+        self._is_whole = False  # nothing of the input is left
         # Messages sent together, with the number of the first one in the input.
         self._pending: deque[tuple[int, list[_Outcome]]] = deque()
 
@@ -336,6 +337,7 @@ class _Sender:
                 self._end()
                 raise CliError(f"{path}: {(error.strerror or '').lower()}") from error
             self._send([message])
+        self._is_whole = True
         self._end()
 
     def send_lines(
@@ -355,6 +357,7 @@ class _Sender:
                 break
             if not has_more(fd, _LINGER_MS):
                 self._flush()
+        self._is_whole = True
         self._end()
 
     def _read(self, fd: int, delimiter: bytes, told: int) -> Iterator[list[bytes]]:
@@ -413,7 +416,7 @@ class _Sender:
     def _raise(self) -> NoReturn:
         assert self._error is not None
         text = f"{self._topic}: {self._failed} of {self._sent} records not written"
-        if self._is_stopped:
+        if self._is_stopped and not self._is_whole:
             text += "; what follows them in the input was not sent"
         raise CliError(text, _exit_code(self._error))
 
