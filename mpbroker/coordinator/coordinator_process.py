@@ -11,6 +11,10 @@ GroupCommit.sync_at_once.
     append or sync fails   the log is lost: its groups or transactions are forgotten,
                            and clients get COORDINATOR_NOT_AVAILABLE
 
+A client whose requests have had more CPU time than those of all others waits for its
+turns while others wait (server/turns.py). So one client's long requests do not keep all
+groups waiting, on however many connections they come.
+
 A parked request (a JoinGroup or SyncGroup that waits for other members) keeps its slot,
 the place of one request in shared memory, and costs nothing else. Its wait ends when
 its client hangs up (waiting_calls.py).
@@ -49,9 +53,11 @@ from mpbroker.ipc.layout import (
     HANDLER_STEPS,
     HEADER,
     HEADER_PHASE,
+    SLOT_CONNECTION,
     HandlerCounter,
     Phase,
     handler_row,
+    slot_row,
 )
 from mpbroker.ipc.segment import Segment
 from mpbroker.network.connection_rows import connection_name, peer_address
@@ -60,6 +66,7 @@ from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.server.dispatcher import RequestDispatcher
 from mpbroker.server.quotas.client_quotas import ClientQuotas
 from mpbroker.server.request import CLOSE, Request
+from mpbroker.server.turns import LONG_NS, Turns
 
 if TYPE_CHECKING:
     from mpbroker.coordinator.shard_topic import ShardTopic
@@ -88,6 +95,14 @@ class Clock:
 
     def now_ms(self) -> int:
         return (time.monotonic_ns() + self._offset_ns) // 1_000_000
+
+
+class _LaterCall(NamedTuple):
+    """A request that waits for its turn: see Turns."""
+
+    client: int
+    slot: int
+    done: bool = False
 
 
 class RequestPort(NamedTuple):
@@ -144,6 +159,7 @@ class CoordinatorProcess:
         self._catch_up = catch_up
         self._quotas = quotas
         self._call: Call | None = None  # of the request that is being executed
+        self._turns = Turns[_LaterCall]()
         self._waiting = WaitingCalls(port.channel, self._out)
         syncs.durability.on_slot = self._waiting.end
         self._share = state.share.service
@@ -269,7 +285,7 @@ class CoordinatorProcess:
         self._words[self._row + HANDLER_STEPS] += 1  # for the supervisor's lease
         slots = self._lane.take(_MAX_BATCH, arm=False)
         self._work(slots)
-        if not slots:
+        if not slots and not self._turns:
             slots = self._lane.take(_MAX_BATCH, arm=True)
             if slots:
                 self._work(slots)
@@ -290,6 +306,8 @@ class CoordinatorProcess:
         self._syncs.commit.is_alone = alone
         if slots:
             self._execute_all(slots)
+        if self._turns:
+            self._take_turn(is_idle=not slots)
         if self._loading:
             self._loading.go_on(_LOAD_TURN_S)
         if self._is_draining:
@@ -366,15 +384,42 @@ class CoordinatorProcess:
     # -- requests ------------------------------------------------------------------
 
     def _execute_all(self, slots: list[int]) -> None:
-        words, row = self._words, self._row
+        words, row, turns = self._words, self._row, self._turns
         words[row + HANDLER_BUSY_SINCE] = time.monotonic_ns()
+        is_alone = len(slots) == 1 and not turns
         for slot in slots:
+            if turns.debts and not is_alone:
+                client = self._client_of(slot)
+                if turns.owes(client):
+                    # Nothing waits in this slot any more.
+                    self._waiting.executed(slot, None)
+                    turns.add(_LaterCall(client, slot))
+                    continue
             # Stored before the request is executed: if this process dies, the
             # supervisor finds here which request may have been the cause.
             words[row + HANDLER_BUSY_SLOT] = slot + 1
             self._execute(slot)
         words[row + HANDLER_BUSY_SLOT] = 0
         words[row + HANDLER_COUNTERS + HandlerCounter.REQUESTS] += len(slots)
+
+    def _client_of(self, slot: int) -> int:
+        return self._channel.client_of(self._words[slot_row(slot) + SLOT_CONNECTION])
+
+    def _take_turn(self, *, is_idle: bool) -> None:
+        """Execute a request that waits for its turn, if that has come.
+
+        If the broker stops, execute all of them.
+        """
+        words, row, turns = self._words, self._row, self._turns
+        is_last = self._is_draining
+        while (later := turns.take(is_idle=is_idle or is_last)) is not None:
+            began = words[row + HANDLER_BUSY_SINCE] = time.monotonic_ns()
+            words[row + HANDLER_BUSY_SLOT] = later.slot + 1
+            self._execute(later.slot)
+            words[row + HANDLER_BUSY_SLOT] = 0
+            turns.took(began)
+            if not is_last:
+                return
 
     def _execute(self, slot: int) -> None:
         received = self._channel.request(slot)
@@ -387,9 +432,12 @@ class CoordinatorProcess:
             self._channel.close_connection(slot)
             return
         self._call = None
-        started = time.monotonic_ns()
+        started, computed = time.monotonic_ns(), time.thread_time_ns()
         answer = self._dispatcher.dispatch(request)
         done = time.monotonic_ns()
+        if done - started > LONG_NS:
+            computed = time.thread_time_ns() - computed
+            self._turns.charge(self._client_of(slot), computed)
         if self._quotas is not None:
             self._quotas.charge_time(request, done - started)
         self._channel.note_wait(slot, done)

@@ -20,7 +20,7 @@ from mpbroker.ipc.masks import lowest_of
 from mpbroker.ipc.ring import NotificationRing, slot_notice
 from mpbroker.ipc.tables.partition_table import PartitionRow, PartitionTable
 from mpbroker.server.request import Request
-from mpbroker.server.turns import Turns
+from mpbroker.server.turns import DelayedTurn, Turns
 
 _NEVER: Final = 1 << 62
 
@@ -102,7 +102,7 @@ class Purgatory:
         self.size = self.fetches = 0
         self.on_bug: Callable[[DelayedOperation], None] | None = None
         self.must_end: Callable[[int], bool] = lambda slot: False
-        self.turns = Turns()
+        self.turns = Turns[DelayedTurn]()
 
     def watch(self, operation: DelayedOperation) -> None:
         """Keep a request, and try it again whenever one of its partitions changes.

@@ -8,10 +8,10 @@ other request waits, or others have been executed for as long as the last such r
 took. At least half of the handler's time is thus for the others.
 
 Of most requests nobody knows before how long they will take. So a client whose requests
-have had more of a handler's CPU time than those of all others together owes the others
-as much. If that is more than 100 ms, its further requests wait for their turns, too,
-while requests of others wait. The clients take turns. A client is an IPv4 address, or
-an IPv6 network of 64 bits.
+have had more CPU time of a process, a handler or the coordinator, than those of all
+others together owes the others as much. If that is more than 100 ms, its further
+requests wait for their turns, too, while requests of others wait. The clients take
+turns. A client is an IPv4 address, or an IPv6 network of 64 bits.
 
 It is CPU time, not time by the clock: where there are few CPUs for many processes, a
 handler does little in a second.
@@ -22,7 +22,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -42,11 +42,23 @@ _MOST_NS: Final = 30_000_000_000
 _MANY: Final = 1024
 
 
-class Turns:
-    """The requests of one handler process that wait for their turn.
+class Waiting(Protocol):
+    """A request that waits for its turn."""
 
-    Each is an operation in the purgatory, too, which ends its wait when the broker
-    stops, its client has hung up, or others need its slot.
+    @property
+    def client(self) -> int:
+        """A number for its client."""
+
+    @property
+    def done(self) -> bool:
+        """Whether it has been answered, and must not be executed any more."""
+
+
+T = TypeVar("T", bound=Waiting)
+
+
+class Turns(Generic[T]):
+    """The requests of one process that wait for their turn.
 
     Attributes:
         debts: by client, at which CPU time of this process its debt is over. Empty most
@@ -55,7 +67,7 @@ class Turns:
 
     def __init__(self) -> None:
         # By client, in the order of their turns; none is empty.
-        self._queues: OrderedDict[int, deque[DelayedTurn]] = OrderedDict()
+        self._queues: OrderedDict[int, deque[T]] = OrderedDict()
         self._next_ns = 0
         self.debts: dict[int, int] = {}
 
@@ -83,12 +95,12 @@ class Turns:
             self.debts.pop(client, None)
         return left > _ALLOWANCE_NS
 
-    def add(self, operation: DelayedTurn) -> None:
-        """Let an operation wait behind all others of its client."""
-        self._queues.setdefault(operation.client, deque()).append(operation)
+    def add(self, waiting: T) -> None:
+        """Let a request wait behind all others of its client."""
+        self._queues.setdefault(waiting.client, deque()).append(waiting)
 
-    def take(self, *, is_idle: bool) -> DelayedTurn | None:
-        """Return the operation whose turn it is now; None: it is no one's.
+    def take(self, *, is_idle: bool) -> T | None:
+        """Return the request whose turn it is now; None: it is no one's.
 
         Args:
             is_idle: whether no other request waits for this process.
@@ -98,11 +110,11 @@ class Turns:
         queues = self._queues
         while queues:
             client, queue = queues.popitem(last=False)
-            operation = queue.popleft()
+            waiting = queue.popleft()
             if queue:
                 queues[client] = queue
-            if not operation.done:
-                return operation
+            if not waiting.done:
+                return waiting
         return None
 
     def took(self, began_ns: int) -> None:
@@ -112,7 +124,10 @@ class Turns:
 
 
 class DelayedTurn:
-    """Keeps a request until its turn to compute for long; a DelayedOperation.
+    """Keeps a request of a handler until its turn to compute for long.
+
+    It is a DelayedOperation in the purgatory, too, which ends its wait when the broker
+    stops, its client has hung up, or others need its slot.
 
     Args:
         request: the request.

@@ -34,7 +34,7 @@ from mpbroker.coordinator.record_writer import Syncs
 from mpbroker.coordinator.shard_topic import ShardTopic
 from mpbroker.coordinator.timers import Timers
 from mpbroker.coordinator.versioned import versioned
-from mpbroker.ipc.layout import RowStatus
+from mpbroker.ipc.layout import HEADER, HEADER_PHASE, Phase, RowStatus
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.fields import Struct
 from mpbroker.protocol.message import Message
@@ -222,6 +222,31 @@ def test_a_record_with_an_impossible_value_is_skipped(stage: Stage) -> None:
     offsets = made.offsets.offsets("g")
     assert offsets is not None
     assert offsets.get("t", 0) == OffsetAndMetadata(5, -1, "", 1, -1)
+
+
+def test_requests_of_a_client_that_computed_for_long_come_after_those_of_others(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process, executed = stage.process, list[int]()
+    long_one, other = 1, 2
+    monkeypatch.setattr(process, "_execute", executed.append)
+    monkeypatch.setattr(
+        process, "_client_of", lambda slot: long_one if slot < 10 else other
+    )
+    process._work([1])
+    process._turns.charge(long_one, 10**12)
+    process._work([2])
+    assert executed == [1, 2]  # nobody else waits
+    process._work([3, 4, 5, 6, 10])
+    assert executed == [1, 2, 10, 3]
+    process._turns._next_ns = 1 << 62
+    process._work([11])
+    assert executed == [1, 2, 10, 3, 11]
+    process._work([])
+    assert executed == [1, 2, 10, 3, 11, 4]
+    process._words[HEADER + HEADER_PHASE] = Phase.DRAINING
+    process._work([])
+    assert executed == [1, 2, 10, 3, 11, 4, 5, 6]
 
 
 @pytest.mark.parametrize("name", ["groups", "transactions"])
