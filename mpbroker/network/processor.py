@@ -18,7 +18,8 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
 
 from mpbroker.base.logger import get_logger
 from mpbroker.base.named_tuple import NamedTuple
@@ -39,6 +40,7 @@ from mpbroker.ipc.layout import (
     PROCESSOR_COUNTERS,
     PROCESSOR_HANDED,
     PROCESSOR_INCARNATION,
+    PROCESSOR_READ_ON,
     PROCESSOR_READY,
     PROCESSOR_REGISTERED,
     SLOTS_PER_PROCESSOR,
@@ -70,7 +72,6 @@ from mpbroker.network.moves.arrivals import Arrivals, LateLock, NewConnection
 from mpbroker.network.moves.departures import ALL, Departures
 from mpbroker.network.moves.hand_over import HAND_OVER, HandOver, KeeperLink, Offers
 from mpbroker.network.moves.succession import Resumption
-from mpbroker.network.pipelining.pipelines import Pipelines
 from mpbroker.network.polls import Polls
 from mpbroker.network.request_channel import ProcessorEnd
 from mpbroker.network.request_reader import ReadResult, RequestReader
@@ -78,6 +79,9 @@ from mpbroker.network.response_sender import ResponseSender, SendResult
 from mpbroker.network.slow_clients import PATIENCE_NS
 from mpbroker.network.throttles import Throttles
 from mpbroker.network.waits import Waits
+
+if TYPE_CHECKING:
+    from mpbroker.network.pipelining.pipelines import Pipelines
 
 _LOG = get_logger(__name__)
 
@@ -202,14 +206,6 @@ class Processor:
             processor, self._words, self._requests, self._in_flight, parts.notices
         )
         self._connections.left_behind = self._waits.end
-        self._pipelines = Pipelines(
-            processor,
-            self._words,
-            arena.view,
-            self._reader,
-            self._rows,
-            self._in_flight,
-        )
         self._make_queues()
         self._costs = NetworkCosts(processor, control.words)
         self._polls = Polls(processor, control.words)
@@ -389,6 +385,10 @@ class Processor:
         self._offers.look(self._channels.values())
         self._departures.look()
         self._has_errands = self._offers.is_under_way or self._departures.is_under_way
+        if self._words[self._row + PROCESSOR_READ_ON]:
+            self._read_on()
+
+    def _read_on(self) -> None:
         for channel in self._pipelines.waiting():
             if self._may_read_behind() and not channel.closing:
                 self._pipelines.set_aside(channel)
@@ -849,6 +849,20 @@ class Processor:
             self._receive(channel)
 
     # -- connections with several requests in flight: pipelines.py ----------------
+
+    @cached_property
+    def _pipelines(self) -> "Pipelines":
+        # Only here: a broker without shared topics needs none of it.
+        from mpbroker.network.pipelining.pipelines import Pipelines
+
+        return Pipelines(
+            self._first_slot // SLOTS_PER_PROCESSOR,
+            self._words,
+            self._arena.view,
+            self._reader,
+            self._rows,
+            self._in_flight,
+        )
 
     def _may_read_behind(self) -> bool:
         return not (

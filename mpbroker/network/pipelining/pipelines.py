@@ -96,7 +96,7 @@ class Pipelines:
         self._first_slot = processor * SLOTS_PER_PROCESSOR
         self._used_word = processor_row(processor) + PROCESSOR_SLOTS_USED
         self._read_on_word = processor_row(processor) + PROCESSOR_READ_ON
-        self._seen = words[self._read_on_word]
+        self._seen = 0  # the word when it was looked at last
 
     def waiting(self) -> Iterator[Channel]:
         """Yield the connections whose last request waits, so that they are read on.
