@@ -187,7 +187,8 @@ def test_the_produce_command_counts_what_a_full_disk_refuses(
         subprocess.run(["mount", "-o", size, small_disk], check=True)
         with wire.Connection(address_of(broker)) as connection:
             stored = connection.read_all("full", 0)
-    assert 0 < len(stored) == sent - failed < len(lines)
+    # What timed out may be there all the same; what is not there was told.
+    assert 0 < sent - failed <= len(stored) < len(lines)
     assert [record.value for record in stored] == lines[: len(stored)]
     first = re.search(r"\(of numbers (\d+)-\d+ of the input\) not written", told[0])
     assert first and int(first[1]) == len(stored) + 1
