@@ -187,11 +187,14 @@ def test_the_produce_command_counts_what_a_full_disk_refuses(
         subprocess.run(["mount", "-o", size, small_disk], check=True)
         with wire.Connection(address_of(broker)) as connection:
             stored = connection.read_all("full", 0)
-    # What timed out may be there all the same; what is not there was told.
+    # What timed out may be there all the same, as a last batch that is smaller than
+    # those before it and found room. What is not there was told.
     assert 0 < sent - failed <= len(stored) < len(lines)
-    assert [record.value for record in stored] == lines[: len(stored)]
+    values = [record.value for record in stored]
+    assert values == sorted(set(values))
+    assert set(values) <= set(lines)
     first = re.search(r"\(of numbers (\d+)-\d+ of the input\) not written", told[0])
-    assert first and int(first[1]) == len(stored) + 1
+    assert first and int(first[1]) <= sent - failed + 1
 
 
 def test_an_idle_handler_gives_a_deleted_topics_space_back(tmp_path: Path) -> None:
