@@ -328,7 +328,9 @@ class Campaign:
         assert self._company is not None
         told = self._company.end()
         most_s = self._max_silence_s()
-        result = self.with_told("groups and transactions", Promises(), told, most_s)
+        # They may hear only now that the last stage has ended their connections.
+        promised = Promises(disconnects=self.results[-1].promises.disconnects)
+        result = self.with_told("groups and transactions", promised, told, most_s)
         self._company.close()
         self._company = None
         self.results.append(result)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.chaos.campaign import Campaign, Promises, table
+from tests.chaos.campaign import Campaign, Promises, Result, table
 from tests.chaos.company import MAX_SILENCE_S, Group, Notes, Told
 from tests.chaos.stalls import LOADED
 
@@ -90,6 +90,19 @@ def test_errors_break_a_stage_whose_connections_are_promised_to_last() -> None:
     )
     assert kept.broken == ["1 clients stuck", "2 errors; promised 0"]
     assert restarted.broken == ["1 clients stuck"]
+
+
+@pytest.mark.parametrize(
+    ("disconnects", "broken"), [(0, ["2 errors; promised 0"]), (None, [])]
+)
+def test_what_is_heard_after_the_last_stage_is_judged_as_in_it(disconnects, broken):
+    campaign = Campaign.__new__(Campaign)
+    campaign.results = [Result("stage", Promises(disconnects=disconnects))]
+    campaign._crowd = 1.0
+    told = Told(errors={"classic-2: _TRANSPORT": 2})
+    company = SimpleNamespace(end=lambda: told, close=lambda: None)
+    campaign._company = company  # type: ignore[assignment]
+    assert campaign.part().broken == broken
 
 
 @pytest.mark.parametrize("crowd", [1, 3])
