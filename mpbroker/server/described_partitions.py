@@ -7,7 +7,6 @@ partitions go offline or come back. Topics with equal epochs share one list.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Final, Protocol
 
 from mpbroker.metadata.topics import Topic
@@ -21,28 +20,7 @@ _MAX_TOPICS: Final = 20_000
 _OFFLINE: Final = -2
 
 
-def partitions_elsewhere(
-    topic: Topic, *, is_live: bool, offline: Collection[int]
-) -> list[MetadataResponsePartition]:
-    """Return the descriptions of partitions that another node of the cluster has.
-
-    They have no leader epoch, since only that node knows it.
-
-    Args:
-        topic: the topic.
-        is_live: whether that node is live. If not, the partitions have no leader and
-            the error LEADER_NOT_AVAILABLE.
-        offline: the numbers of the partitions for which the same is so, because their
-            log directory is not there.
-    """
-    place = [topic.leader]
-    return [
-        _described(index, place, UNDEFINED, is_live=is_live and index not in offline)
-        for index in range(len(topic.partitions))
-    ]
-
-
-def _described(
+def described_partition(
     index: int, place: list[int], epoch: int, *, is_live: bool
 ) -> MetadataResponsePartition:
     """Return a partition's description.
@@ -149,7 +127,7 @@ class DescribedPartitions:
         if known is None:
             node = [self._node_id]
             known = self._by_epochs[epochs] = [
-                _described(index, node, epoch, is_live=epoch != _OFFLINE)
+                described_partition(index, node, epoch, is_live=epoch != _OFFLINE)
                 for index, epoch in enumerate(epochs)
             ]
         return known

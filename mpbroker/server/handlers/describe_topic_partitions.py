@@ -9,7 +9,6 @@ DescribeTopicPartitionsRequestHandler.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Final
 
 from mpbroker.metadata.topic_names import is_legal_topic_name
@@ -22,8 +21,8 @@ from mpbroker.protocol.messages.describe_topic_partitions import (
     DescribeTopicPartitionsResponsePartition,
     DescribeTopicPartitionsResponseTopic,
 )
-from mpbroker.server.described_partitions import partitions_elsewhere
-from mpbroker.server.handler_context import Broker, HandlerContext
+from mpbroker.server.handler_context import HandlerContext
+from mpbroker.server.handlers.leaders import Leaders
 from mpbroker.server.handlers.metadata import TOPIC_OPERATIONS
 
 # Kafka's default of max.request.partition.size.limit.
@@ -39,7 +38,7 @@ def handle_describe_topic_partitions(
     2000.
     """
     registry = context.broker.registry
-    live = {each.node_id for each in context.other_nodes}
+    leaders = Leaders(context.broker, context.other_nodes)
     cursor = request.cursor
     first_name = cursor.topic_name if cursor is not None else ""
     wanted = {topic.name for topic in request.topics}
@@ -61,9 +60,7 @@ def handle_describe_topic_partitions(
         is_first = cursor is not None and name == first_name
         start = cursor.partition_index if cursor is not None and is_first else 0
         end = min(len(topic.partitions), start + left)
-        response.topics.append(
-            _describe(topic, range(start, end), context.broker, live)
-        )
+        response.topics.append(_describe(topic, range(start, end), leaders))
         if end < len(topic.partitions):
             response.next_cursor = Cursor(topic_name=name, partition_index=end)
             break
@@ -72,16 +69,9 @@ def handle_describe_topic_partitions(
 
 
 def _describe(
-    topic: Topic, indexes: range, broker: Broker, live: Collection[int]
+    topic: Topic, indexes: range, leaders: Leaders
 ) -> DescribeTopicPartitionsResponseTopic:
-    if broker.nodes is not None and topic.leader != broker.node_id:
-        known = partitions_elsewhere(
-            topic,
-            is_live=topic.leader in live,
-            offline=broker.nodes.offline().get(topic.topic_id, ()),
-        )
-    else:
-        known = broker.described.partitions(topic)
+    known = leaders.partitions(topic)
     return DescribeTopicPartitionsResponseTopic(
         error_code=ErrorCode.NONE,
         name=topic.name,

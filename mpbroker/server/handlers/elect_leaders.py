@@ -8,7 +8,7 @@ Source: Kafka protocol guide, "ElectLeaders"; ReplicationControlManager.electLea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from mpbroker.metadata.topics import Topic
@@ -20,6 +20,7 @@ from mpbroker.protocol.messages.elect_leaders import (
     ReplicaElectionResult,
 )
 from mpbroker.server.handler_context import HandlerContext
+from mpbroker.server.handlers.leaders import Leaders
 
 _PREFERRED: Final = 0
 _UNCLEAN: Final = 1
@@ -47,16 +48,8 @@ def handle_elect_leaders(
     if request.election_type not in (_PREFERRED, _UNCLEAN):
         response.error_code = ErrorCode.INVALID_REQUEST
         return response
-    broker, offline = context.broker, _OFFLINE[request.election_type]
-    registry, logs = broker.registry, broker.logs
-    live = {each.node_id for each in context.other_nodes}
-    elsewhere = {} if broker.nodes is None else broker.nodes.offline()
-
-    def is_offline(topic: Topic, index: int) -> bool:
-        if not logs.is_elsewhere(topic):
-            return logs.is_offline(topic, index)
-        return topic.leader not in live or index in elsewhere.get(topic.topic_id, ())
-
+    registry, offline = context.broker.registry, _OFFLINE[request.election_type]
+    leaders = Leaders(context.broker, context.other_nodes)
     asked: list[tuple[str, Sequence[int]]]
     if request.topic_partitions is None:
         asked = [(each.name, range(len(each.partitions))) for each in registry.topics()]
@@ -64,9 +57,7 @@ def handle_elect_leaders(
         asked = [(each.topic, each.partitions) for each in request.topic_partitions]
     for name, indexes in asked:
         topic = registry.topic(name)
-        results = [
-            _outcome(name, topic, index, is_offline, offline) for index in indexes
-        ]
+        results = [_outcome(name, topic, index, leaders, offline) for index in indexes]
         if request.topic_partitions is None:
             results = [
                 each
@@ -85,7 +76,7 @@ def _outcome(
     name: str,
     topic: Topic | None,
     index: int,
-    is_offline: Callable[[Topic, int], bool],
+    leaders: Leaders,
     offline: tuple[ErrorCode, str],
 ) -> PartitionResult:
     """Return the answer for a partition.
@@ -94,7 +85,7 @@ def _outcome(
         name: the topic's name.
         topic: the topic; None: there is none.
         index: the partition number.
-        is_offline: returns whether a partition has no leader.
+        leaders: tells whether a partition has a leader.
         offline: error and message for a partition that is offline.
     """
     if topic is None:
@@ -105,7 +96,7 @@ def _outcome(
     elif not 0 <= index < len(topic.partitions):
         error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         message = f"No such partition as {name}-{index}"
-    elif is_offline(topic, index):
+    elif not leaders.has_leader(topic, index):
         error, message = offline
     else:
         error = ErrorCode.ELECTION_NOT_NEEDED

@@ -9,7 +9,7 @@ Source: Kafka protocol guide, "Metadata"; KafkaApis.handleTopicMetadataRequest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -30,8 +30,8 @@ from mpbroker.protocol.messages.metadata import (
     MetadataResponseBroker,
     MetadataResponseTopic,
 )
-from mpbroker.server.described_partitions import partitions_elsewhere
 from mpbroker.server.handler_context import Broker, HandlerContext
+from mpbroker.server.handlers.leaders import Leaders
 
 # Without an authorizer all operations are allowed: a bit for each operation of the
 # resource type.
@@ -45,12 +45,7 @@ def handle_metadata(
     """Answer with the live nodes, their addresses for the client, and the topics."""
     broker, version = context.broker, context.version
     registry, others = broker.registry, context.other_nodes
-    describe = partial(
-        _describe,
-        broker=broker,
-        live={each[0] for each in others},
-        offline={} if broker.nodes is None else broker.nodes.offline(),
-    )
+    describe = partial(_describe, leaders=Leaders(broker, others))
     wanted = request.topics
     found: Sequence[Topic | None]
     if wanted is None or (version == 0 and not wanted):
@@ -209,24 +204,11 @@ def _create_missing(
     return refusals
 
 
-def _describe(
-    topic: Topic,
-    broker: Broker,
-    live: Collection[int],
-    offline: Mapping[bytes, Collection[int]],
-) -> MetadataResponseTopic:
-    if broker.nodes is None or topic.leader == broker.node_id:
-        partitions = broker.described.partitions(topic)
-    else:
-        partitions = partitions_elsewhere(
-            topic,
-            is_live=topic.leader in live,
-            offline=offline.get(topic.topic_id, ()),
-        )
+def _describe(topic: Topic, leaders: Leaders) -> MetadataResponseTopic:
     return MetadataResponseTopic(
         error_code=ErrorCode.NONE,
         name=topic.name,
         topic_id=topic.topic_id,
         is_internal=topic.is_internal,
-        partitions=partitions,
+        partitions=leaders.partitions(topic),
     )
