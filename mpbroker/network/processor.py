@@ -519,19 +519,14 @@ class Processor:
         if self._waiting and channel.slot < 0 and not (stays or has_turn):
             self._wait_for_slot(channel)
             return
-        channel.active_ns = self._now
-        try:
-            result = self._reader.read(channel)
-        except FrameLengthError as error:
-            self._close_for(channel, error)
-            return
+        result = self._read(channel)
         if result == ReadResult.WHOLE:
             self._publish(channel)
         elif result == ReadResult.DRAINED:
             self._reader.rest(channel)
         elif result == ReadResult.CLOSED:
             self._connections.close(channel, ProcessorCounter.CLOSED_BY_PEER)
-        else:
+        elif result is not None:
             self._starve(channel)
 
     def _publish(self, channel: Channel) -> None:
@@ -555,9 +550,15 @@ class Processor:
         words[row + ProcessorCounter.REQUESTS] += 1
         words[row + ProcessorCounter.BYTES_IN] += length + _SIZE_BYTES
 
-    def _close_for(self, channel: Channel, error: FrameLengthError) -> None:
-        _LOG.info("%s: closed: %s", self._rows.name(channel.connection), error)
-        self._connections.close(channel, ProcessorCounter.CLOSED_BAD_FRAME)
+    def _read(self, channel: Channel) -> ReadResult | None:
+        """Read more of a channel's request; None: it is closed, the length is bad."""
+        channel.active_ns = self._now
+        try:
+            return self._reader.read(channel)
+        except FrameLengthError as error:
+            _LOG.info("%s: closed: %s", self._rows.name(channel.connection), error)
+            self._connections.close(channel, ProcessorCounter.CLOSED_BAD_FRAME)
+            return None
 
     def _starve(self, channel: Channel) -> None:
         """Let a channel wait in a queue for a slot, or for memory (an extent).
@@ -887,16 +888,11 @@ class Processor:
         if not (channel.spilled or pipeline.is_noted or self._has_bytes(channel)):
             return
         self._pipelines.note(channel, self._now)
-        channel.active_ns = self._now
-        try:
-            result = self._reader.read(channel)
-        except FrameLengthError as error:
-            self._close_for(channel, error)
-            return
+        result = self._read(channel)
         if result == ReadResult.WHOLE and self._pipelines.is_produce(channel):
             self._publish(channel)
             self._pipelines.published(channel)
-        elif result != ReadResult.DRAINED:
+        elif result not in (None, ReadResult.DRAINED):
             pipeline.has_stopped = True
 
     def _has_bytes(self, channel: Channel) -> bool:
