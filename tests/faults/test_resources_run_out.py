@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import resource
-import shutil
 import signal
 import socket
 import subprocess
@@ -23,33 +22,18 @@ from tests.exporter.asking import METRICS, get
 from tests.faults.test_kill_one_process import wait_until
 from tests.faults.test_kill_the_whole_tree import address_of
 from tests.support.broker import Broker
+from tests.support.own_disk import resize, small_disk
 
 KAFKA_STORAGE_ERROR = 56
 SMALL_DISK_BYTES = 48 << 20
 VALUE = bytes(200_000)
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+@pytest.fixture(name="small_disk")
+def small_disk_fixture(tmp_path: Path) -> Iterator[Path]:
     """A file system of SMALL_DISK_BYTES."""
-    path = tmp_path / "small"
-    path.mkdir()
-    command = [
-        "mount",
-        "-t",
-        "tmpfs",
-        "-o",
-        f"size={SMALL_DISK_BYTES}",
-        "none",
-        str(path),
-    ]
-    if os.geteuid() or shutil.which("mount") is None:
-        pytest.skip("only root can mount a small disk")
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"cannot mount a small disk: {done.stderr.strip()}")
-    yield path
-    subprocess.run(["umount", "-l", path], check=True)
+    with small_disk(tmp_path / "small", SMALL_DISK_BYTES) as path:
+        yield path
 
 
 def produce_until_refused(
@@ -79,8 +63,7 @@ def test_a_full_disk_loses_nothing_and_stops_nobody(small_disk: Path) -> None:
             connection.ask(wire.api_versions())
             connection.ask(wire.metadata(["full"]))
         assert pids <= broker.processes().keys()  # the last may have come late
-    size = f"remount,size={4 * SMALL_DISK_BYTES}"
-    subprocess.run(["mount", "-o", size, small_disk], check=True)
+    resize(small_disk, 4 * SMALL_DISK_BYTES)
     with (
         Broker(data, {"log.segment.bytes": 16 << 20}) as broker,
         wire.Connection(address_of(broker)) as connection,
@@ -147,8 +130,7 @@ def test_a_full_disk_is_told_once_and_so_is_its_room(small_disk: Path) -> None:
             )
             shown = f'mpbroker_log_directory_full{{log_dir="{data}"}}'
             assert f"{shown} 1" in get(broker, "metrics")[1]
-            size = f"remount,size={4 * SMALL_DISK_BYTES}"
-            subprocess.run(["mount", "-o", size, small_disk], check=True)
+            resize(small_disk, 4 * SMALL_DISK_BYTES)
             answer = wire.parse_produce(connection.ask(request))
             assert answer.error_code == wire.ERROR_NONE
         wait_until("the room is told", lambda: is_logged(broker, "has room again"))
@@ -183,8 +165,7 @@ def test_the_produce_command_counts_what_a_full_disk_refuses(
         assert found, done.stderr
         failed, sent = int(found[1]), int(found[2])
         assert sent == len(lines) or found[3]
-        size = f"remount,size={4 * SMALL_DISK_BYTES}"
-        subprocess.run(["mount", "-o", size, small_disk], check=True)
+        resize(small_disk, 4 * SMALL_DISK_BYTES)
         with wire.Connection(address_of(broker)) as connection:
             stored = connection.read_all("full", 0)
     # What timed out may be there all the same, as a last batch that is smaller than

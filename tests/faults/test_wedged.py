@@ -21,7 +21,7 @@ from tests.faults.producers import Ledger
 from tests.faults.test_kill_one_process import has_progressed, wait_until
 from tests.faults.test_kill_the_whole_tree import address_of, producers_for
 from tests.support.broker import Broker
-from tests.support.frozen_disk import freezable_disk, frozen
+from tests.support.own_disk import freezable_disk, frozen
 
 TOPIC = "wedged"
 

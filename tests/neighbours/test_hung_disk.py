@@ -19,7 +19,7 @@ from tests.faults.test_kill_the_whole_tree import address_of
 from tests.neighbours.clients import LONGEST_WAIT_S, Client
 from tests.support.broker import Broker
 from tests.support.children import wait_until
-from tests.support.frozen_disk import freezable_disk, frozen
+from tests.support.own_disk import freezable_disk, frozen
 from tests.support.patience import LONGEST_S
 
 HANDLERS: Final = 4
