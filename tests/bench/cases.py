@@ -93,6 +93,8 @@ UNITS: Final[Mapping[str, Unit]] = {
     "pss_mib": Unit("MiB PSS", 1),
     "idle_cpu_percent": Unit("% CPU", 3),
     "kib_per_connection": Unit("KiB/conn", 2),
+    "kib_per_topic": Unit("KiB/topic", 2),
+    "kept_kib_per_topic": Unit("KiB/topic once deleted", 2),
     "cpu_ratio": Unit("x CPU", 2),
     "rate_ratio": Unit("x rate", 2),
     "bare_cpu_us": Unit("us CPU bare", 1),

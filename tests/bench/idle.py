@@ -16,6 +16,7 @@ IDLE_CONNECTIONS: Final = 2000
 MANY_CONNECTIONS: Final = 10_000
 SETTLE_S: Final = 1.0
 STARTED_S: Final = 5.0  # the housekeeper and the coordinator start after readiness
+TOPICS: Final = 10_000  # as many as one request may make
 MIB: Final = 1 << 20
 
 
@@ -80,6 +81,29 @@ def _reset(connection: wire.Connection) -> None:
     connection.close()
 
 
+def _topics(context: Context) -> dict[str, float]:
+    """Measure what topics take, and what is left of that when they are deleted."""
+    with context.source.broker() as broker, broker.connect() as connection:
+
+        def settled() -> int:
+            time.sleep(STARTED_S)  # all processes have read the metadata log by then
+            return broker.tree.pss_bytes()
+
+        connection.create_topic("another")
+        before = settled()
+        names = [f"topic-{number}" for number in range(TOPICS)]
+        connection.ask(wire.create_topics(names))
+        connection.end_offset(names[-1], 0)
+        made = settled()
+        connection.ask(wire.delete_topics(names))
+        deleted = settled()
+    return {
+        "kib_per_topic": (made - before) / TOPICS / 1024,
+        "kept_kib_per_topic": (deleted - before) / TOPICS / 1024,
+        "pss_mib": deleted / MIB,
+    }
+
+
 CASES: Final = [
     Case("start/first-answer", _first_answer, starts_brokers=True),
     Case("idle/memory", _memory, starts_brokers=True),
@@ -89,4 +113,5 @@ CASES: Final = [
         partial(_connections, count=MANY_CONNECTIONS),
         starts_brokers=True,
     ),
+    Case("idle/10000-topics", _topics, starts_brokers=True),
 ]
