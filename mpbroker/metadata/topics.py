@@ -10,10 +10,10 @@ or differently.
 
 Each partition has a row, its entry in the shared partition table. Row numbers follow
 from the log alone, so that they are the same in every process. A partition gets the
-next row that has never been used, or the row that its record names: when there is no
-new row left, the rows of deleted topics are used again, in the order of their deletion.
-That has to wait until every process has seen the deletion and uses the row no longer
-(ipc/tables/row_users.py).
+row that its record names: those of deleted topics are used again, in the order of their
+deletion, as soon as every process has seen the deletion and uses the row no longer
+(ipc/tables/row_users.py). Otherwise it gets the next row that has never been used: each
+of these takes a KiB of shared memory.
 
 A snapshot that a running broker makes has the rows of all partitions, and the rows of
 deleted ones in their order, so that a process which begins with the snapshot gives the
@@ -1111,20 +1111,18 @@ class _NewRows:
             The row; and what the partition's record says: the row again if a deleted
             partition had it, None if no partition has used it.
         """
-        registry, number = self._registry, self._taken
+        number = self._taken
         self._taken += 1
-        if number < self._new:
-            return self._first_new + number, None
-        row = registry._deleted_rows[number - self._new]
-        return row, row
+        if number < self._reusable:
+            row = self._registry._deleted_rows[number]
+            return row, row
+        return self._first_new + number - self._reusable, None
 
     @property
     def has_row_left(self) -> bool:
         """Whether the table has a row for the next partition, above the limit maybe."""
-        if self._new <= self._taken < self._new + self._reusable:
-            return True
-        fresh = self._taken if self._taken < self._new else self._taken - self._reusable
-        return self._first_new + fresh < MAX_PARTITIONS
+        fresh = max(0, self._taken - self._reusable)
+        return self._taken < self._reusable or self._first_new + fresh < MAX_PARTITIONS
 
     def placed(self, record: MetadataRecord) -> MetadataRecord:
         """Take a row of the partition table for a record's partition.
@@ -1133,7 +1131,7 @@ class _NewRows:
 
         If a deleted partition had the row, the returned record names it.
         """
-        if not self._new <= self._taken < self._new + self._reusable:
+        if self._taken >= self._reusable:
             self._taken += 1
             return record
         return {**record, "row": self.take()[1]}

@@ -79,7 +79,7 @@ def test_a_topic_is_found_by_name_id_partition_and_row(tmp_path):
         assert absent is None
 
 
-def test_rows_of_deleted_topics_are_not_used_while_there_are_new_ones(tmp_path):
+def test_rows_of_deleted_topics_are_not_used_before_all_have_let_go(tmp_path):
     one = start(tmp_path)
     one.create_topic("a", 2)
     one.delete_topic("a")
@@ -394,6 +394,17 @@ def test_rows_are_used_again_when_all_have_let_go_of_them(tmp_path):
     assert one.partition_by_row_id(one.row_id(1)) == one.partition_by_row(1)
     # Every process that reads the log later gives the same rows.
     assert contents(start(tmp_path, capacity=6)) == contents(one)
+
+
+def test_rows_of_deleted_topics_are_used_before_new_ones(tmp_path):
+    rows = Rows()
+    one = start(tmp_path, hooks=rows.hooks)
+    one.create_topic("first", 2)
+    one.delete_topic("first")
+    rows.passed = one.version
+    assert one.create_topic("second", 3).partitions == [0, 1, 2]
+    assert rows.made == [0, 1, 0, -1, 2]
+    assert contents(start(tmp_path)) == contents(one)
 
 
 def test_a_start_with_fewer_partitions_than_there_were_uses_no_row_beyond(tmp_path):
