@@ -221,9 +221,12 @@ class Broker:
         """
         if self._process is None:
             return
+        supervisor = self._process.pid
         # A killed parent's child may have been forked before it died: look again.
-        while session := session_processes(self._process.pid):
-            for pid in session:
+        while session := session_processes(supervisor):
+            # The supervisor first: it would record the others' deaths, and replace
+            # them. Its pid is not the lowest where the machine's pids began anew.
+            for pid in sorted(session, key=lambda each: each != supervisor):
                 _kill_and_wait(pid)
         self._process.wait()
         self._process = None
