@@ -1,4 +1,4 @@
-"""Define errors that several packages of the server raise."""
+"""Define errors that several modules of the server raise or answer with."""
 
 from mpbroker.base.errors import MpbrokerError
 from mpbroker.protocol.error_code import ErrorCode
@@ -16,3 +16,26 @@ class AuthorizerError(MpbrokerError):
 def invalid_request(message: str) -> ApiError:
     """Return the ApiError INVALID_REQUEST; its message is for the client."""
     return ApiError(ErrorCode.INVALID_REQUEST, message)
+
+
+def voter_refusal(
+    asked: str | None, cluster_id: str, change: str
+) -> tuple[ErrorCode, str]:
+    """Return the error code and the message that refuse to change the voters.
+
+    Args:
+        asked: the cluster id of the request; None: the request names none.
+        cluster_id: this cluster's id.
+        change: what the request wants, for example "adding voter".
+    """
+    if asked is not None and asked != cluster_id:
+        return (
+            ErrorCode.INCONSISTENT_CLUSTER_ID,
+            f"The cluster id of the request is {asked}, and this cluster's is"
+            f" {cluster_id}",
+        )
+    return (
+        ErrorCode.UNSUPPORTED_VERSION,
+        f"Cluster doesn't support {change} because the kraft.version feature is 0:"
+        " mpbroker is a single node, which keeps the metadata log alone",
+    )

@@ -62,8 +62,8 @@ BEFORE_THE_FORK = """
     server.described_partitions server.dispatcher server.fetch.core_fetches
     server.fetch.fetch_handler server.fetch.fetch_service server.fetch.fetch_session
     server.group_commit server.handler_context server.handlers.api_versions
-    server.handlers.leaders server.handlers.metadata server.host_lookups
-    server.intent server.message_apis
+    server.handlers.metadata server.host_lookups server.intent server.leaders
+    server.message_apis
     server.produce.core_produces server.produce.produce_handler
     server.produce.produce_service server.produce_transactions server.purgatory
     server.quotas.client_quotas server.repeated.repeatable

@@ -9,8 +9,8 @@ from mpbroker.protocol.messages.add_raft_voter import (
     AddRaftVoterRequest,
     AddRaftVoterResponse,
 )
+from mpbroker.server.errors import voter_refusal
 from mpbroker.server.handler_context import HandlerContext
-from mpbroker.server.voters import voter_refusal
 
 
 def handle_add_raft_voter(

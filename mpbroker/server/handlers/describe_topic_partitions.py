@@ -22,8 +22,8 @@ from mpbroker.protocol.messages.describe_topic_partitions import (
     DescribeTopicPartitionsResponseTopic,
 )
 from mpbroker.server.handler_context import HandlerContext
-from mpbroker.server.handlers.leaders import Leaders
 from mpbroker.server.handlers.metadata import TOPIC_OPERATIONS
+from mpbroker.server.leaders import Leaders
 
 # Kafka's default of max.request.partition.size.limit.
 MAX_PARTITIONS_PER_PAGE: Final = 2000

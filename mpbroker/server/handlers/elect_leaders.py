@@ -20,7 +20,7 @@ from mpbroker.protocol.messages.elect_leaders import (
     ReplicaElectionResult,
 )
 from mpbroker.server.handler_context import HandlerContext
-from mpbroker.server.handlers.leaders import Leaders
+from mpbroker.server.leaders import Leaders
 
 _PREFERRED: Final = 0
 _UNCLEAN: Final = 1

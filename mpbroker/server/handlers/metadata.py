@@ -31,7 +31,7 @@ from mpbroker.protocol.messages.metadata import (
     MetadataResponseTopic,
 )
 from mpbroker.server.handler_context import Broker, HandlerContext
-from mpbroker.server.handlers.leaders import Leaders
+from mpbroker.server.leaders import Leaders
 
 # Without an authorizer all operations are allowed: a bit for each operation of the
 # resource type.

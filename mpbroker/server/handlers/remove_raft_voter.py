@@ -9,8 +9,8 @@ from mpbroker.protocol.messages.remove_raft_voter import (
     RemoveRaftVoterRequest,
     RemoveRaftVoterResponse,
 )
+from mpbroker.server.errors import voter_refusal
 from mpbroker.server.handler_context import HandlerContext
-from mpbroker.server.voters import voter_refusal
 
 
 def handle_remove_raft_voter(
